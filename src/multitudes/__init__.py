@@ -1,0 +1,23 @@
+"""multitudes: any network as an efficient ensemble, with uncertainty to trust."""
+
+from multitudes.check import Check as Check
+from multitudes.check import check as check
+from multitudes.convert import ensemble as ensemble
+from multitudes.convert import plan as plan
+from multitudes.cost import Cost as Cost
+from multitudes.cost import cost as cost
+from multitudes.ensemble import Ensemble as Ensemble
+from multitudes.errors import CheckError as CheckError
+from multitudes.errors import ConversionError as ConversionError
+from multitudes.errors import FileError as FileError
+from multitudes.errors import InputError as InputError
+from multitudes.errors import MultitudesError as MultitudesError
+from multitudes.errors import RunError as RunError
+from multitudes.files import load as load
+from multitudes.files import save as save
+from multitudes.inputs import Inputs as Inputs
+from multitudes.method import Method as Method
+from multitudes.methods import *  # noqa: F403
+from multitudes.plan import Plan as Plan
+
+__version__ = "0.1.0"

@@ -1,0 +1,66 @@
+"""Bad input is answered before any work, with what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from multitudes.engine.state import named_tensors
+from multitudes.errors import InputError
+from multitudes.inputs import BatchAxis, Inputs, rows, tile_rows
+from multitudes.method import Method, names_matching
+
+
+def check_method(model: Any, method: Any) -> None:
+    """Refuses what is no model, no factory or no method."""
+    if isinstance(method, type) and issubclass(method, Method):
+        raise InputError(f"give the method's settings, not its class: {method.__name__}()")
+    if not isinstance(method, Method):
+        known = ", ".join(kind.__name__ for kind in Method.all())
+        raise InputError(f"{method!r} is not a method; there are {known}")
+    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
+        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
+
+
+def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
+    """Refuses settings of the conversion that mean nothing."""
+    if start not in ("fresh", "copies"):
+        raise InputError(f"start={start!r}: say 'fresh' or 'copies'")
+    if isinstance(keep, str):
+        raise InputError(f"keep={keep!r}: give a list of globs, keep=[{keep!r}]")
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise InputError(f"chunk={chunk!r}: at least one member must be run at once")
+
+
+def check_names(model: nn.Module, method: Method, keep: Sequence[str], at: Mapping[str, Method] | None) -> None:
+    """Refuses a model without parameters, and entries of keep= and at= that match nothing or say nothing."""
+    if not any(True for _ in model.parameters()):
+        raise InputError(f"{type(model).__name__} has no parameters, so there is nothing that members could differ in")
+    names = [name for name, _ in model.named_modules()]
+    names_matching(names, list(keep), "keep=")
+    names_matching(names, list(at or {}), "at=")
+    for glob, other in (at or {}).items():
+        if type(other) is not type(method) or other.members != method.members:
+            raise InputError(f"at={{{glob!r}: {other}}} must be a {type(method).__name__} with members={method.members}")
+        if other != method:
+            raise InputError(f"{type(method).__name__} has no settings that differ by layer: at={{{glob!r}: {other}}}")
+
+
+def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis) -> Inputs:
+    """The example as a call of the model, with at least two rows."""
+    inputs = Inputs.of(example)
+    if not inputs.tensors():
+        raise InputError(f"the example {example!r} holds no tensor; give one input of the model, with its batch axis")
+    for tensor in inputs.tensors():
+        if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
+            raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input")
+    count = rows(inputs, batch_axis)
+    if count == 0:
+        raise InputError(f"the example {inputs} has no rows")
+    places = {tensor.device.type for _, tensor in named_tensors(model)}
+    others = {tensor.device.type for tensor in inputs.tensors()} - places
+    if len(places) == 1 and others:
+        raise InputError(f"the model is on {places.pop()}, the example on {others.pop()}")
+    return inputs if count > 1 else tile_rows(inputs, batch_axis, 2)

@@ -1,0 +1,185 @@
+"""check: the laws that make an ensemble right, proved on an example.
+
+members      ``ens(x)[m]`` is what ``ens.member(m)`` gives, values and gradients, at two batch sizes
+independent  what belongs to one member changes nothing in another: no gradient from one to the other's tensors, no NaN
+             that spreads, no change when one is perturbed (a gradient alone misses half of the leaks)
+executors    the proven executors agree with the loop: values, gradients, buffers
+neutral      after conversion: with neutral settings the ensemble is the base model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from multitudes import tree
+from multitudes.engine import EXECUTORS, MODES
+from multitudes.engine.state import Engine, bake, named_tensors
+from multitudes.engine.outcome import (
+    Outcome,
+    aside,
+    close,
+    copied,
+    difference,
+    fresh_inputs,
+    gradients_of,
+    precise,
+    run,
+    run_plain,
+    run_reference,
+    undone,
+)
+from multitudes.engine.trial import few_members
+from multitudes.ensemble import Ensemble
+from multitudes.errors import CheckError, ConversionError
+from multitudes.inputs import Inputs, rows, take_rows
+from multitudes.plan import rendered
+
+if TYPE_CHECKING:
+    from multitudes.draft import Draft
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law that was tried, and where it does not hold."""
+
+    name: str
+    where: str
+    broken: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """All laws that were tried; printed as a table."""
+
+    laws: tuple[Law, ...]
+
+    def __str__(self) -> str:
+        from rich.table import Table
+
+        table = Table("law", "tried", "result")
+        for law in self.laws:
+            table.add_row(law.name, law.where, law.broken or "holds")
+        return rendered([table])
+
+
+@aside()
+def check(ensemble: Ensemble, x: Any) -> Check:
+    """Proves the laws for this ensemble on `x`, on copies; raises CheckError with all that are broken."""
+    engine, inputs = precise(ensemble.engine, Inputs.of(x))
+    laws = tuple(_laws(engine, inputs))
+    broken = [law for law in laws if law.broken]
+    if broken:
+        lines = [f"  {law.name:<12} {law.where}: {law.broken}" for law in broken]
+        raise CheckError(f"{ensemble.method} breaks {len(broken)} law(s):\n" + "\n".join(lines))
+    return Check(laws)
+
+
+def self_check(ensemble: Ensemble, begun: Draft) -> None:
+    """What conversion proves of its own work, on a few members; a broken law is a refusal."""
+    engine, inputs = precise(few_members(ensemble.engine, begun.trial_members), begun.inputs)
+    laws = [*_neutral(begun), *_members(engine, inputs), *_independent(engine, inputs, ("loop",))]
+    broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
+    if broken:
+        kind = type(begun.model).__name__
+        raise ConversionError(f"{kind} cannot be run as {ensemble.method}, since a law does not hold:\n" + "\n".join(broken))
+
+
+def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
+    yield from _members(engine, inputs)
+    one = take_rows(inputs, engine.batch_axis, torch.zeros(1, dtype=torch.long))
+    if rows(inputs, engine.batch_axis) != 1:
+        yield from _members(engine, one)
+    yield from _independent(engine, inputs, engine.proven["eval"])
+    yield from _executors(engine, inputs)
+
+
+def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
+    """Each member of the loop against the plain module, values and gradients, in eval mode."""
+    parameters = dict(engine.template.named_parameters())
+    with undone(engine.template, "eval"), torch.enable_grad():
+        outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))
+    where = f"{rows(inputs, engine.batch_axis)} rows"
+    broken = leak = None
+    for m in range(engine.members):
+        own = {n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned}
+        expected = run_plain(bake(engine.template, own), inputs)
+        mine = tree.take(outputs, m)
+        gradients = gradients_of(mine, parameters)
+        found = {n: g[m] if n in engine.owned else g for n, g in gradients.items()}
+        odd = difference(Outcome([t.detach() for t in tree.tensors(mine)], found, expected.buffers), expected)
+        broken = broken or (odd and f"member {m}: {odd} from the plain module's")
+        for n, g in gradients.items():
+            if n in engine.owned and any(bool(g[j].any()) for j in range(engine.members) if j != m):
+                leak = leak or f"the output of member {m} has a gradient in another member's {n}"
+    yield Law("members", where, broken)
+    yield Law("independent", f"gradients, {where}", leak)
+
+
+def _independent(engine: Engine, inputs: Inputs, executors: tuple[str, ...]) -> Iterator[Law]:
+    """Member 0's tensors made NaN, then shifted a little: the others must stay as they are, to the last bit."""
+    if engine.members < 2 or not engine.owned:
+        return
+    for mode in MODES:
+        if mode == "train" and engine.traits.coupled:
+            continue  # BatchNorm shared over members couples them on purpose
+        for name in executors:
+            if name not in engine.proven[mode]:
+                continue
+            try:
+                with undone(engine.template, mode), torch.no_grad():
+                    before = tree.tensors(EXECUTORS[name](engine, fresh_inputs(inputs)))
+            except Exception:  # the base model does not run in this mode
+                continue
+            for how in ("NaN", "perturbation"):
+                yield Law("independent", f"{how}, {name}, {mode}", _spreads(engine, inputs, mode, name, how, before))
+
+
+def _spreads(engine: Engine, inputs: Inputs, mode: str, name: str, how: str, before: list[Tensor]) -> str | None:
+    own = {}
+    for n, t in named_tensors(engine.template):
+        if n in engine.owned and (t.is_floating_point() or t.is_complex()):
+            own[n] = t.detach().clone()
+            own[n][0] = own[n][0] * 1.01 + 0.01 if how == "perturbation" else float("nan")
+    touched = replace(engine, template=bake(engine.template, own))
+    try:
+        with undone(touched.template, mode), torch.no_grad():
+            after = tree.tensors(EXECUTORS[name](touched, fresh_inputs(inputs)))
+    except Exception:
+        return None if how == "NaN" else "the model fails when a member's weights change a little"
+    for a, b in zip(after, before, strict=True):
+        if not torch.equal(a[1:], b[1:]):
+            return "what is done to member 0 changes another member's output"
+    return None
+
+
+def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
+    for mode in MODES:
+        others = [n for n in engine.proven[mode] if n != "loop" and not (mode == "train" and engine.traits.coupled)]
+        if not others:
+            continue
+        expected = run_reference(engine, inputs, mode)
+        for name in others if not expected.random else ():  # of a random forward the trial compares what can be compared
+            odd = difference(run(EXECUTORS[name], engine, inputs, mode), expected)
+            yield Law("executors", f"{name}, {mode}", odd and f"{odd} from the loop's")
+
+
+def _neutral(begun: Draft) -> Iterator[Law]:
+    """Copies under neutral settings against the model given."""
+    neutral = replace(begun, method=begun.method.neutral(), start="copies")
+    engine, inputs = precise(neutral.stack(neutral.method.members), begun.inputs)
+    dtypes = {tensor.dtype for _, tensor in named_tensors(engine.template)}
+    base = copied(begun.model, torch.float64 if torch.float64 in dtypes else None)
+    for part in base.modules():
+        if isinstance(part, _DropoutNd):
+            part.p = 0.0
+    expected = run_plain(base, inputs).values
+    with undone(engine.template, "eval"), torch.no_grad():
+        outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))
+    same = all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))
+    yield Law("neutral", "copies", None if same else "the ensemble does not give the base model's output")

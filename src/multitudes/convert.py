@@ -1,0 +1,173 @@
+"""plan and ensemble: a model, a method and an example become an ensemble, or a list of everything that stands against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from multitudes.check import self_check
+from multitudes.cost import multiply_adds, saved_numbers
+from multitudes.draft import Draft, Factory, draft
+from multitudes.engine.loop import run_loop
+from multitudes.engine.outcome import aside
+from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
+from multitudes.engine.trial import few_members, pick, settle
+from multitudes.ensemble import Ensemble
+from multitudes.errors import ConversionError, InputError
+from multitudes.inputs import BatchAxis
+from multitudes.method import Method
+from multitudes.plan import Counts, Plan
+from multitudes.tasks import checked
+
+
+@aside()
+def plan(
+    model: nn.Module | Factory,
+    method: Method,
+    example: Any,
+    *,
+    keep: Sequence[str] = (),
+    at: Mapping[str, Method] | None = None,
+    seed: int | None = None,
+    start: str = "fresh",
+    batch_axis: BatchAxis = 0,
+    chunk: int | None = None,
+) -> Plan:
+    """A dry run of `ensemble` with the same arguments: every module as converted, shared or refused, and what it costs."""
+    options = {"keep": keep, "at": at, "seed": seed, "start": start, "batch_axis": batch_axis, "chunk": chunk}
+    begun = draft(model, method, example, **options)  # type: ignore[arg-type]
+    return begun.plan if begun.plan.refused else settled(begun, begun.stack(begun.trial_members))
+
+
+@aside()
+def ensemble(
+    model: nn.Module | Factory,
+    method: Method,
+    example: Any,
+    *,
+    keep: Sequence[str] = (),
+    at: Mapping[str, Method] | None = None,
+    task: str = "classes",
+    seed: int | None = None,
+    start: str = "fresh",
+    batch_axis: BatchAxis = 0,
+    chunk: int | None = None,
+    check: bool = True,
+) -> Ensemble:
+    """Turns a model into an ensemble; the model given is left untouched.
+
+    model       any nn.Module, or a factory `lambda ratio: Net(...)`, which also makes the members' fresh weights
+    method      how: Deep(members=4), TreeNet(split="layer4"), ...
+    example     an input of the model, as it is called: a tensor, or mt.Inputs(...) for several
+    keep        globs of modules that members share on purpose
+    at          other settings for some layers, {glob: method}
+    task        what the outputs mean: classes, binary, multilabel, gaussian, regression
+    seed        of the members' fresh weights; None takes one from torch's global generator
+    start       "fresh": members that own weights start anew; "copies": all start as the given model
+    batch_axis  the axis of the rows in each tensor input; a list, with None for inputs without rows
+    chunk       how many members may be run at once
+    check       whether to prove the laws on the example afterwards; skip it for very large models
+
+    >>> import torch, multitudes as mt
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> ens = mt.ensemble(net, mt.Deep(members=4), torch.randn(2, 4))
+    >>> ens(torch.randn(5, 4)).shape
+    torch.Size([4, 5, 3])
+    """
+    checked(task)
+    options = {"keep": keep, "at": at, "seed": seed, "start": start, "batch_axis": batch_axis, "chunk": chunk}
+    begun = draft(model, method, example, **options)  # type: ignore[arg-type]
+    if begun.plan.refused:
+        raise ConversionError(_refusal_text(begun.plan))
+    engine = begun.stack(method.members)
+    planned = settled(begun, engine)
+    ens = Ensemble(engine, method, task=task, seed=begun.seed, base=skeleton(begun.model), plan=planned)
+    if check and not begun.on_meta:
+        self_check(ens, begun)
+    return ens
+
+
+def settled(begun: Draft, engine: Engine) -> Plan:
+    """The plan with what a trial on a few members finds; the engine is told too."""
+    rules = begun.fresh(0)[1] if begun.start == "fresh" and begun.owned and not begun.on_meta else {}
+    init = {name: rules.get(name, "copied from the given model") for name in sorted(begun.owned)}
+    if begun.on_meta:
+        few = engine
+    else:
+        few = few_members(engine, begun.trial_members)
+        settle(few, begun.inputs)
+        engine.traits, engine.why, engine.proven = few.traits, few.why, few.proven
+        pick(engine)
+    counts, memory = _costs(begun, engine, few_members(few, begun.trial_members))
+    notes = begun.plan.notes
+    if engine.traits.coupled:
+        notes += (f"in training, BatchNorm {', '.join(sorted(engine.traits.coupled))} is shared over members: run by fold",)
+    ways = {"executor": dict(engine.picked), "proven": dict(engine.proven), "why": dict(engine.why)}
+    return replace(begun.plan, **ways, init=init, memory=memory, counts=counts, notes=notes)
+
+
+def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int]]:
+    """Counts are exact; memory is estimated from one network and a few members, which differ by what members own."""
+    members = begun.method.members
+    base = bake(begun.model, {}).eval()
+    few.template.eval()
+
+    def single() -> Any:
+        return base(*begun.inputs.args, **begun.inputs.kwargs)
+
+    def some() -> Any:
+        return run_loop(few, begun.inputs)
+
+    def at(count: int, measure: Any) -> int:
+        one, more = measure(single), measure(some)
+        return one if few.members == 1 else more + (count - few.members) * (more - one) // (few.members - 1)
+
+    shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in few.owned)
+    own = sum(p[0].numel() for n, p in few.template.named_parameters() if n in few.owned)
+    size = max((p.element_size() for p in base.parameters()), default=4)
+    parameters = shared + own * members
+    counts = Counts(parameters, sum(p.numel() for p in base.parameters()), at(members, multiply_adds), multiply_adds(single))
+    at_once = at(min(engine.chunk or members, members), saved_numbers)
+    kept = at(members, saved_numbers)
+    return counts, {"train": (2 * parameters + kept) * size, "eval": (parameters + at_once) * size}
+
+
+def stack_models(models: Sequence[nn.Module], example: Any, **options: Any) -> Ensemble:
+    """Networks that are already trained as one Deep ensemble, members in the order given."""
+    from multitudes.methods.deep import Deep
+
+    if not models:
+        raise InputError("no models were given: Deep.from_models([net, net, ...], example)")
+    ours = {n: (t.shape, t.dtype) for n, t in named_tensors(models[0])}
+    for m, net in enumerate(models):
+        theirs = {n: (t.shape, t.dtype) for n, t in named_tensors(net)}
+        if type(net) is not type(models[0]) or ours != theirs:
+            odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+            raise InputError(f"model {m} is not of the architecture of model 0: {type(net).__name__} differs in {odd[:4]}")
+    ens = ensemble(models[0], Deep(members=len(models)), example, **{"start": "copies", **options})
+    with torch.no_grad():
+        for m, net in enumerate(models):
+            source = dict(named_tensors(net))
+            for name, tensor in named_tensors(ens.template):
+                if name in ens.engine.owned:
+                    tensor[m].copy_(source[name])
+    ens.engine.refresh()
+    return ens
+
+
+def _refusal_text(planned: Plan) -> str:
+    lines = [f"{type(planned.method).__name__} cannot take {len(planned.refused)} part(s) of {planned.model}:"]
+    lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
+    names = [entry.name for entry in planned.refused if entry.name]
+    if names:
+        lines.append(f"Or share them among members on purpose:  ensemble(model, {planned.method}, x, keep={names})")
+    return "\n".join(lines)
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """The architecture on the meta device: enough to count and to rebuild, and no memory."""
+    return copy_with(model, {name: like(tensor, tensor.detach().to("meta")) for name, tensor in named_tensors(model)})

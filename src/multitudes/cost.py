@@ -1,0 +1,151 @@
+"""cost: parameters, multiply-adds, peak memory and latency of an ensemble, beside the base model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from multitudes.engine.state import copy_with, like, named_tensors
+from multitudes.ensemble import Ensemble
+from multitudes.inputs import Inputs
+from multitudes.plan import megabytes, rendered
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one network or ensemble costs on one batch."""
+
+    parameters: int
+    multiply_adds: int
+    memory: int
+    """Bytes: the weights, and the tensors that a training step keeps for backward."""
+    latency: float
+    """Seconds of one call without gradients, the median; NaN where nothing can be timed."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An ensemble's cost and the base model's, on the same batch."""
+
+    ensemble: Row
+    base: Row
+
+    def __str__(self) -> str:
+        from rich.table import Table
+
+        table = Table("", "ensemble", "single", "ratio")
+        show: dict[str, Callable[[Any], str]] = {
+            "parameters": lambda v: f"{v:,}",
+            "multiply_adds": lambda v: f"{v:,}",
+            "memory": megabytes,
+            "latency": lambda v: f"{v * 1e3:.2f} ms",
+        }
+        for name, text in show.items():
+            mine, other = getattr(self.ensemble, name), getattr(self.base, name)
+            ratio = f"{mine / other:.2f} ×" if other else ""
+            table.add_row(name.replace("_", "-"), text(mine), text(other), ratio)
+        return rendered([table])
+
+
+def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
+    """What a call on `x` costs, and what it would cost the base model; both are timed in turn, in eval mode."""
+    inputs = Inputs.of(x)
+    same = {name: like(tensor, tensor.detach()) for name, tensor in named_tensors(ensemble.template)}  # no copies
+    engine = replace(ensemble.engine, template=copy_with(ensemble.template, same))
+    twin = Ensemble(engine, ensemble.method, task=ensemble.task, seed=0, base=ensemble.base, plan=ensemble.plan).eval()
+    base = _materialised(ensemble.base, ensemble).eval()
+
+    def ours() -> Any:
+        return twin(*inputs.args, **inputs.kwargs)
+
+    def theirs() -> Any:
+        return base(*inputs.args, **inputs.kwargs)
+
+    times = _latencies([ours, theirs], repeats, inputs)
+    rows = []
+    for net, run, seconds in ((ensemble, ours, times[0]), (base, theirs, times[1])):
+        weights = sum(p.numel() for p in net.parameters())
+        size = max((p.element_size() for p in net.parameters()), default=4)
+        rows.append(Row(weights, multiply_adds(run), (weights + saved_numbers(run)) * size, seconds))
+    return Cost(*rows)
+
+
+def multiply_adds(run: Callable[[], Any]) -> int:
+    """Multiply-adds of one call, by torch's own formulas."""
+    counter = _Counter()
+    with counter, torch.no_grad(), torch.random.fork_rng():
+        run()
+    return counter.flops // 2
+
+
+class _Counter(TorchDispatchMode):
+    """As torch's FlopCounterMode, without the import of the compiler that comes with it."""
+
+    flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            return parts if parts is not NotImplemented else func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self.flops += int(formula(*args, **kwargs, out_val=result))
+        return result
+
+
+def saved_numbers(run: Callable[[], Any]) -> int:
+    """How many numbers one call keeps for backward, weights apart."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter) and not (tensor._is_view() and isinstance(tensor._base, nn.Parameter)):
+            sizes[id(tensor.untyped_storage()) if tensor.is_meta else tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad(), torch.random.fork_rng():
+        run()
+    return sum(sizes.values())
+
+
+def _materialised(skeleton: nn.Module, ensemble: Ensemble) -> nn.Module:
+    """The base model with some weights, on the ensemble's devices: its speed does not depend on their values."""
+    places = {name: tensor.device for name, tensor in named_tensors(ensemble.template)}
+    anywhere = next(iter(places.values()))
+    values = {}
+    for name, tensor in named_tensors(skeleton):
+        value = torch.zeros(tensor.shape, dtype=tensor.dtype, device=places.get(name, anywhere))
+        if tensor.is_floating_point() and isinstance(tensor, nn.Parameter) and not value.is_meta:
+            value.normal_(std=0.02)
+        values[name] = like(tensor, value)
+    return copy_with(skeleton, values)
+
+
+def _latencies(runs: list[Callable[[], Any]], repeats: int, inputs: Inputs) -> list[float]:
+    if any(tensor.is_meta for tensor in inputs.tensors()):
+        return [float("nan")] * len(runs)
+    devices = {tensor.device for tensor in inputs.tensors() if tensor.device.type == "cuda"}
+    times: list[list[float]] = [[] for _ in runs]
+    with torch.inference_mode():
+        for turn in range(repeats + 1):
+            for run, seconds in zip(runs, times, strict=True):
+                start = time.perf_counter()
+                run()
+                for device in devices:
+                    torch.cuda.synchronize(device)
+                if turn:  # the first is a warm-up
+                    seconds.append(time.perf_counter() - start)
+    return [median(seconds) for seconds in times]

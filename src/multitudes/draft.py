@@ -1,0 +1,199 @@
+"""The draft of a conversion: what becomes of every tensor, and how the stack is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multitudes.arguments import check_method, check_names, check_options, checked_example
+from multitudes.engine.state import Engine, batch_norms, copy_with, like, named_tensors, owner
+from multitudes.ensemble import in_layout
+from multitudes.errors import InputError
+from multitudes.initialise import built, fresh, member_seed, seeded
+from multitudes.inputs import BatchAxis, Inputs, rows
+from multitudes.method import Layout, Method, inside, names_matching
+from multitudes.plan import Entry, Plan
+from multitudes.refusals import refusals
+from multitudes.structure import Structure, observe, own_tensors
+
+Factory = Callable[[float], nn.Module]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Everything that is known before tensors are stacked."""
+
+    model: nn.Module
+    factory: Factory | None
+    method: Method
+    inputs: Inputs
+    seed: int
+    start: str
+    batch_axis: BatchAxis
+    chunk: int | None
+    plan: Plan
+    owned: frozenset[str] = frozenset()
+    shared_norms: frozenset[str] = frozenset()
+
+    @property
+    def on_meta(self) -> bool:
+        """Whether the model is only a shape, so that nothing can be run for its values."""
+        return any(tensor.is_meta for _, tensor in named_tensors(self.model))
+
+    @property
+    def trial_members(self) -> int:
+        """How many members are enough to try executors on: not as many as there are rows, lest the two be confused."""
+        few = 2 if rows(self.inputs, self.batch_axis) != 2 else 3
+        return min(few, self.method.members)
+
+    def stack(self, members: int) -> Engine:
+        """The template with this many members."""
+        tensors = dict(named_tensors(self.model))
+        stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned}
+        for m in range(members) if stacked and not self.on_meta else ():
+            source = tensors if self.start == "copies" else dict(named_tensors(self.fresh(m)[0]))
+            for name, whole in stacked.items():
+                whole.detach()[m].copy_(source[name].detach())
+        values = {}
+        for name, tensor in tensors.items():
+            value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
+            values[name] = like(tensor, value)
+        template = copy_with(self.model, values)
+        engine = Engine(template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk)
+        engine.refresh()
+        return engine
+
+    def fresh(self, m: int) -> tuple[nn.Module, dict[str, str]]:
+        """Member m, started anew, and the rule by which each tensor was initialised."""
+        seed = member_seed(self.seed, m)
+        if self.factory is None:
+            return fresh(self.model, seed)
+        made = built(self.factory, 1.0, seed)
+        ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.model, made))
+        if ours != theirs:
+            odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+            raise InputError(f"the factory makes different networks from call to call: they differ in {odd[:4]}")
+        return made, dict.fromkeys(ours, "the factory")
+
+
+def draft(
+    model: nn.Module | Factory,
+    method: Method,
+    example: Any,
+    *,
+    keep: Sequence[str],
+    at: Mapping[str, Method] | None,
+    seed: int | None,
+    start: str,
+    batch_axis: BatchAxis,
+    chunk: int | None,
+) -> Draft:
+    """Answers bad input, runs the example, and says what becomes of every module."""
+    check_method(model, method)
+    check_options(start, chunk, keep)
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+    factory = None if isinstance(model, nn.Module) else model
+    net = model if isinstance(model, nn.Module) else built(model, 1.0, seed)
+    check_names(net, method, keep, at)
+    inputs = checked_example(net, example, batch_axis)
+    kept = kept_modules(net, keep)
+    refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
+    shapes = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in inputs.tensors())
+    empty = Plan(type(net).__name__, method, (), (), refused, example=shapes)
+    begun = Draft(net, factory, method, inputs, seed, start, batch_axis, chunk, empty)
+    if refused:
+        return begun
+    layout = without(method.layout(_observed(begun)), kept)
+    owned = _owned(net, layout)
+    norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
+    return replace(begun, owned=owned, shared_norms=norms, plan=_entries(begun, layout, owned))
+
+
+def _observed(begun: Draft) -> Structure:
+    try:
+        with seeded(begun.seed, begun.model):
+            return observe(begun.model, begun.inputs)
+    except Exception as error:
+        text = f"the model rejects the example {begun.inputs}: {type(error).__name__}: {error}"
+        raise InputError(text) from error
+
+
+def kept_modules(model: nn.Module, keep: Sequence[str]) -> list[str]:
+    """The modules that keep= names."""
+    hits = names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
+    return [name for names in hits.values() for name in names]
+
+
+def without(layout: Layout, kept: Sequence[str]) -> Layout:
+    """The layout without what is shared on purpose."""
+    modules = frozenset(name for name in layout.modules if not inside(name, kept))
+    loose = frozenset(name for name in layout.tensors if not inside(owner(name), kept))
+    return replace(layout, modules=modules, tensors=loose)
+
+
+def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def _belongs(name: str, layout: Layout) -> bool:
+    return name in layout.tensors or owner(name) in layout.modules
+
+
+def _owned(model: nn.Module, layout: Layout) -> frozenset[str]:
+    """The tensors that carry members; a tied one counts by any of its names."""
+    ours = {id(tensor) for name, tensor in _all_names(model) if _belongs(name, layout)}
+    return frozenset(name for name, tensor in named_tensors(model) if id(tensor) in ours)
+
+
+def _torn(model: nn.Module, layout: Layout) -> dict[str, str]:
+    """Modules of members whose tensor is tied to one that is shared, and what to do about it."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in _all_names(model):
+        names.setdefault(id(tensor), []).append(name)
+    found = {}
+    for tied in names.values():
+        ours, theirs = [n for n in tied if _belongs(n, layout)], [n for n in tied if not _belongs(n, layout)]
+        if ours and theirs:
+            found[owner(ours[0])] = (
+                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give it a tensor of its own"
+            )
+    return found
+
+
+def entry(model: nn.Module, name: str, reason: str) -> Entry:
+    """A module as the plan shows it."""
+    module = model.get_submodule(name)
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    own = [p for p in ({} if scripted else own_tensors(module)).values() if isinstance(p, nn.Parameter)]
+    lazy = any(isinstance(p, torch.nn.parameter.UninitializedTensorMixin) for p in own)
+    return Entry(name, type(module).__name__, reason, 0 if lazy else sum(p.numel() for p in own))
+
+
+def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
+    converted, shared, refused = [], [], []
+    torn = _torn(begun.model, layout)
+    for name, module in begun.model.named_modules():
+        own = {f"{name}.{key}" if name else key for key in own_tensors(module)}
+        if name in torn:
+            refused.append(entry(begun.model, name, torn[name]))
+        elif own & owned:
+            some = "" if own <= owned else f": {', '.join(sorted(own & owned))}"
+            converted.append(entry(begun.model, name, f"each member has its own{some}"))
+        elif own:
+            shared.append(entry(begun.model, name, "one for all members"))
+    notes = (layout.note,) if layout.note else ()
+    if owned and begun.start == "fresh" and begun.factory is None:
+        notes += ("what members own starts anew: the given weights are not used there (start='copies' would)",)
+    return replace(begun.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
+
+
+def _format(tensor: Tensor) -> torch.memory_format:
+    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.ndim == rank and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
+            return layout
+    return torch.contiguous_format

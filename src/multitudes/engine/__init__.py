@@ -1,0 +1,10 @@
+"""Executors: ways to run a template whose tensors carry members, all with the same meaning."""
+
+from multitudes.engine.fold import batch_coupled, run_fold, run_fold_rows
+from multitudes.engine.loop import run_loop, run_rows
+from multitudes.engine.state import MODES, Engine, Traits
+from multitudes.engine.vmap import run_vmap
+
+EXECUTORS = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
+
+__all__ = ["EXECUTORS", "MODES", "Engine", "Traits", "batch_coupled", "run_fold", "run_fold_rows", "run_loop", "run_rows", "run_vmap"]

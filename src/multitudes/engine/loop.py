@@ -1,0 +1,93 @@
+"""The loop: member m is the template called with its slice. It always works, and is what the others are compared to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from multitudes import tree
+from multitudes.engine.replay import Replay
+from multitudes.engine.state import Engine, call, write_back
+from multitudes.inputs import Inputs, slot, take_rows
+from multitudes.tree import Tree
+
+
+def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
+    """All members, one after another. Shape: ``[M, B, ...]``."""
+    outputs, changed = [], []
+    replay = remembering(engine, inputs, per_member)
+    for m, tensors in enumerate(slices(engine)):
+        with turn(replay, m):
+            output, entries = call(engine, tensors, own_inputs(engine, inputs, per_member, m))
+        outputs.append(output)
+        changed.append(entries)
+    write_back(engine, changed)
+    return tree.stack(outputs)
+
+
+def run_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
+    """Each row by the member that `members` ``[B]`` gives it. Shape: ``[B, ...]``."""
+    pieces, places = [], []
+    changed: list[dict[str, Tensor]] = [{} for _ in range(engine.members)]
+    for m, tensors in enumerate(slices(engine)):
+        index = (members == m).nonzero().flatten()
+        if len(index):
+            output, changed[m] = call(engine, tensors, take_rows(inputs, engine.batch_axis, index))
+            pieces.append(output)
+            places.append(index)
+    write_back(engine, changed)
+    engine.refresh()  # members that had no row did not count this batch
+    order = torch.cat(places).argsort()
+    return gather(pieces, order, row_axis(engine))
+
+
+def row_axis(engine: Engine) -> int:
+    """The axis of the rows in an output: that of the inputs, where they all have the same, else the first."""
+    return engine.batch_axis if isinstance(engine.batch_axis, int) else 0
+
+
+def gather(pieces: list[Tree], order: Tensor, axis: int) -> Tree:
+    """The pieces' rows behind each other, then brought into order."""
+    columns = zip(*(tree.tensors(piece) for piece in pieces), strict=True)
+    joined = [torch.cat(column, dim=axis) for column in columns]
+    return tree.refill(pieces[0], [whole.index_select(axis, order.to(whole.device)) for whole in joined])
+
+
+def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:
+    """Each member's own tensors in turn. Parameters by one unbind, whose backward stacks the gradients once."""
+    parts = {name: tensor.unbind(0) for name, tensor in engine.parameters().items() if name in engine.owned}
+    buffers = {name: tensor for name, tensor in engine.buffers().items() if name in engine.owned}
+    for m in range(engine.members):
+        yield {**{n: p[m] for n, p in parts.items()}, **{n: b[m] for n, b in buffers.items()}}
+
+
+def own_inputs(engine: Engine, inputs: Inputs, per_member: bool, m: int) -> Inputs:
+    """What member m is called with."""
+    if per_member:
+        return slot(inputs, engine.batch_axis, m)
+    if engine.traits.mutates:
+        return inputs.refill([tensor.clone() for tensor in inputs.tensors()])
+    return inputs
+
+
+def remembering(engine: Engine, inputs: Inputs, per_member: bool) -> Replay | None:
+    """The memory of what is common to all members, where there is anything to share."""
+    if not engine.shares or engine.members == 1 or torch.compiler.is_compiling():
+        return None
+    shared = [t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned]
+    return Replay(shared if per_member or engine.traits.mutates else [*shared, *inputs.tensors()])
+
+
+@contextlib.contextmanager
+def turn(replay: Replay | None, m: int) -> Iterator[None]:
+    """Member m's turn."""
+    if replay is None:
+        yield
+        return
+    if m:
+        replay.restart()
+    with replay:
+        yield

@@ -1,0 +1,315 @@
+"""Ensemble: an nn.Module whose forward returns all members, members first."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from multitudes import tree
+from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_fold_rows, run_rows
+from multitudes.engine.state import bake, named_tensors
+from multitudes.errors import InputError, RunError
+from multitudes.inputs import Inputs, rows
+from multitudes.method import Batch, Criterion, Method
+from multitudes.tasks import checked, combine
+
+if TYPE_CHECKING:
+    from multitudes.plan import Plan
+
+COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shampoo", "SOAP", "NovoGrad")
+"""Optimisers that look at whole tensors, and so at several members at once."""
+
+
+class Ensemble(nn.Module):
+    """One template, some of whose tensors carry a leading member axis, under the base model's own names.
+
+    ``ens(x)`` is ``[M, B, ...]`` in every mode. The parameters and buffers are those of `state_dict`, under the base
+    model's names without a prefix; tensors that belong to members have the shape ``[M, ...]``.
+    """
+
+    def __init__(self, engine: Engine, method: Method, *, task: str, seed: int, base: nn.Module, plan: Plan) -> None:
+        super().__init__()
+        self.method = method
+        self.task = checked(task)
+        self.seed = seed
+        self.engine = engine
+        self.plan = plan
+        self.generator = torch.Generator().manual_seed(seed)
+        vars(self)["base"] = base  # the architecture on the meta device: no child, and no memory
+        self._wear(engine.template)
+        self.register_load_state_dict_post_hook(lambda ensemble, _: ensemble.engine.refresh())
+
+    def _wear(self, template: nn.Module) -> None:
+        """Takes over the template's registers, so that names, devices and checkpoints are the base model's own."""
+        vars(self).update(_modules=template._modules, _parameters=template._parameters, _buffers=template._buffers)
+        vars(self)["_non_persistent_buffers_set"] = template._non_persistent_buffers_set
+        self.training = template.training
+
+    @property
+    def template(self) -> nn.Module:
+        """The module that all members are calls of."""
+        return self.engine.template
+
+    @property
+    def members(self) -> int:
+        """How many members, M."""
+        return self.engine.members
+
+    @property
+    def executor(self) -> str:
+        """The executor that an ordinary call would now take."""
+        return self._executor(per_member=False)
+
+    def forward(
+        self, *inputs: Any, per_member: bool = False, rows: Tensor | None = None, draws: Any = None, **kwargs: Any
+    ) -> Any:
+        """All members on these inputs, ``[M, B, ...]``.
+
+        per_member  the inputs carry ``[M, B, ...]``: each member has its own
+        rows        ``[B]``, the member of each row; returns ``[B, ...]``
+        draws       drawn tensors with a leading axis D, for methods that draw; returns ``[D, B, ...]``
+        """
+        if draws is not None:
+            raise InputError(f"{type(self.method).__name__} draws nothing, so draws= has nothing to give it")
+        call = Inputs(*inputs, **kwargs)
+        if rows is not None:
+            return self._by_rows(call, rows, per_member)
+        return EXECUTORS[self._executor(per_member)](self.engine, call, per_member)
+
+    def _executor(self, per_member: bool) -> str:
+        engine = self.engine
+        if engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
+            if engine.members > 1 and "fold" not in engine.proven["train"]:
+                raise RunError(
+                    f"BatchNorm {', '.join(coupled)} is shared by members and would need the rows of all of them at once, "
+                    f"but fold cannot run this model: {engine.why.get('fold', 'not tried')}. "
+                    "Let it belong to the members, or put it into eval mode"
+                )
+            return "fold"
+        picked = engine.picked["train" if self.training else "eval"]
+        if picked == "vmap" and not self._vmap_is_right():
+            return "loop"
+        if torch.compiler.is_dynamo_compiling() and engine.shares and self.training and self._vmap_is_right():
+            return "vmap"  # traced, the loop would run the shared trunk, and count its batches, once for each member
+        return picked
+
+    def _vmap_is_right(self) -> bool:
+        """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
+        engine = self.engine
+        device = next((t.device.type for _, t in named_tensors(self.template)), "cpu")
+        exporting = torch.compiler.is_exporting()
+        in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
+        proven = "vmap" in engine.proven["train" if self.training else "eval"]
+        return proven and not exporting and not in_chunks and not torch.is_autocast_enabled(device)
+
+    def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:
+        if per_member:
+            raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
+        count = rows(call, self.engine.batch_axis)
+        if members.shape != (count,) or members.is_floating_point() or members.is_complex():
+            raise InputError(f"rows= must be {count} whole numbers, one for each row; got {list(members.shape)} {members.dtype}")
+        if count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
+            raise InputError(f"rows= must name members 0 to {self.members - 1}")
+        shared = batch_coupled(self.engine, per_member=True)
+        return (run_fold_rows if shared else run_rows)(self.engine, call, members)
+
+    def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
+        """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
+        return self.method.batch(Inputs.of(x), y, self.generator, per_member)
+
+    def reduce(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
+        """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior."""
+        loss = self.method.loss(outputs, batch, criterion)
+        prior = self.method.prior(self)
+        return loss if prior is None else loss + prior
+
+    def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False) -> Tensor:
+        """The loss of one training step; `criterion(output, target)` is any torch loss with mean reduction."""
+        batch = self.batch(x, y, per_member)
+        return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion)
+
+    def param_groups(
+        self, *, lr: float, weight_decay: float = 0.0, optimizer: type[torch.optim.Optimizer] | None = None
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimiser; give its class, and one that would couple members is refused by name."""
+        kinds = [kind.__name__ for kind in (optimizer.__mro__ if optimizer is not None else ())]
+        coupling = [kind for kind in kinds if kind in COUPLING]
+        if coupling and self.engine.owned:
+            raise InputError(
+                f"{coupling[0]} looks at whole tensors, and so at several members at once: their updates would depend on "
+                "each other. Take SGD, Adam or AdamW, or train ens.member(m) one by one"
+            )
+        return self.method.param_groups(self, lr, weight_decay)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clips the gradient of each member's own weights to a norm, and that of shared ones; the members' norms ``[M]``."""
+        named = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
+        own = [g for n, g in named if n in self.engine.owned]
+        rest = [g for n, g in named if n not in self.engine.owned]
+        if rest:
+            norm = torch.stack([g.norm() for g in rest]).norm()
+            for g in rest:
+                g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        if not own:
+            return torch.stack([g.norm() for g in rest]).norm().expand(self.members) if rest else torch.zeros(self.members)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in own]).norm(dim=0)
+        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        for g in own:
+            g.mul_(scale.view(-1, *(1 for _ in g.shape[1:])).to(g.dtype))
+        return norms
+
+    def member(self, m: int) -> nn.Module:
+        """Member m as a plain module of the base model's kind: a detached copy with the same outputs."""
+        index = self._index(m)
+        return bake(self.template, self._slice(lambda tensor: tensor[index]))
+
+    def subset(self, members: Sequence[int]) -> Ensemble:
+        """An ensemble of some of the members, in the order given: a detached copy."""
+        chosen = [self._index(m) for m in members]
+        if not chosen:
+            raise InputError("subset([]) would leave no member")
+        template = bake(self.template, self._slice(lambda tensor: tensor[chosen]))
+        method = replace(self.method, members=len(chosen))
+        engine = replace(self.engine, template=template, members=len(chosen), picked=dict(self.engine.picked))
+        engine.refresh()
+        return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=self.plan)
+
+    def average(self, output: str | None = None) -> nn.Module:
+        """A plain module ``[B, K]`` for code that knows no members: the log of the mean probability, by the task.
+
+        Where the model returns several tensors, `output` names the one that is meant.
+        """
+        return Average(self, output)
+
+    def load_base(self, state_dict: Mapping[str, Tensor], start: str = "copies") -> None:
+        """Loads a checkpoint of the base model, by the base model's names.
+
+        start="copies" gives its weights to every member; "fresh" leaves what members own as it is.
+        """
+        if start not in ("copies", "fresh"):
+            raise InputError(f"start={start!r}: say 'copies' or 'fresh'")
+        own = dict(self.state_dict(keep_vars=True))
+        owned = set(self.engine.owned) | {n for n, t in own.items() if self._is_tied_owned(t)}
+        wrong = [f"missing {n}" for n in own if n not in state_dict] + [f"unknown {n}" for n in state_dict if n not in own]
+        for name in own.keys() & state_dict.keys():
+            shape = own[name].shape[1:] if name in owned else own[name].shape
+            if state_dict[name].shape != shape:
+                wrong.append(f"{name} is {list(state_dict[name].shape)} instead of {list(shape)}")
+        if wrong:
+            raise InputError(f"this is not a checkpoint of the base model: {'; '.join(sorted(wrong))}")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                if name not in owned or start == "copies":
+                    tensor.copy_(state_dict[name].expand_as(tensor))
+        self.engine.refresh()
+
+    def _is_tied_owned(self, tensor: Tensor) -> bool:
+        return any(tensor is t for n, t in named_tensors(self.template) if n in self.engine.owned)
+
+    def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
+        """Proves the executors again on `x`, times them, and takes the faster one in each mode; tensors stay as they are."""
+        from multitudes.engine.outcome import aside
+        from multitudes.engine.trial import few_members, settle
+
+        call = Inputs.of(x)
+        few = few_members(self.engine, 2 if rows(call, self.engine.batch_axis) != 2 else 3)
+        with aside():
+            settle(few, call)
+        self.engine.traits, self.engine.why, self.engine.proven = few.traits, few.why, few.proven
+        for mode in MODES:
+            times = {n: self._time(n, call, mode, seconds) for n in self.engine.proven[mode] if n != "fold"}
+            self.engine.picked[mode] = min(times, key=lambda name: times[name])
+        return self
+
+    def _time(self, executor: str, call: Inputs, mode: str, seconds: float) -> float:
+        engine = replace(self.engine, template=bake(self.template, {}))
+        engine.template.train(mode == "train")
+        best, until = float("inf"), time.perf_counter() + seconds
+        while best == float("inf") or time.perf_counter() < until:
+            start = time.perf_counter()
+            with torch.set_grad_enabled(mode == "train"):
+                output = EXECUTORS[executor](engine, call)
+                if mode == "train":
+                    reached = [t for t in tree.tensors(output) if t.requires_grad]
+                    if reached:
+                        torch.autograd.backward([t.sum() for t in reached])
+            for device in {t.device for t in engine.template.parameters() if t.device.type == "cuda"}:
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    def train(self, mode: bool = True) -> Ensemble:
+        """Training or eval mode, for every module."""
+        super().train(mode)
+        self.template.training = mode
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Ensemble:
+        """As `nn.Module.to`; a memory format is given to each member's slice."""
+        layout = kwargs.pop("memory_format", None)
+        if args or kwargs:
+            super().to(*args, **kwargs)
+        if layout is not None:
+            with torch.no_grad():
+                for name, tensor in named_tensors(self.template):
+                    tensor.data = in_layout(tensor.data, layout, name in self.engine.owned)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "generator": self.generator.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator = torch.Generator()
+        generator.set_state(state["generator"])
+        super().__setstate__({**state, "generator": generator})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return new
+
+    def _slice(self, take: Any) -> dict[str, Tensor]:
+        return {name: take(tensor) for name, tensor in named_tensors(self.template) if name in self.engine.owned}
+
+    def _index(self, m: int) -> int:
+        if isinstance(m, bool) or not isinstance(m, int) or not -self.members <= m < self.members:
+            raise InputError(f"there is no member {m!r}: this ensemble has members 0 to {self.members - 1}")
+        return m % self.members
+
+    def __repr__(self) -> str:
+        return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
+
+
+class Average(nn.Module):
+    """The members' mixture in the form of one network's output."""
+
+    def __init__(self, ensemble: Ensemble, output: str | None) -> None:
+        super().__init__()
+        self.ensemble = ensemble
+        self.output = output
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """One network's output, ``[B, ...]``."""
+        found = {n: t for n, t in tree.leaves(self.ensemble(*inputs, **kwargs)) if isinstance(t, Tensor)}
+        name = self.output if self.output is not None or len(found) != 1 else next(iter(found))
+        if name not in found:
+            raise InputError(f"the model returns {', '.join(found)}: say which is meant, as in ens.average(output={next(iter(found))!r})")
+        return combine(found[name], self.ensemble.task)
+
+
+def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
+    """A tensor in a memory format; with a member axis, each member's slice in it."""
+    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
+    if tensor.ndim - owned != rank:
+        return tensor
+    if not owned:
+        return tensor.to(memory_format=layout)
+    return tensor.flatten(0, 1).to(memory_format=layout).unflatten(0, tensor.shape[:2])

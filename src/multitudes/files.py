@@ -1,0 +1,218 @@
+"""save and load: one safetensors file with weights under the base model's names, and the method as JSON in its header.
+
+Written to a temporary file and moved into place, so that there is never half a file. A digest over the JSON and every
+tensor tells a damaged or altered file. Nothing is unpickled, and the JSON can only name methods that exist here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors
+from multitudes.ensemble import Ensemble
+from multitudes.errors import FileError, InputError
+from multitudes.method import Method
+from multitudes.plan import Counts, Entry, Plan
+
+FORMAT = 1
+"""The version of the file's JSON; a newer one is refused by name."""
+
+
+def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
+    """Writes the ensemble to one file; the old file stays until the new one is whole."""
+    from safetensors.torch import save as to_bytes
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(ensemble.template)}
+    text = json.dumps(_described(ensemble), sort_keys=True)
+    header = {"multitudes": text, "sha256": _digest(text, tensors)}
+    data = to_bytes(tensors, metadata=header)
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def load(path: str | PathLike[str], model: nn.Module | None = None) -> Ensemble:
+    """The ensemble in a file; `model` gives the base model's architecture (its weights are not used).
+
+    It comes back in the mode, the dtypes and the executors it was saved with, on the model's device.
+    """
+    source = Path(path)
+    about, tensors = _read(source)
+    if model is None:
+        raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+    method = _method(source, about)
+    template = _filled(source, about, model, tensors)
+    engine = Engine(
+        template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
+        batch_axis=about["batch_axis"], chunk=about["chunk"], traits=_traits(about),
+    )  # fmt: skip
+    engine.refresh()
+    if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
+        engine.proven = {mode: tuple(names) for mode, names in about["proven"].items()}
+        engine.picked = dict(about["picked"])
+        engine.why = dict(about["why"])
+    from multitudes.convert import skeleton
+
+    base = skeleton(model)
+    return Ensemble(engine, method, task=about["task"], seed=about["seed"], base=base, plan=_planned(about, method))
+
+
+def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the model with the weights of a safetensors file or a state dict."""
+    state = checkpoint if isinstance(checkpoint, Mapping) else _safetensors(Path(checkpoint))[1]
+    new = bake(model, {})
+    try:
+        new.load_state_dict(dict(state))
+    except RuntimeError as error:
+        where = "the state dict" if isinstance(checkpoint, Mapping) else str(checkpoint)
+        raise FileError(f"{where} is not a checkpoint of this {type(model).__name__}: {error}") from error
+    return new
+
+
+def _described(ensemble: Ensemble) -> dict[str, Any]:
+    """Everything about an ensemble but its numbers."""
+    from multitudes import __version__
+
+    engine = ensemble.engine
+    modes = {name: part.training for name, part in ensemble.template.named_modules()}
+    return {
+        "format": FORMAT,
+        "multitudes": __version__,
+        "torch": torch.__version__,
+        "model": type(ensemble.template).__name__,
+        "method": type(ensemble.method).__name__,
+        "settings": ensemble.method.settings(),
+        "task": ensemble.task,
+        "seed": ensemble.seed,
+        "owned": sorted(engine.owned),
+        "shared_norms": sorted(engine.shared_norms),
+        "batch_axis": engine.batch_axis,
+        "chunk": engine.chunk,
+        "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
+        "proven": engine.proven,
+        "picked": engine.picked,
+        "why": engine.why,
+        "training": sorted(name for name, mode in modes.items() if mode),
+        "frozen": sorted(n for n, p in ensemble.template.named_parameters() if not p.requires_grad),
+        "plan": {k: v for k, v in dataclasses.asdict(ensemble.plan).items() if k != "method"},
+    }
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(memoryview(tensor.flatten().view(torch.uint8).numpy()) if tensor.numel() else b"")
+    return total.hexdigest()
+
+
+def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileError(
+            f"{path} is not a whole safetensors file ({error}). Pickled checkpoints are not read: "
+            "write them with safetensors.torch.save_file(model.state_dict(), ...)"
+        ) from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header, tensors = _safetensors(path)
+    if "multitudes" not in header or "sha256" not in header:
+        raise FileError(f"{path} was not written by mt.save; for plain checkpoints there is Deep.from_checkpoints")
+    if _digest(header["multitudes"], tensors) != header["sha256"]:
+        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+    try:
+        about = json.loads(header["multitudes"])
+        if about["format"] > FORMAT:
+            raise FileError(f"{path} was written by multitudes {about['multitudes']} in a newer format: update multitudes")
+        missing = {"method", "settings", "owned", "task", "seed", "plan", "traits"} - about.keys()
+        if missing:
+            raise FileError(f"{path} does not say its {', '.join(sorted(missing))}")
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{path} does not describe an ensemble: {error}") from error
+    return about, tensors
+
+
+def _method(path: Path, about: dict[str, Any]) -> Method:
+    known = {kind.__name__: kind for kind in Method.all()}
+    if about["method"] not in known:
+        raise FileError(f"{path} was saved with {about['method']!r}, which is not a method here: {', '.join(known)}")
+    kind = known[about["method"]]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    unknown = about["settings"].keys() - fields
+    if unknown:
+        raise FileError(f"{path} gives {about['method']} settings it does not have: {', '.join(sorted(unknown))}")
+    try:
+        return kind(**about["settings"])
+    except (InputError, TypeError) as error:
+        raise FileError(f"{path} gives {about['method']} settings it cannot have: {error}") from error
+
+
+def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """The model's architecture with the file's tensors."""
+    owned, frozen = set(about["owned"]), set(about["frozen"])
+    members = about["settings"]["members"]
+    wrong = [f"no {name}" for name, _ in named_tensors(model) if name not in tensors]
+    wrong += [f"unknown {name}" for name in tensors.keys() - dict(named_tensors(model)).keys()]
+    values = {}
+    for name, tensor in named_tensors(model):
+        expected = (members, *tensor.shape) if name in owned else tuple(tensor.shape)
+        if name in tensors and tuple(tensors[name].shape) != expected:
+            wrong.append(f"{name} is {list(tensors[name].shape)} there and {list(expected)} here")
+        if name in tensors:
+            values[name] = like(tensor, tensors[name].to(tensor.device))
+            values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
+    if type(model).__name__ != about["model"]:
+        wrong.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
+    if wrong:
+        raise FileError(f"{path} is of another architecture: {'; '.join(wrong[:6])}")
+    template = copy_with(model, values)
+    training = set(about["training"])
+    for name, part in template.named_modules():
+        part.training = name in training
+    return template
+
+
+def _traits(about: dict[str, Any]) -> Traits:
+    return Traits(**{k: frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()})
+
+
+def _planned(about: dict[str, Any], method: Method) -> Plan:
+    saved = dict(about["plan"])
+    for kind in ("converted", "shared", "refused"):
+        saved[kind] = tuple(Entry(**entry) for entry in saved[kind])
+    saved["counts"] = Counts(**saved["counts"]) if saved["counts"] else None
+    saved["proven"] = {mode: tuple(names) for mode, names in saved["proven"].items()}
+    saved["notes"] = tuple(saved["notes"])
+    saved["example"] = tuple((tuple(shape), dtype) for shape, dtype in saved["example"])
+    return Plan(method=method, **saved)

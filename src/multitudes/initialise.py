@@ -1,0 +1,145 @@
+"""How members start.
+
+A fresh member is initialised by the first of these that changes a tensor:
+
+1. the factory, where one stands for the model;
+2. the model's own ``init_weights`` or ``_init_weights``, or that of the part that has one;
+3. ``reset_parameters`` of each layer;
+4. else a redraw from a normal distribution with the mean and standard deviation of the given tensor.
+
+A parameter that is constant in the given model (zeros, ones, a layer scale) stays as it is: that is how its author starts
+it. Buffers stay too, except for running statistics, which are reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from multitudes.engine.state import bake, named_tensors
+from multitudes.errors import InputError
+from multitudes.structure import own_tensors
+
+Factory = Callable[[float], nn.Module]
+
+
+@contextlib.contextmanager
+def seeded(seed: int, module: nn.Module | None = None) -> Iterator[None]:
+    """Torch's global randomness set to a seed, and put back afterwards."""
+    devices = {t.device.index for _, t in named_tensors(module) if t.device.type == "cuda"} if module is not None else set()
+    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
+        torch.manual_seed(seed)
+        yield
+
+
+def member_seed(seed: int, m: int) -> int:
+    """Member m's own seed; not a mere sum, so that neighbouring seeds do not share members."""
+    generator = torch.Generator().manual_seed(seed)
+    return int(torch.randint(2**62, (m + 1,), generator=generator)[m])
+
+
+def built(factory: Factory, ratio: float, seed: int) -> nn.Module:
+    """The factory's model at this width, as this seed makes it."""
+    with seeded(seed):
+        try:
+            model = factory(ratio)
+        except TypeError as error:
+            if "argument" not in str(error):
+                raise
+            raise InputError(f"a factory is called with the width ratio, as in lambda ratio: Net(int(64 * ratio)): {error}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the factory returned a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def fresh(model: nn.Module, seed: int) -> tuple[nn.Module, dict[str, str]]:
+    """A copy of the model that starts anew, and the rule by which each tensor was initialised."""
+    new = bake(model, {})
+    rules: dict[str, str] = {}
+    with torch.no_grad(), seeded(seed, model):
+        for name, part in _outermost(new):
+            for how in _own_initialisers(part):
+                if _run(name, part, how, rules):
+                    break
+        for name, part in new.named_modules():
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            done = any(_join(name, key) in rules for key in own_tensors(part))
+            if callable(reset) and not done and not _required(reset):
+                _run(name, part, reset, rules)
+        given = dict(named_tensors(model))
+        for name, tensor in named_tensors(new):
+            _finish(name, tensor, given[name], rules)
+        for name, part in new.named_modules():
+            if isinstance(part, _NormBase):
+                part.reset_running_stats()
+                rules.update((_join(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
+    return new, rules
+
+
+def _run(name: str, part: nn.Module, how: Callable[[], Any], rules: dict[str, str]) -> bool:
+    """Lets a part initialise itself; whether that changed anything."""
+    before = {n: t.clone() for n, t in named_tensors(part)}
+    how()
+    changed = [n for n, tensor in named_tensors(part) if not _same(tensor, before[n])]
+    rules.update((_join(name, n), f"{type(part).__name__}.{how.__name__}") for n in changed)
+    return bool(changed)
+
+
+def _finish(name: str, tensor: Tensor, given: Tensor, rules: dict[str, str]) -> None:
+    """Keeps what must stay, and redraws what nothing else has initialised."""
+    if not isinstance(tensor, nn.Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor.copy_(given)
+        rules[name] = "kept"
+    elif _is_constant(given) and not (given.numel() == 1 and name in rules and given.item() not in (0, 1)):
+        tensor.copy_(given)
+        rules[name] = "constant"
+    elif name not in rules:
+        tensor.normal_().mul_(given.std()).add_(given.mean())
+        rules[name] = "redrawn with its mean and deviation"
+
+
+def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost parts that have a way of their own to initialise themselves."""
+    done: list[str] = []
+    for name, part in model.named_modules():
+        if not any(d == "" or name.startswith(f"{d}.") for d in done) and _own_initialisers(part):
+            done.append(name)
+            yield name, part
+
+
+def _own_initialisers(part: nn.Module) -> list[Callable[[], Any]]:
+    """`init_weights` or `_init_weights`, called once or for each module, as it is written."""
+    found: list[Callable[[], Any]] = []
+    for name in ("init_weights", "_init_weights"):
+        method = getattr(part, name, None)
+        if not callable(method) or len(_required(method)) > 1:
+            continue
+        call = functools.partial(part.apply, method) if _required(method) else functools.partial(method)
+        call.__name__ = name  # type: ignore[attr-defined]
+        found.append(call)
+    return found
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+
+
+def _join(module: str, key: str) -> str:
+    return f"{module}.{key}" if module else key
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.is_meta or torch.equal(a, b)
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    return tensor.is_meta or bool((tensor == tensor.flatten()[:1]).all())

@@ -1,0 +1,106 @@
+"""What a model is called with, and where its batch axis is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes import tree
+from multitudes.errors import InputError
+
+BatchAxis = Any
+"""An axis for all tensor inputs, or a list with an axis (None: no batch axis) for each of them in order."""
+
+
+class Inputs:
+    """The arguments of one call: `Inputs(ids, attention_mask=mask)` for a model called `model(ids, attention_mask=mask)`.
+
+    A tensor stands for itself, so it is only needed for several arguments; a tuple or dict is one argument.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    def __repr__(self) -> str:
+        shown = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs.items()]
+        return f"Inputs({', '.join(shown)})"
+
+    @classmethod
+    def of(cls, x: Any) -> Inputs:
+        """`x` itself if it is one already, else a call with `x` as its only argument."""
+        return x if isinstance(x, Inputs) else cls(x)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments, in order."""
+        return tree.tensors((self.args, self.kwargs))
+
+    def refill(self, values: list[Tensor]) -> Inputs:
+        """The same call with other tensors."""
+        args, kwargs = tree.refill((self.args, self.kwargs), values)
+        return Inputs(*args, **kwargs)
+
+
+def _show(value: Any) -> str:
+    return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
+
+
+def axes(call: Inputs, batch_axis: BatchAxis) -> list[int | None]:
+    """The batch axis of each tensor of the call."""
+    count = len(call.tensors())
+    if batch_axis is None or isinstance(batch_axis, int):
+        return [batch_axis] * count
+    if len(batch_axis) != count:
+        raise InputError(f"batch_axis={list(batch_axis)} names {len(batch_axis)} inputs, but the call has {count} tensors")
+    return list(batch_axis)
+
+
+def rows(call: Inputs, batch_axis: BatchAxis) -> int:
+    """The number of rows B, on which all batched inputs must agree."""
+    sizes = set()
+    for tensor, axis in zip(call.tensors(), axes(call, batch_axis), strict=True):
+        if axis is None:
+            continue
+        if not -tensor.ndim <= axis < tensor.ndim:
+            raise InputError(f"batch_axis={axis}, but an input has shape {tuple(tensor.shape)}")
+        sizes.add(tensor.shape[axis])
+    if not sizes:
+        raise InputError("no tensor input carries a batch axis")
+    if len(sizes) > 1:
+        raise InputError(
+            f"the inputs {call} disagree about the number of rows ({sorted(sizes)}); "
+            "give batch_axis=[0, None, ...] with one entry for each tensor, None for those without rows"
+        )
+    return int(sizes.pop())
+
+
+def each_row(call: Inputs, batch_axis: BatchAxis, change: Any) -> Inputs:
+    """The call with `change(tensor, axis)` in place of each tensor that has rows."""
+    return call.refill(
+        [
+            tensor if axis is None else change(tensor, axis)
+            for tensor, axis in zip(call.tensors(), axes(call, batch_axis), strict=True)
+        ]
+    )
+
+
+def take_rows(call: Inputs, batch_axis: BatchAxis, index: Tensor) -> Inputs:
+    """The call with only these rows."""
+    return each_row(call, batch_axis, lambda tensor, axis: tensor.index_select(axis, index.to(tensor.device)))
+
+
+def tile_rows(call: Inputs, batch_axis: BatchAxis, times: int) -> Inputs:
+    """All rows, `times` over, copy-major: [B, ...] → [(times B), ...]."""
+    return each_row(call, batch_axis, lambda tensor, axis: torch.cat([tensor] * times, dim=axis))
+
+
+def slot(call: Inputs, batch_axis: BatchAxis, m: int) -> Inputs:
+    """Member m's own inputs, where every tensor with rows carries a leading member axis."""
+    return each_row(call, batch_axis, lambda tensor, axis: tensor[m])
+
+
+def join_slots(call: Inputs, batch_axis: BatchAxis) -> Inputs:
+    """All members' own inputs as rows, member-major: [M, B, ...] → [(M B), ...]."""
+    return each_row(call, batch_axis, lambda tensor, axis: torch.cat(tensor.unbind(0), dim=axis))

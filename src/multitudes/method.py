@@ -1,0 +1,139 @@
+"""Method: what a method may say. Each method is one final, frozen dataclass in one file of `multitudes.methods`.
+
+The registry is `Method.all()`: every subclass, so there is nothing to fill. Tests, documentation, error lists and the
+shell take their lists from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from multitudes import tree
+from multitudes.errors import InputError
+from multitudes.inputs import Inputs
+from multitudes.structure import Structure
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
+
+Criterion = Callable[[Any, Any], Tensor]
+"""Any torch loss with mean reduction, called as criterion(output, target)."""
+
+M = TypeVar("M", bound="Method")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One training step's data, as a method wants it: `ens(*batch.inputs, **batch.kwargs)`, then `ens.reduce`."""
+
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    per_member: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which parts of a model belong to members: whole modules, and single tensors of others; the rest is shared."""
+
+    modules: frozenset[str] = frozenset()
+    tensors: frozenset[str] = frozenset()
+    note: str = ""
+    """What the plan should say about the choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """The settings of a method, and what it says about tensors, batches and losses."""
+
+    members: int = 4
+    """How many members, M."""
+
+    reduction: Literal["sum", "mean"] = "sum"
+    """How the members' losses are joined: their sum, so that weights a member owns learn as they would alone, or mean."""
+
+    shares_weights: ClassVar[bool] = False
+    """Whether members differ only by what the method adds to the given weights."""
+
+    draws: ClassVar[bool] = False
+    """Whether members are drawn."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
+            raise InputError(f"{type(self).__name__}(members={self.members!r}): members must be a whole number of at least 1")
+        if self.reduction not in ("sum", "mean"):
+            raise InputError(f"{type(self).__name__}(reduction={self.reduction!r}): say 'sum' or 'mean'")
+
+    @staticmethod
+    def all() -> list[type[Method]]:
+        """Every method there is, yours included."""
+        return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
+
+    def layout(self, structure: Structure) -> Layout:
+        """Which parts of the model belong to members."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which tensors belong to members")
+
+    def neutral(self: M) -> M:
+        """The settings under which, started from copies, the ensemble is the base model."""
+        return replace(self, members=1)
+
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+        """What one training step is called with; by default every member sees every row."""
+        kwargs = {**inputs.kwargs, "per_member": True} if per_member else inputs.kwargs
+        return Batch(inputs.args, kwargs, target, per_member)
+
+    def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
+        """The members' losses, joined."""
+        losses = []
+        for m in range(self.members):
+            target = tree.take(batch.target, m) if batch.per_member else batch.target
+            losses.append(criterion(tree.take(outputs, m), target))
+        total = torch.stack(losses).sum()
+        return total if self.reduction == "sum" else total / self.members
+
+    def prior(self, ensemble: Ensemble) -> Tensor | None:
+        """What the loss adds that depends on weights only."""
+        return None
+
+    def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Parameter groups for an optimiser."""
+        named = [(name, p) for name, p in ensemble.named_parameters() if p.requires_grad]
+        return [{"params": [p for _, p in named], "names": [n for n, _ in named], "lr": lr, "weight_decay": weight_decay}]
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by name, as they are saved."""
+        return dataclasses.asdict(self)
+
+
+def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dict[str, list[str]]:
+    """For each glob the names that it matches, whole or as an enclosing module; one that matches nothing is an error."""
+    from difflib import get_close_matches
+    from fnmatch import fnmatchcase
+
+    found: dict[str, list[str]] = {}
+    missing = []
+    for glob in globs:
+        hits = [n for n in names if fnmatchcase(n, glob)]
+        found[glob] = hits
+        if not hits:
+            near = get_close_matches(glob, names, n=1, cutoff=0.0)
+            missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
+    if missing:
+        raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}")
+    return found
+
+
+def inside(name: str, modules: Sequence[str] | frozenset[str]) -> bool:
+    """Whether a name is one of these modules or lies in one."""
+    return any(module == "" or name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def owned_modules(model: nn.Module, keep: Callable[[str], bool]) -> frozenset[str]:
+    """The names of all modules for which `keep` holds."""
+    return frozenset(name for name, _ in model.named_modules() if keep(name))

@@ -1,0 +1,6 @@
+"""The methods, one file each."""
+
+from multitudes.methods.deep import Deep as Deep
+from multitudes.methods.multihead import MultiHead as MultiHead
+from multitudes.methods.single import Single as Single
+from multitudes.methods.treenet import TreeNet as TreeNet

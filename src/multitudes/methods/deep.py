@@ -1,0 +1,55 @@
+"""Deep Ensembles: M networks of one architecture, each with its own initialisation, trained on the same data.
+
+Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
+NeurIPS 2017, https://arxiv.org/abs/1612.01474
+
+The prediction is the mixture p(y|x) = 1/M Σ_m p(y|x, θ_m). All tensors carry the member axis, and the loss is the sum
+over members, so one run of the ensemble is M separate runs on the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from multitudes.method import Layout, Method, owned_modules
+from multitudes.structure import Structure
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deep(Method):
+    """M separate networks: ``[M, B, ...]``."""
+
+    def layout(self, structure: Structure) -> Layout:
+        """Everything carries members."""
+        return Layout(modules=owned_modules(structure.model, lambda name: True))
+
+    @staticmethod
+    def from_models(models: Sequence[nn.Module], example: Any, **options: Any) -> Ensemble:
+        """Networks that are already trained, stacked as they are; `options` are those of `ensemble`.
+
+        >>> import torch, multitudes as mt
+        >>> nets = [torch.nn.Linear(4, 3) for _ in range(5)]
+        >>> mt.Deep.from_models(nets, torch.randn(2, 4)).method
+        Deep(members=5, reduction='sum')
+        """
+        from multitudes.convert import stack_models
+
+        return stack_models(list(models), example, **options)
+
+    @staticmethod
+    def from_checkpoints(
+        checkpoints: Sequence[str | PathLike[str] | Mapping[str, Tensor]], model: nn.Module, example: Any, **options: Any
+    ) -> Ensemble:
+        """Checkpoints of one architecture, stacked: safetensors files or state dicts; `model` gives the architecture."""
+        from multitudes.convert import stack_models
+        from multitudes.files import load_into
+
+        return stack_models([load_into(model, checkpoint) for checkpoint in checkpoints], example, **options)

@@ -1,0 +1,25 @@
+"""Single: the network itself, as an ensemble of one. The baseline of every comparison; it keeps the weights it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multitudes.errors import InputError
+from multitudes.method import Layout, Method
+from multitudes.structure import Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(Method):
+    """One network: ``[1, B, ...]``."""
+
+    members: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.members != 1:
+            raise InputError(f"Single(members={self.members}): it is one network; for several, Deep(members={self.members})")
+
+    def layout(self, structure: Structure) -> Layout:
+        """Nothing carries members: the given tensors are the one member's."""
+        return Layout(note="the given network, with its weights")

@@ -1,0 +1,128 @@
+"""Plan: what conversion would do with every part of a model, before it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from multitudes.method import Method
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module that owns tensors, and what becomes of it."""
+
+    name: str
+    type: str
+    reason: str
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters and multiply-adds of the ensemble and of the base model, for the example's number of rows."""
+
+    parameters: int
+    base_parameters: int
+    multiply_adds: int
+    base_multiply_adds: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every module as converted, shared or refused; how it will run; how each tensor starts; what it costs."""
+
+    model: str
+    method: Method
+    converted: tuple[Entry, ...]
+    shared: tuple[Entry, ...]
+    refused: tuple[Entry, ...]
+    executor: dict[str, str] = field(default_factory=dict)
+    """The executor in training and in eval mode."""
+    proven: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    """For each executor that is not proven, the operation that forbids it."""
+    init: dict[str, str] = field(default_factory=dict)
+    """The rule by which each member tensor is initialised."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Estimated peak memory in bytes, for the example's number of rows."""
+    counts: Counts | None = None
+    notes: tuple[str, ...] = ()
+    example: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """Shape and dtype of each tensor of the example."""
+
+    def cost_line(self) -> str:
+        """Cost against the base model, in a few words."""
+        if self.counts is None:
+            return "cost unknown"
+        c = self.counts
+        work = f", {c.multiply_adds / c.base_multiply_adds:.2f} × multiply-adds" if c.base_multiply_adds else ""
+        return f"{c.parameters:,} parameters ({c.parameters / max(c.base_parameters, 1):.2f} × single){work}"
+
+    def __str__(self) -> str:
+        return rendered(self._tables())
+
+    def _tables(self) -> list[Any]:
+        from rich.table import Table
+
+        head = Table("", "", show_header=False, box=None, pad_edge=False)
+        head.add_row("model", self.model)
+        head.add_row("method", str(self.method))
+        for note in self.notes:
+            head.add_row("", note)
+        if self.executor:
+            same = len(set(self.executor.values())) == 1
+            head.add_row("executor", self.executor["eval"] if same else ", ".join(f"{v} in {k}" for k, v in self.executor.items()))
+            head.add_row("proven", "; ".join(f"{mode}: {', '.join(names)}" for mode, names in self.proven.items()))
+        for name, reason in self.why.items():
+            head.add_row(f"not {name}", reason)
+        if self.counts is not None:
+            head.add_row("cost", self.cost_line())
+        if self.memory:
+            head.add_row("memory", ", ".join(f"{megabytes(size)} in {mode}" for mode, size in self.memory.items()))
+        return [head, self._modules(), *([self._rules()] if self.init else [])]
+
+    def _modules(self) -> Table:
+        from rich.table import Table
+
+        table = Table("module", "type", "parameters", "becomes", "because", title="modules", title_justify="left")
+        kinds = {"refused": self.refused, "converted": self.converted, "shared": self.shared}
+        for kind, entries in kinds.items():
+            for entry in entries:
+                table.add_row(entry.name or "(the model)", entry.type, f"{entry.parameters:,}", kind, entry.reason)
+        return table
+
+    def _rules(self) -> Table:
+        from rich.table import Table
+
+        table = Table("rule", "tensors", title="how member tensors start", title_justify="left")
+        for rule in dict.fromkeys(self.init.values()):
+            names = [name for name, r in self.init.items() if r == rule]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            table.add_row(rule, ", ".join(names[:3]) + more)
+        return table
+
+
+def rendered(parts: list[Any], width: int = 140) -> str:
+    """Tables as text; in colour nowhere, so that it reads the same in a terminal, a log and a notebook."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

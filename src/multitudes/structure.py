@@ -1,0 +1,170 @@
+"""What running the example tells about a model: the order in which its layers run, and which stand last.
+
+Registration order says nothing about that (a head may be registered first), so the example is run once through a copy
+with gradients on, and the autograd graph is walked back from the outputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from multitudes import tree
+from multitudes.engine.state import bake, named_tensors, owner
+from multitudes.inputs import Inputs
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0")
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A model as the example ran through it."""
+
+    model: nn.Module
+    order: dict[str, int]
+    """When each module was first called, by name; modules that were never called are missing."""
+    ends: tuple[Any, ...]
+    """Autograd nodes of the outputs."""
+    made: dict[Any, tuple[str, int]]
+    """Autograd nodes that a module's output came from: the module's name, and when."""
+    names: dict[int, str]
+    """Names of the parameters of the copy that ran, by identity."""
+
+    def started(self, name: str) -> int | None:
+        """When the first call in a module's subtree happened; None if none did."""
+        inside = [at for n, at in self.order.items() if name == "" or n == name or n.startswith(f"{name}.")]
+        return min(inside, default=None)
+
+    def layers(self) -> list[str]:
+        """Modules that own a matrix themselves and are not made of such modules, in the order in which they run."""
+        found = [n for n, module in self.model.named_modules() if is_layer(module) and n in self.order]
+        return sorted(found, key=self.order.__getitem__)
+
+    def walk_back(self, stop: Callable[[str, int], bool], loose: bool = False) -> tuple[set[str], set[str]]:
+        """From the outputs back to what `stop(module, when)` says: the modules reached, and the parameters met on the way.
+
+        With `loose` the walk also ends at a product with a matrix that a larger module holds itself: that is a layer too.
+        """
+        return self._walk(list(self.ends), stop, loose)
+
+    def feeding(self, stop: Callable[[str, int], bool]) -> set[str]:
+        """The parameters that what `stop(module, when)` holds for was computed from."""
+        return self._walk([node for node, origin in self.made.items() if stop(*origin)], lambda *_: False, False)[1]
+
+    def _walk(self, queue: list[Any], stop: Callable[[str, int], bool], loose: bool) -> tuple[set[str], set[str]]:
+        reached: set[str] = set()
+        met: set[str] = set()
+        seen: set[Any] = set()
+        while queue:
+            node = queue.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in self.made and stop(*self.made[node]):
+                reached.add(self.made[node][0])
+                continue
+            found = {name for source, _ in node.next_functions if (name := self._parameter(source))}
+            met |= found
+            if not (loose and found and node.name() in PRODUCTS):
+                queue.extend(source for source, _ in node.next_functions)
+        return reached, met
+
+    def _parameter(self, node: Any) -> str | None:
+        while node is not None and node.name() in ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0"):
+            node = node.next_functions[0][0]
+        variable = getattr(node, "variable", None)
+        return None if variable is None else self.names.get(id(variable))
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module owns a matrix itself, and nothing inside it owns one (attention and recurrent modules count)."""
+    if isinstance(module, NORMS) or not any(p.ndim >= 2 for p in own_tensors(module).values()):
+        return False
+    inner = any(isinstance(p, nn.Parameter) and owner(n) != "" for n, p in named_tensors(module))
+    return not inner or isinstance(module, nn.MultiheadAttention)
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that belong to a module itself, parametrized ones included."""
+    return {name: tensor for name, tensor in named_tensors(module) if owner(name) == ""}
+
+
+def observe(model: nn.Module, inputs: Inputs) -> Structure:
+    """Runs the example through a copy of the model, in eval mode."""
+    probe = bake(model, {}).eval()
+    for parameter in probe.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.requires_grad_(True)
+    order: dict[str, int] = {}
+    made: dict[Any, tuple[str, int]] = {}
+    clock = itertools.count()
+
+    def enter(name: str) -> None:
+        order.setdefault(name, next(clock))
+
+    def leave(name: str, output: Any) -> None:
+        now = next(clock)
+        for tensor in tree.tensors(output):
+            if tensor.grad_fn is not None:
+                made.setdefault(tensor.grad_fn, (name, now))  # the innermost module, whose hook runs first, keeps it
+
+    for name, module in probe.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: enter(name))
+        module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
+    with torch.enable_grad():
+        output = probe(*inputs.args, **inputs.kwargs)
+    names = {id(parameter): name for name, parameter in probe.named_parameters()}
+    ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
+    return Structure(model, order, ends, made, names)
+
+
+def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
+    """The layers met first on the way back from the outputs, and the loose parameters behind them."""
+    layers = set(structure.layers())
+    return structure.walk_back(lambda module, _: module in layers, loose=True)
+
+
+def blocks(model: nn.Module) -> list[str]:
+    """The repeated parts of a network: elements of containers that are made of layers, innermost; without any, its layers."""
+    found = []
+    for name, module in model.named_modules():
+        if not isinstance(module, CONTAINERS):
+            continue
+        for key, part in module.named_children():
+            if any(is_layer(inner) for inner in part.modules() if inner is not part):
+                found.append(f"{name}.{key}" if name else key)
+    innermost = [n for n in found if not any(other.startswith(f"{n}.") for other in found)]
+    return innermost or [name for name, module in model.named_modules() if is_layer(module)]
+
+
+def last_third(structure: Structure) -> str:
+    """The first of the children that run last and hold at least a third of the blocks.
+
+    A child that would leave less than a third to the rest is opened, and the search goes on among its own children.
+    """
+    names = blocks(structure.model)
+
+    def held(module: str) -> int:
+        return sum(n == module or module == "" or n.startswith(f"{module}.") for n in names)
+
+    def search(module: str, after: int) -> str:
+        prefix = f"{module}." if module else ""
+        inside = structure.model.get_submodule(module).named_children()
+        children = [prefix + key for key, _ in inside if structure.started(prefix + key) is not None]
+        for child in sorted(children, key=structure.started, reverse=True):  # type: ignore[arg-type]
+            here = held(child)
+            if 3 * (after + here) >= len(names):
+                opens = 3 * (after + here) > 2 * len(names) and child not in names
+                return search(child, after) if opens else child
+            after += here
+        return module
+
+    return search("", 0)

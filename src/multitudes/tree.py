@@ -1,0 +1,139 @@
+"""Nested values: the tensors inside tuples, dicts, dataclasses and Hugging Face outputs.
+
+A model may take and return any of these. Here they are taken apart into their tensors and put together again;
+what is not a tensor (None, numbers, strings) stays where it stands.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes.errors import RunError
+
+Tree = Any
+"""A tensor, or a tuple, list, mapping or dataclass of trees, or a plain constant."""
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
+    """The named parts of a nested value, or None for a leaf."""
+    if isinstance(tree, (Tensor, *PLAIN)):
+        return None
+    if isinstance(tree, Mapping):
+        return [(str(key), value) for key, value in tree.items()]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, (tuple, list)):
+        return [(str(index), value) for index, value in enumerate(tree)]
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
+    return None
+
+
+def rebuild(tree: Tree, values: Sequence[Tree]) -> Tree:
+    """A nested value of the same kind as `tree`, with these parts."""
+    if isinstance(tree, Mapping):
+        items = zip(tree.keys(), values, strict=True)
+        if dataclasses.is_dataclass(tree):  # a Hugging Face output: a dataclass that is a mapping of what is not None
+            return type(tree)(**dict(items))
+        return dict(items) if type(tree) is dict else type(tree)(items)  # type: ignore[call-arg]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*values)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(values)
+    new = copy.copy(tree)
+    for field, value in zip(dataclasses.fields(tree), values, strict=True):
+        object.__setattr__(new, field.name, value)
+    return new
+
+
+def leaves(tree: Tree, name: str = "") -> Iterable[tuple[str, Any]]:
+    """Each leaf with its dotted name, in order."""
+    inner = parts(tree)
+    if inner is None:
+        yield name, tree
+        return
+    for key, value in inner:
+        yield from leaves(value, f"{name}.{key}" if name else key)
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """The tensors in a nested value, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def refill(tree: Tree, values: Iterable[Tensor]) -> Tree:
+    """The same nested value with other tensors, given in the order of `tensors`."""
+    source = iter(values)
+
+    def fill(node: Tree) -> Tree:
+        if isinstance(node, Tensor):
+            return next(source)
+        inner = parts(node)
+        return node if inner is None else rebuild(node, [fill(value) for _, value in inner])
+
+    return fill(tree)
+
+
+def apply(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The same nested value with `function` applied to each tensor."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    return refill(tree, [function(tensor) for tensor in tensors(tree)])
+
+
+def stack(outputs: Sequence[Tree]) -> Tree:
+    """Member outputs as one nested value: each tensor gains a leading member axis, each constant must agree."""
+    first = outputs[0]
+    if isinstance(first, Tensor) and all(isinstance(other, Tensor) for other in outputs):
+        _same_shapes("the output", [output.shape for output in outputs])
+        return torch.stack(list(outputs))
+    names = [name for name, leaf in leaves(first) if isinstance(leaf, Tensor)]
+    columns = [tensors(output) for output in outputs]
+    constants = [plain(output) for output in outputs]
+    if any(len(column) != len(names) for column in columns) or any(c != constants[0] for c in constants):
+        raise RunError(
+            "members return outputs of different structure, so they cannot be stacked: "
+            f"member 0 has {constants[0]} and tensors {names}"
+        )
+    stacked = []
+    for index, name in enumerate(names):
+        _same_shapes(name, [column[index].shape for column in columns])
+        stacked.append(torch.stack([column[index] for column in columns]))
+    return refill(first, stacked)
+
+
+def plain(tree: Tree) -> dict[str, Any]:
+    """The leaves that are not tensors, by name; an object that is no plain constant is refused by name."""
+    found = {}
+    for name, leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            continue
+        if not isinstance(leaf, PLAIN):
+            raise RunError(
+                f"output {name or 'of the model'} is a {type(leaf).__name__}, which has no member axis. "
+                "Return tensors, or leave it out (for a Hugging Face cache: pass mt.Inputs(..., use_cache=False))"
+            )
+        found[name] = leaf
+    return found
+
+
+def take(tree: Tree, index: int) -> Tree:
+    """Entry `index` along the first axis of each tensor."""
+    return apply(lambda tensor: tensor[index], tree)
+
+
+def _same_shapes(name: str, shapes: Sequence[torch.Size]) -> None:
+    if any(shape != shapes[0] for shape in shapes):
+        raise RunError(
+            f"members return {name} in different shapes, {', '.join(str(tuple(s)) for s in shapes)}: they cannot be stacked"
+        )
