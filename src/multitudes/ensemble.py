@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 from multitudes import tree
 from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_fold_rows, run_rows
+from multitudes.engine.outcome import aside
 from multitudes.engine.state import bake, named_tensors
+from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
 from multitudes.method import Batch, Criterion, Method
@@ -43,7 +46,7 @@ class Ensemble(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         vars(self)["base"] = base  # the architecture on the meta device: no child, and no memory
         self._wear(engine.template)
-        self.register_load_state_dict_post_hook(lambda ensemble, _: ensemble.engine.refresh())
+        self.register_load_state_dict_post_hook(_loaded)
 
     def _wear(self, template: nn.Module) -> None:
         """Takes over the template's registers, so that names, devices and checkpoints are the base model's own."""
@@ -78,9 +81,10 @@ class Ensemble(nn.Module):
         if draws is not None:
             raise InputError(f"{type(self.method).__name__} draws nothing, so draws= has nothing to give it")
         call = Inputs(*inputs, **kwargs)
-        if rows is not None:
-            return self._by_rows(call, rows, per_member)
-        return EXECUTORS[self._executor(per_member)](self.engine, call, per_member)
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else self.engine.lock:
+            if rows is not None:
+                return self._by_rows(call, rows, per_member)
+            return EXECUTORS[self._executor(per_member)](self.engine, call, per_member)
 
     def _executor(self, per_member: bool) -> str:
         engine = self.engine
@@ -102,11 +106,10 @@ class Ensemble(nn.Module):
     def _vmap_is_right(self) -> bool:
         """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
         engine = self.engine
-        device = next((t.device.type for _, t in named_tensors(self.template)), "cpu")
         exporting = torch.compiler.is_exporting()
         in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
         proven = "vmap" in engine.proven["train" if self.training else "eval"]
-        return proven and not exporting and not in_chunks and not torch.is_autocast_enabled(device)
+        return proven and not exporting and not in_chunks and not torch.is_autocast_enabled(self._device())
 
     def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:
         if per_member:
@@ -179,7 +182,9 @@ class Ensemble(nn.Module):
         method = replace(self.method, members=len(chosen))
         engine = replace(self.engine, template=template, members=len(chosen), picked=dict(self.engine.picked))
         engine.refresh()
-        return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=self.plan)
+        counts = self.plan.counts and self.plan.counts.for_members(len(chosen), self.members)
+        planned = replace(self.plan, method=method, counts=counts)
+        return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned)
 
     def average(self, output: str | None = None) -> nn.Module:
         """A plain module ``[B, K]`` for code that knows no members: the log of the mean probability, by the task.
@@ -215,9 +220,6 @@ class Ensemble(nn.Module):
 
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves the executors again on `x`, times them, and takes the faster one in each mode; tensors stay as they are."""
-        from multitudes.engine.outcome import aside
-        from multitudes.engine.trial import few_members, settle
-
         call = Inputs.of(x)
         few = few_members(self.engine, 2 if rows(call, self.engine.batch_axis) != 2 else 3)
         with aside():
@@ -262,6 +264,16 @@ class Ensemble(nn.Module):
                     tensor.data = in_layout(tensor.data, layout, name in self.engine.owned)
         return self
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
+        before = self._device()
+        super()._apply(fn, recurse)
+        if self._device() != before:
+            pick(self.engine)
+        return self
+
+    def _device(self) -> str:
+        return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "generator": self.generator.get_state()}
 
@@ -286,6 +298,10 @@ class Ensemble(nn.Module):
 
     def __repr__(self) -> str:
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
+
+
+def _loaded(ensemble: Ensemble, _: Any) -> None:
+    ensemble.engine.refresh()
 
 
 class Average(nn.Module):

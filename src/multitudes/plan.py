@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from multitudes.method import Method
@@ -29,6 +29,15 @@ class Counts:
     base_parameters: int
     multiply_adds: int
     base_multiply_adds: int
+
+    def for_members(self, count: int, members: int) -> Counts:
+        """The counts with `count` members instead of `members`: each adds what it owns."""
+        if count == members or members == 1:
+            return self
+        step = (self.parameters - self.base_parameters) // (members - 1)
+        work = (self.multiply_adds - self.base_multiply_adds) // (members - 1)
+        fewer = members - count
+        return replace(self, parameters=self.parameters - fewer * step, multiply_adds=self.multiply_adds - fewer * work)
 
 
 @dataclass(frozen=True)

@@ -48,25 +48,24 @@ class Replay(TorchFunctionMode):
 
     def is_shared(self, tensor: Tensor) -> bool:
         """Whether this tensor is the same for all members."""
-        return id(tensor) in self.known and _storage(tensor) not in self.spoiled
+        return id(tensor) in self.known and not (self.spoiled and _storage(tensor) in self.spoiled)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         name = getattr(func, "__name__", "")
-        tensors: list[Tensor] = []
-        key = _signature((args, kwargs), tensors)
-        common = all(self.is_shared(tensor) for tensor in tensors)
-        if not common:
-            if name in READS:
-                self.steered = True
-            for target in _written(func, name, args, kwargs):
-                self._spoil(target)
+        for tensor in tensors:
+            if not self.is_shared(tensor):
+                if name in READS:
+                    self.steered = True
+                for target in _written(func, name, args, kwargs):
+                    self._spoil(target)
+                return func(*args, **kwargs)
+        if self.steered or not (tensors or name in FACTORIES):
             return func(*args, **kwargs)
-        if self.steered or key is None or not (tensors or name in FACTORIES):
-            return func(*args, **kwargs)
-        return self._once((func, key), func, args, kwargs)
+        return self._once((func, _signature(args), _signature(kwargs)), func, args, kwargs)
 
     def _once(self, key: Hashable, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         turn = self.seen.get(key, 0)
@@ -93,20 +92,17 @@ class Replay(TorchFunctionMode):
                     del self.results[key]
 
 
-def _signature(value: Any, tensors: list[Tensor]) -> Hashable | None:
-    """Arguments as a hashable value, tensors by identity (collected on the way); None where that cannot be said."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return ("tensor", id(value))
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *(_signature(item, tensors) for item in value))
-    if isinstance(value, dict):
-        return ("dict", *((key, _signature(item, tensors)) for key, item in value.items()))
-    if isinstance(value, slice):
-        return ("slice", value.start, value.stop, value.step)
+def _signature(value: Any) -> Hashable:
+    """Arguments as a hashable value: tensors and objects by identity, plain values by type and value."""
     if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format)):
-        return (type(value).__name__, value)
-    return (type(value).__name__, id(value))
+        return (type(value), value)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_signature, value))
+    if isinstance(value, dict):
+        return (dict, *((key, _signature(item)) for key, item in value.items()))
+    if isinstance(value, slice):
+        return (slice, value.start, value.stop, value.step)
+    return id(value)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,19 +56,37 @@ class Engine:
     """For each executor that is not proven, the operation that forbids it."""
     picked: dict[str, str] = field(default_factory=lambda: dict.fromkeys(MODES, "loop"))
     """The executor in use, for each mode."""
+    slots: dict[str, list[tuple[dict[str, Any], str]]] = field(init=False, repr=False, compare=False)
+    """Where each tensor stands: the registers and keys of the modules that hold it, several for a tied one."""
+
+    def __post_init__(self) -> None:
+        self.slots = slots_of(self.template)
+        self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("lock", "slots")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
 
     @property
     def shares(self) -> bool:
         """Whether some tensors are shared, so that there may be work to do once for all members."""
-        return any(name not in self.owned for name, _ in named_tensors(self.template))
+        return len(self.owned) < len(self.slots)
 
     def parameters(self) -> dict[str, Tensor]:
         """All parameters by name, a tied one once."""
-        return dict(self.template.named_parameters())
+        return {name: tensor for name, tensor in self._tensors() if isinstance(tensor, nn.Parameter)}
 
     def buffers(self) -> dict[str, Tensor]:
         """All buffers by name, a shared one once."""
-        return dict(self.template.named_buffers())
+        return {name: tensor for name, tensor in self._tensors() if not isinstance(tensor, nn.Parameter)}
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        if torch.compiler.is_compiling():
+            return named_tensors(self.template)
+        return [(name, held[0][0][held[0][1]]) for name, held in self.slots.items()]
 
     def refresh(self) -> None:
         """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
@@ -82,6 +101,21 @@ class Engine:
 def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and buffers by name, one name for each tensor."""
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def slots_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """The registers that hold each tensor of a module, under the tensor's first name; parameters first."""
+    first: dict[int, str] = {}
+    found: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    parts = list(module.named_modules())
+    for kind in ("_parameters", "_buffers"):
+        for name, part in parts:
+            register = getattr(part, kind)
+            for key, tensor in register.items():
+                if tensor is not None:
+                    full = first.setdefault(id(tensor), f"{name}.{key}" if name else key)
+                    found.setdefault(full, []).append((register, key))
+    return found
 
 
 def owner(name: str) -> str:
@@ -104,40 +138,33 @@ def uses_batch(norm: _BatchNorm) -> bool:
     return norm.training or (norm.running_mean is None and norm.running_var is None)
 
 
-class _Reporting(nn.Module):
-    """Calls a module, and says which tensors stand in its buffers afterwards."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, watched: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tree, dict[str, Tensor]]:
-        output = self.inner(*args, **kwargs)
-        return output, {name: self.inner.get_buffer(name) for name in watched}
-
-
 def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
     """The template called with these tensors in place of its own: the output, and the buffers that forward replaced."""
-    buffers = engine.buffers()
-    given = {**{name: tensor for name, tensor in buffers.items() if name not in engine.owned}, **tensors}
-    if torch.compiler.is_compiling():
-        if not engine.traits.reassigned:
-            return functional_call(engine.template, given, inputs.args, inputs.kwargs), {}
-        return _functional(engine.template, given, sorted(engine.traits.reassigned), inputs)
+    given = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
+    given.update(tensors)
+    if torch.compiler.is_compiling() and not engine.traits.reassigned:
+        return functional_call(engine.template, given, inputs.args, inputs.kwargs), {}
     if engine.traits.copies:
         member = copy_with(engine.template, given)
-        output = member(*inputs.args, **inputs.kwargs)
-        now = {name: member.get_buffer(name) for name in buffers}
+        output, now = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
-        output, now = _functional(engine.template, given, list(buffers), inputs)
-    return output, {name: tensor for name, tensor in now.items() if tensor is not given[name]}
+        output, now = _call_with(engine, given, inputs)
+    return output, {name: now[name] for name in given if name in now and now[name] is not given[name]}
 
 
-def _functional(
-    template: nn.Module, given: dict[str, Tensor], watched: list[str], inputs: Inputs
-) -> tuple[Tree, dict[str, Tensor]]:
-    named = {f"inner.{name}": tensor for name, tensor in given.items()}
-    return functional_call(_Reporting(template), named, (watched, inputs.args, inputs.kwargs))
+def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
+    """As torch.func.functional_call, by slots found once, and with what stands in the registers afterwards."""
+    places = [(register, key, tensor) for name, tensor in given.items() for register, key in engine.slots[name]]
+    own = [register[key] for register, key, _ in places]
+    try:
+        for register, key, tensor in places:
+            register[key] = tensor
+        output = engine.template(*inputs.args, **inputs.kwargs)
+        now = {name: engine.slots[name][0][0][engine.slots[name][0][1]] for name in given}
+    finally:
+        for (register, key, _), tensor in zip(places, own, strict=True):
+            register[key] = tensor
+    return output, now
 
 
 def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
