@@ -19,7 +19,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes import tree
 from multitudes.engine import EXECUTORS, MODES
-from multitudes.engine.state import Engine, bake, named_tensors
 from multitudes.engine.outcome import (
     Outcome,
     aside,
@@ -34,6 +33,7 @@ from multitudes.engine.outcome import (
     run_reference,
     undone,
 )
+from multitudes.engine.state import Engine, bake, named_tensors
 from multitudes.engine.trial import few_members
 from multitudes.ensemble import Ensemble
 from multitudes.errors import CheckError, ConversionError

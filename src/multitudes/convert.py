@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +38,9 @@ def plan(
     chunk: int | None = None,
 ) -> Plan:
     """A dry run of `ensemble` with the same arguments: every module as converted, shared or refused, and what it costs."""
-    options = {"keep": keep, "at": at, "seed": seed, "start": start, "batch_axis": batch_axis, "chunk": chunk}
-    begun = draft(model, method, example, **options)  # type: ignore[arg-type]
+    begun = draft(
+        model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk
+    )  # fmt: skip
     return begun.plan if begun.plan.refused else settled(begun, begun.stack(begun.trial_members))
 
 
@@ -79,8 +80,9 @@ def ensemble(
     torch.Size([4, 5, 3])
     """
     checked(task)
-    options = {"keep": keep, "at": at, "seed": seed, "start": start, "batch_axis": batch_axis, "chunk": chunk}
-    begun = draft(model, method, example, **options)  # type: ignore[arg-type]
+    begun = draft(
+        model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk
+    )  # fmt: skip
     if begun.plan.refused:
         raise ConversionError(_refusal_text(begun.plan))
     engine = begun.stack(method.members)
@@ -106,8 +108,8 @@ def settled(begun: Draft, engine: Engine) -> Plan:
     notes = begun.plan.notes
     if engine.traits.coupled:
         notes += (f"in training, BatchNorm {', '.join(sorted(engine.traits.coupled))} is shared over members: run by fold",)
-    ways = {"executor": dict(engine.picked), "proven": dict(engine.proven), "why": dict(engine.why)}
-    return replace(begun.plan, **ways, init=init, memory=memory, counts=counts, notes=notes)
+    ways = replace(begun.plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
+    return replace(ways, init=init, memory=memory, counts=counts, notes=notes)
 
 
 def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int]]:
@@ -122,7 +124,7 @@ def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
     def some() -> Any:
         return run_loop(few, begun.inputs)
 
-    def at(count: int, measure: Any) -> int:
+    def at(count: int, measure: Callable[[Callable[[], Any]], int]) -> int:
         one, more = measure(single), measure(some)
         return one if few.members == 1 else more + (count - few.members) * (more - one) // (few.members - 1)
 

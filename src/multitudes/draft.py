@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from multitudes.arguments import check_method, check_names, check_options, checked_example
 from multitudes.engine.state import Engine, batch_norms, copy_with, like, named_tensors, owner
@@ -170,7 +171,7 @@ def entry(model: nn.Module, name: str, reason: str) -> Entry:
     module = model.get_submodule(name)
     scripted = isinstance(module, torch.jit.ScriptModule)
     own = [p for p in ({} if scripted else own_tensors(module)).values() if isinstance(p, nn.Parameter)]
-    lazy = any(isinstance(p, torch.nn.parameter.UninitializedTensorMixin) for p in own)
+    lazy = any(isinstance(p, UninitializedParameter) for p in own)
     return Entry(name, type(module).__name__, reason, 0 if lazy else sum(p.numel() for p in own))
 
 
@@ -186,7 +187,7 @@ def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
             converted.append(entry(begun.model, name, f"each member has its own{some}"))
         elif own:
             shared.append(entry(begun.model, name, "one for all members"))
-    notes = (layout.note,) if layout.note else ()
+    notes: tuple[str, ...] = (layout.note,) if layout.note else ()
     if owned and begun.start == "fresh" and begun.factory is None:
         notes += ("what members own starts anew: the given weights are not used there (start='copies' would)",)
     return replace(begun.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)

@@ -44,7 +44,7 @@ class Ensemble(nn.Module):
         self.engine = engine
         self.plan = plan
         self.generator = torch.Generator().manual_seed(seed)
-        vars(self)["base"] = base  # the architecture on the meta device: no child, and no memory
+        self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
         self._wear(engine.template)
         self.register_load_state_dict_post_hook(_loaded)
 
@@ -58,6 +58,11 @@ class Ensemble(nn.Module):
     def template(self) -> nn.Module:
         """The module that all members are calls of."""
         return self.engine.template
+
+    @property
+    def base(self) -> nn.Module:
+        """The base model's architecture, on the meta device."""
+        return self._base[0]
 
     @property
     def members(self) -> int:
@@ -116,7 +121,7 @@ class Ensemble(nn.Module):
             raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
         count = rows(call, self.engine.batch_axis)
         if members.shape != (count,) or members.is_floating_point() or members.is_complex():
-            raise InputError(f"rows= must be {count} whole numbers, one for each row; got {list(members.shape)} {members.dtype}")
+            raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
         if count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
         shared = batch_coupled(self.engine, per_member=True)
@@ -157,12 +162,12 @@ class Ensemble(nn.Module):
         own = [g for n, g in named if n in self.engine.owned]
         rest = [g for n, g in named if n not in self.engine.owned]
         if rest:
-            norm = torch.stack([g.norm() for g in rest]).norm()
+            norm: Tensor = torch.stack([g.norm() for g in rest]).norm()
             for g in rest:
                 g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         if not own:
-            return torch.stack([g.norm() for g in rest]).norm().expand(self.members) if rest else torch.zeros(self.members)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in own]).norm(dim=0)
+            return norm.expand(self.members) if rest else torch.zeros(self.members)
+        norms: Tensor = torch.stack([g.flatten(1).norm(dim=1) for g in own]).norm(dim=0)
         scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
         for g in own:
             g.mul_(scale.view(-1, *(1 for _ in g.shape[1:])).to(g.dtype))
@@ -317,8 +322,9 @@ class Average(nn.Module):
         found = {n: t for n, t in tree.leaves(self.ensemble(*inputs, **kwargs)) if isinstance(t, Tensor)}
         name = self.output if self.output is not None or len(found) != 1 else next(iter(found))
         if name not in found:
-            raise InputError(f"the model returns {', '.join(found)}: say which is meant, as in ens.average(output={next(iter(found))!r})")
-        return combine(found[name], self.ensemble.task)
+            raise InputError(f"the model returns {', '.join(found)}: say which is meant, ens.average(output=...)")
+        chosen: Tensor = found[name]
+        return combine(chosen, self.ensemble.task)
 
 
 def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:

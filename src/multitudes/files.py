@@ -126,7 +126,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(memoryview(tensor.flatten().view(torch.uint8).numpy()) if tensor.numel() else b"")
+        total.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return total.hexdigest()
 
 
@@ -204,7 +204,8 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
 
 
 def _traits(about: dict[str, Any]) -> Traits:
-    return Traits(**{k: frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()})
+    saved: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()}
+    return Traits(**saved)
 
 
 def _planned(about: dict[str, Any], method: Method) -> Plan:

@@ -53,7 +53,7 @@ def built(factory: Factory, ratio: float, seed: int) -> nn.Module:
         except TypeError as error:
             if "argument" not in str(error):
                 raise
-            raise InputError(f"a factory is called with the width ratio, as in lambda ratio: Net(int(64 * ratio)): {error}") from error
+            raise InputError(f"a factory takes the width ratio, as in lambda ratio: Net(int(64 * ratio)): {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"the factory returned a {type(model).__name__}, not an nn.Module")
     return model
@@ -65,14 +65,14 @@ def fresh(model: nn.Module, seed: int) -> tuple[nn.Module, dict[str, str]]:
     rules: dict[str, str] = {}
     with torch.no_grad(), seeded(seed, model):
         for name, part in _outermost(new):
-            for how in _own_initialisers(part):
-                if _run(name, part, how, rules):
+            for called, how in _own_initialisers(part):
+                if _run(name, part, called, how, rules):
                     break
         for name, part in new.named_modules():
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
             done = any(_join(name, key) in rules for key in own_tensors(part))
             if callable(reset) and not done and not _required(reset):
-                _run(name, part, reset, rules)
+                _run(name, part, reset.__name__, reset, rules)
         given = dict(named_tensors(model))
         for name, tensor in named_tensors(new):
             _finish(name, tensor, given[name], rules)
@@ -83,12 +83,12 @@ def fresh(model: nn.Module, seed: int) -> tuple[nn.Module, dict[str, str]]:
     return new, rules
 
 
-def _run(name: str, part: nn.Module, how: Callable[[], Any], rules: dict[str, str]) -> bool:
+def _run(name: str, part: nn.Module, called: str, how: Callable[[], Any], rules: dict[str, str]) -> bool:
     """Lets a part initialise itself; whether that changed anything."""
     before = {n: t.clone() for n, t in named_tensors(part)}
     how()
     changed = [n for n, tensor in named_tensors(part) if not _same(tensor, before[n])]
-    rules.update((_join(name, n), f"{type(part).__name__}.{how.__name__}") for n in changed)
+    rules.update((_join(name, n), f"{type(part).__name__}.{called}") for n in changed)
     return bool(changed)
 
 
@@ -114,16 +114,14 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, part
 
 
-def _own_initialisers(part: nn.Module) -> list[Callable[[], Any]]:
+def _own_initialisers(part: nn.Module) -> list[tuple[str, Callable[[], Any]]]:
     """`init_weights` or `_init_weights`, called once or for each module, as it is written."""
-    found: list[Callable[[], Any]] = []
+    found: list[tuple[str, Callable[[], Any]]] = []
     for name in ("init_weights", "_init_weights"):
         method = getattr(part, name, None)
         if not callable(method) or len(_required(method)) > 1:
             continue
-        call = functools.partial(part.apply, method) if _required(method) else functools.partial(method)
-        call.__name__ = name  # type: ignore[attr-defined]
-        found.append(call)
+        found.append((name, functools.partial(part.apply, method) if _required(method) else method))
     return found
 
 

@@ -83,8 +83,7 @@ class Plan:
         for note in self.notes:
             head.add_row("", note)
         if self.executor:
-            same = len(set(self.executor.values())) == 1
-            head.add_row("executor", self.executor["eval"] if same else ", ".join(f"{v} in {k}" for k, v in self.executor.items()))
+            head.add_row("executor", ", ".join(f"{name} in {mode}" for mode, name in self.executor.items()))
             head.add_row("proven", "; ".join(f"{mode}: {', '.join(names)}" for mode, names in self.proven.items()))
         for name, reason in self.why.items():
             head.add_row(f"not {name}", reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import Buffer, UninitializedTensorMixin
+from torch.nn.parameter import Buffer, UninitializedBuffer, UninitializedParameter
 
 from multitudes.engine.state import owner
 
@@ -39,12 +39,12 @@ def _of_module(module: nn.Module) -> str | None:
 
 
 def _of_tensor(tensor: Tensor) -> str | None:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "a lazy layer has no weights yet; run the model once on the example first"
     if tensor.is_quantized:
         return f"a tensor of dtype {tensor.dtype} cannot be stacked; convert first, quantise the members afterwards"
     if type(tensor) not in PLAIN_TENSORS and type(tensor.data) is not Tensor:
         return f"a {type(tensor).__name__} keeps its values in a form of its own; convert the plain model first"
-    if tensor.is_sparse or tensor.layout not in (torch.strided, torch._mkldnn):
+    if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} cannot be stacked; make it dense"
     return None

@@ -7,4 +7,15 @@ from multitudes.engine.vmap import run_vmap
 
 EXECUTORS = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 
-__all__ = ["EXECUTORS", "MODES", "Engine", "Traits", "batch_coupled", "run_fold", "run_fold_rows", "run_loop", "run_rows", "run_vmap"]
+__all__ = [
+    "EXECUTORS",
+    "MODES",
+    "Engine",
+    "Traits",
+    "batch_coupled",
+    "run_fold",
+    "run_fold_rows",
+    "run_loop",
+    "run_rows",
+    "run_vmap",
+]

@@ -7,6 +7,7 @@ all of them, which a loop cannot say: in training with shared BatchNorm, fold is
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,9 +112,9 @@ def _by_member(
         for tensors, place in zip(own, places, strict=True):
             if not len(place):
                 continue
-            mine = tree.apply(lambda t, place=place: _rows_of(t, place, total), (args, kwargs))
+            mine = tree.apply(functools.partial(_rows_of, place=place, total=total), (args, kwargs))
             output, buffers = functional_call(inner, {f"site.{n}": t for n, t in tensors.items()}, mine)
-            pieces.append(tree.apply(lambda t, place=place: _has_rows(t, place), output))
+            pieces.append(tree.apply(functools.partial(_has_rows, place=place), output))
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     if name in buffers and buffers[name] is not tensor:

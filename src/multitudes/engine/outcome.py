@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,7 +129,7 @@ def fresh_inputs(inputs: Inputs) -> Inputs:
     return inputs.refill([t.detach().clone() for t in inputs.tensors()])
 
 
-def gradients_of(output: Any, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+def gradients_of(output: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradients of a number that depends on every entry of the output in its own way, where there are any."""
     reached = [t for t in tree.tensors(output) if t.requires_grad]
     wanted = {n: p for n, p in parameters.items() if p.requires_grad}

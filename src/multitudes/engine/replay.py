@@ -21,11 +21,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 FACTORIES = frozenset(
-    "arange as_tensor empty empty_strided eye full linspace logspace meshgrid ones tensor tril_indices triu_indices zeros".split()
+    "arange as_tensor empty empty_strided eye full linspace logspace meshgrid ones tensor "
+    "tril_indices triu_indices zeros".split()
 )
+"""Functions that make a tensor from plain values, without chance."""
+
 READS = frozenset(
-    "__array__ __bool__ __complex__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item numpy tolist".split()
+    "__array__ __bool__ __complex__ __contains__ __float__ __index__ __int__ "
+    "allclose equal is_nonzero item numpy tolist".split()
 )
+"""Functions by which a tensor's values come to steer the program."""
 
 
 class Replay(TorchFunctionMode):
@@ -115,7 +120,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _storage(tensor: Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
         return id(tensor)
 

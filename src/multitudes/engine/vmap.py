@@ -97,6 +97,6 @@ def _(x: Tensor, p: float, lead: int) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.register_vmap("multitudes::noise")
+@torch.library.register_vmap("multitudes::noise")  # type: ignore[untyped-decorator]
 def _(info: Any, dims: tuple[int | None, ...], x: Tensor, p: float, lead: int) -> tuple[Tensor, int]:
-    return torch.ops.multitudes.noise(x.movedim(dims[0], 0), p, lead + 1 if lead else 0), 0
+    return torch.ops.multitudes.noise(x.movedim(dims[0] or 0, 0), p, lead + 1 if lead else 0), 0

@@ -52,4 +52,3 @@ class TreeNet(Method):
         if not ran:
             raise InputError(f"TreeNet(split={self.split!r}): {', '.join(hits)} is not run by the example")
         return min(ran, key=lambda name: starts[name] or 0)
-
