@@ -86,7 +86,7 @@ def self_check(ensemble: Ensemble, begun: Draft) -> None:
     laws = [*_neutral(begun), *_members(engine, inputs), *_independent(engine, inputs, ("loop",))]
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
-        kind = type(begun.model).__name__
+        kind = type(begun.base).__name__
         raise ConversionError(f"{kind} cannot be run as {ensemble.method}, since a law does not hold:\n" + "\n".join(broken))
 
 
@@ -171,10 +171,10 @@ def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 
 def _neutral(begun: Draft) -> Iterator[Law]:
     """Copies under neutral settings against the model given."""
-    neutral = replace(begun, method=begun.method.neutral(), start="copies")
+    neutral = replace(begun.with_method(begun.method.neutral()), start="copies")
     engine, inputs = precise(neutral.stack(neutral.method.members), begun.inputs)
     dtypes = {tensor.dtype for _, tensor in named_tensors(engine.template)}
-    base = copied(begun.model, torch.float64 if torch.float64 in dtypes else None)
+    base = copied(begun.base, torch.float64 if torch.float64 in dtypes else None)
     for part in base.modules():
         if isinstance(part, _DropoutNd):
             part.p = 0.0

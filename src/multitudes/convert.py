@@ -11,7 +11,7 @@ from torch import nn
 
 from multitudes.check import self_check
 from multitudes.cost import multiply_adds, saved_numbers
-from multitudes.draft import Draft, Factory, draft
+from multitudes.draft import Draft, draft
 from multitudes.engine.loop import run_loop
 from multitudes.engine.outcome import aside
 from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
@@ -19,7 +19,7 @@ from multitudes.engine.trial import few_members, pick, settle
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
 from multitudes.inputs import BatchAxis
-from multitudes.method import Method
+from multitudes.method import Factory, Method
 from multitudes.plan import Counts, Plan
 from multitudes.tasks import checked
 
@@ -87,7 +87,7 @@ def ensemble(
         raise ConversionError(_refusal_text(begun.plan))
     engine = begun.stack(method.members)
     planned = settled(begun, engine)
-    ens = Ensemble(engine, method, task=task, seed=begun.seed, base=skeleton(begun.model), plan=planned)
+    ens = Ensemble(engine, method, task=task, seed=begun.seed, base=skeleton(begun.base), plan=planned)
     if check and not begun.on_meta:
         self_check(ens, begun)
     return ens
@@ -115,7 +115,7 @@ def settled(begun: Draft, engine: Engine) -> Plan:
 def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int]]:
     """Counts are exact; memory is estimated from one network and a few members, which differ by what members own."""
     members = begun.method.members
-    base = bake(begun.model, {}).eval()
+    base = bake(begun.base, {}).eval()
     few.template.eval()
 
     def single() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,19 +16,20 @@ from multitudes.ensemble import in_layout
 from multitudes.errors import InputError
 from multitudes.initialise import built, fresh, member_seed, seeded
 from multitudes.inputs import BatchAxis, Inputs, rows
-from multitudes.method import Layout, Method, inside, names_matching
+from multitudes.method import Factory, Layout, Method, inside, names_matching
 from multitudes.plan import Entry, Plan
 from multitudes.refusals import refusals
 from multitudes.structure import Structure, observe, own_tensors
-
-Factory = Callable[[float], nn.Module]
 
 
 @dataclass(frozen=True)
 class Draft:
     """Everything that is known before tensors are stacked."""
 
+    base: nn.Module
+    """The model as it was given."""
     model: nn.Module
+    """The network that one member is made of."""
     factory: Factory | None
     method: Method
     inputs: Inputs
@@ -39,6 +40,10 @@ class Draft:
     plan: Plan
     owned: frozenset[str] = frozenset()
     shared_norms: frozenset[str] = frozenset()
+
+    def with_method(self, method: Method) -> Draft:
+        """The draft of another method for the same model."""
+        return replace(self, method=method, model=method.prepare(self.base, self.factory, self.inputs, self.seed))
 
     @property
     def on_meta(self) -> bool:
@@ -73,7 +78,7 @@ class Draft:
         seed = member_seed(self.seed, m)
         if self.factory is None:
             return fresh(self.model, seed)
-        made = built(self.factory, 1.0, seed)
+        made = self.method.prepare(built(self.factory, 1.0, seed), self.factory, self.inputs, seed)
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.model, made))
         if ours != theirs:
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
@@ -106,9 +111,13 @@ def draft(
     refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
     shapes = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in inputs.tensors())
     empty = Plan(type(net).__name__, method, (), (), refused, example=shapes)
-    begun = Draft(net, factory, method, inputs, seed, start, batch_axis, chunk, empty)
+    begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty)
     if refused:
         return begun
+    if type(method).prepare is not Method.prepare:
+        _observed(begun)  # an example that the model rejects is answered before its network is changed
+    begun = begun.with_method(method)
+    net = begun.model
     layout = without(method.layout(_observed(begun)), kept)
     owned = _owned(net, layout)
     norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)

@@ -323,15 +323,16 @@ class Average(nn.Module):
         name = self.output if self.output is not None or len(found) != 1 else next(iter(found))
         if name not in found:
             raise InputError(f"the model returns {', '.join(found)}: say which is meant, ens.average(output=...)")
-        chosen: Tensor = found[name]
-        return combine(chosen, self.ensemble.task)
+        return combine(found[name], self.ensemble.task)
 
 
 def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
     """A tensor in a memory format; with a member axis, each member's slice in it."""
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
+    if rank is None:
+        return tensor.contiguous()
     if tensor.ndim - owned != rank:
         return tensor
-    if not owned:
-        return tensor.to(memory_format=layout)
-    return tensor.flatten(0, 1).to(memory_format=layout).unflatten(0, tensor.shape[:2])
+    flat = tensor.flatten(0, 1) if owned else tensor
+    placed: Tensor = flat.to(memory_format=layout)
+    return placed.unflatten(0, tensor.shape[:2]) if owned else placed

@@ -25,9 +25,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.engine.state import bake, named_tensors
 from multitudes.errors import InputError
+from multitudes.method import Factory
 from multitudes.structure import own_tensors
-
-Factory = Callable[[float], nn.Module]
 
 
 @contextlib.contextmanager

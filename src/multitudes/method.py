@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Criterion = Callable[[Any, Any], Tensor]
 """Any torch loss with mean reduction, called as criterion(output, target)."""
 
+Factory = Callable[[float], nn.Module]
+"""Makes the model at a width: factory(1.0) is the model itself."""
+
 M = TypeVar("M", bound="Method")
 
 
@@ -74,6 +77,10 @@ class Method:
     def all() -> list[type[Method]]:
         """Every method there is, yours included."""
         return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
+
+    def prepare(self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int) -> nn.Module:
+        """The network that one member is made of; by default the model itself."""
+        return model
 
     def layout(self, structure: Structure) -> Layout:
         """Which parts of the model belong to members."""
