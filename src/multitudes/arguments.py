@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from multitudes.engine.state import named_tensors
 from multitudes.errors import InputError
-from multitudes.inputs import BatchAxis, Inputs, rows, tile_rows
+from multitudes.inputs import BatchAxis, Inputs, each_row, rows
 from multitudes.method import Method, names_matching
 
 
@@ -48,11 +49,11 @@ def check_names(model: nn.Module, method: Method, keep: Sequence[str], at: Mappi
             raise InputError(f"{type(method).__name__} has no settings that differ by layer: at={{{glob!r}: {other}}}")
 
 
-def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis) -> Inputs:
-    """The example as a call of the model, with at least two rows."""
+def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_at_least: int = 2) -> Inputs:
+    """The example as a call of the model, with at least two rows: one is repeated."""
     inputs = Inputs.of(example)
     if not inputs.tensors():
-        raise InputError(f"the example {example!r} holds no tensor; give one input of the model, with its batch axis")
+        raise InputError(f"the example is a {type(example).__name__} without a tensor; give an input of the model")
     for tensor in inputs.tensors():
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
             raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input")
@@ -63,4 +64,14 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis) -> In
     others = {tensor.device.type for tensor in inputs.tensors()} - places
     if len(places) == 1 and others:
         raise InputError(f"the model is on {places.pop()}, the example on {others.pop()}")
-    return inputs if count > 1 else tile_rows(inputs, batch_axis, 2)
+    if count >= rows_at_least:
+        return inputs
+    return each_row(inputs, batch_axis, lambda tensor, axis: _with_neighbour(tensor, axis, rows_at_least))
+
+
+def _with_neighbour(row: Tensor, axis: int, count: int) -> Tensor:
+    """One row and others a little off, since equal rows tell BatchNorm nothing."""
+    copies = [row]
+    for k in range(1, count):
+        copies.append(row * (1 + k / 16) + k / 16 if row.is_floating_point() else row)
+    return torch.cat(copies, dim=axis)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes import tree
+from multitudes.arguments import checked_example
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.outcome import (
+    DROPOUTS,
     Outcome,
     aside,
     close,
@@ -71,7 +72,7 @@ class Check:
 @aside()
 def check(ensemble: Ensemble, x: Any) -> Check:
     """Proves the laws for this ensemble on `x`, on copies; raises CheckError with all that are broken."""
-    engine, inputs = precise(ensemble.engine, Inputs.of(x))
+    engine, inputs = precise(ensemble.engine, checked_example(ensemble.template, x, ensemble.engine.batch_axis))
     laws = tuple(_laws(engine, inputs))
     broken = [law for law in laws if law.broken]
     if broken:
@@ -102,21 +103,22 @@ def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     """Each member of the loop against the plain module, values and gradients, in eval mode."""
     parameters = dict(engine.template.named_parameters())
+    where = f"{rows(inputs, engine.batch_axis)} row(s)"
+    plain = [bake(engine.template, {n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned})
+             for m in range(engine.members)]  # fmt: skip
+    broken = leak = None
     with undone(engine.template, "eval"), torch.enable_grad():
         outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))
-    where = f"{rows(inputs, engine.batch_axis)} rows"
-    broken = leak = None
-    for m in range(engine.members):
-        own = {n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned}
-        expected = run_plain(bake(engine.template, own), inputs)
-        mine = tree.take(outputs, m)
-        gradients = gradients_of(mine, parameters)
-        found = {n: g[m] if n in engine.owned else g for n, g in gradients.items()}
-        odd = difference(Outcome([t.detach() for t in tree.tensors(mine)], found, expected.buffers), expected)
-        broken = broken or (odd and f"member {m}: {odd} from the plain module's")
-        for n, g in gradients.items():
-            if n in engine.owned and any(bool(g[j].any()) for j in range(engine.members) if j != m):
-                leak = leak or f"the output of member {m} has a gradient in another member's {n}"
+        for m, module in enumerate(plain):
+            expected = run_plain(module, inputs)
+            mine = tree.take(outputs, m)
+            gradients = gradients_of(mine, parameters)
+            found = {n: g[m] if n in engine.owned else g for n, g in gradients.items()}
+            odd = difference(Outcome([t.detach() for t in tree.tensors(mine)], found, expected.buffers), expected)
+            broken = broken or (odd and f"member {m}: {odd} from the plain module's")
+            for n, g in gradients.items():
+                if n in engine.owned and any(bool(g[j].any()) for j in range(engine.members) if j != m):
+                    leak = leak or f"the output of member {m} has a gradient in another member's {n}"
     yield Law("members", where, broken)
     yield Law("independent", f"gradients, {where}", leak)
 
@@ -132,12 +134,22 @@ def _independent(engine: Engine, inputs: Inputs, executors: tuple[str, ...]) -> 
             if name not in engine.proven[mode]:
                 continue
             try:
-                with undone(engine.template, mode), torch.no_grad():
-                    before = tree.tensors(EXECUTORS[name](engine, fresh_inputs(inputs)))
+                first, again, other = (_values(engine, inputs, mode, name, seed) for seed in (0, 0, 1))
             except Exception:  # the base model does not run in this mode
                 continue
+            if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+                yield Law("independent", f"{name}, {mode}", "the same call gives another output: forward keeps something")
+                continue
+            if not all(close(a, b) for a, b in zip(first, other, strict=True)):
+                continue  # noise may be drawn by what is computed, and then differs without a leak
+            before = first
             for how in ("NaN", "perturbation"):
                 yield Law("independent", f"{how}, {name}, {mode}", _spreads(engine, inputs, mode, name, how, before))
+
+
+def _values(engine: Engine, inputs: Inputs, mode: str, name: str, seed: int) -> list[Tensor]:
+    with undone(engine.template, mode, seed), torch.no_grad():
+        return tree.tensors(EXECUTORS[name](engine, fresh_inputs(inputs)))
 
 
 def _spreads(engine: Engine, inputs: Inputs, mode: str, name: str, how: str, before: list[Tensor]) -> str | None:
@@ -176,7 +188,7 @@ def _neutral(begun: Draft) -> Iterator[Law]:
     dtypes = {tensor.dtype for _, tensor in named_tensors(engine.template)}
     base = copied(begun.base, torch.float64 if torch.float64 in dtypes else None)
     for part in base.modules():
-        if isinstance(part, _DropoutNd):
+        if isinstance(part, DROPOUTS):
             part.p = 0.0
     expected = run_plain(base, inputs).values
     with undone(engine.template, "eval"), torch.no_grad():

@@ -13,11 +13,11 @@ from multitudes.check import self_check
 from multitudes.cost import multiply_adds, saved_numbers
 from multitudes.draft import Draft, draft
 from multitudes.engine.loop import run_loop
-from multitudes.engine.outcome import aside
+from multitudes.engine.outcome import aside, fresh_inputs
 from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.inputs import BatchAxis
 from multitudes.method import Factory, Method
 from multitudes.plan import Counts, Plan
@@ -101,8 +101,11 @@ def settled(begun: Draft, engine: Engine) -> Plan:
         few = engine
     else:
         few = few_members(engine, begun.trial_members)
-        settle(few, begun.inputs)
-        engine.traits, engine.why, engine.proven = few.traits, few.why, few.proven
+        try:
+            settle(few, begun.inputs)
+        except RunError as error:
+            raise ConversionError(f"{begun.method} cannot take this {begun.plan.model}: {error}") from error
+        engine.adopt(few)
         pick(engine)
     counts, memory = _costs(begun, engine, few_members(few, begun.trial_members))
     notes = begun.plan.notes
@@ -119,10 +122,11 @@ def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
     few.template.eval()
 
     def single() -> Any:
-        return base(*begun.inputs.args, **begun.inputs.kwargs)
+        own = fresh_inputs(begun.inputs)
+        return base(*own.args, **own.kwargs)
 
     def some() -> Any:
-        return run_loop(few, begun.inputs)
+        return run_loop(few, fresh_inputs(begun.inputs))
 
     def at(count: int, measure: Callable[[Callable[[], Any]], int]) -> int:
         one, more = measure(single), measure(some)

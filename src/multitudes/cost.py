@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from multitudes.arguments import checked_example
+from multitudes.engine.outcome import fresh_inputs
 from multitudes.engine.state import copy_with, like, named_tensors
 from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError
 from multitudes.inputs import Inputs
 from multitudes.plan import megabytes, rendered
 
@@ -57,18 +60,26 @@ class Cost:
 
 def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
     """What a call on `x` costs, and what it would cost the base model; both are timed in turn, in eval mode."""
-    inputs = Inputs.of(x)
+    inputs = checked_example(ensemble.template, x, ensemble.engine.batch_axis, rows_at_least=1)
+    if repeats < 1:
+        raise InputError(f"repeats={repeats}: a latency takes at least one call")
     same = {name: like(tensor, tensor.detach()) for name, tensor in named_tensors(ensemble.template)}  # no copies
     engine = replace(ensemble.engine, template=copy_with(ensemble.template, same))
     twin = Ensemble(engine, ensemble.method, task=ensemble.task, seed=0, base=ensemble.base, plan=ensemble.plan).eval()
     base = _materialised(ensemble.base, ensemble).eval()
 
     def ours() -> Any:
-        return twin(*inputs.args, **inputs.kwargs)
+        own = fresh_inputs(inputs)
+        return twin(*own.args, **own.kwargs)
 
     def theirs() -> Any:
-        return base(*inputs.args, **inputs.kwargs)
+        own = fresh_inputs(inputs)
+        return base(*own.args, **own.kwargs)
 
+    try:
+        ours()
+    except RuntimeError as error:
+        raise InputError(f"the model rejects {inputs}: {error}") from error
     times = _latencies([ours, theirs], repeats, inputs)
     rows = []
     for net, run, seconds in ((ensemble, ours, times[0]), (base, theirs, times[1])):
@@ -139,7 +150,7 @@ def _latencies(runs: list[Callable[[], Any]], repeats: int, inputs: Inputs) -> l
         return [float("nan")] * len(runs)
     devices = {tensor.device for tensor in inputs.tensors() if tensor.device.type == "cuda"}
     times: list[list[float]] = [[] for _ in runs]
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.random.fork_rng():
         for turn in range(repeats + 1):
             for run, seconds in zip(runs, times, strict=True):
                 start = time.perf_counter()

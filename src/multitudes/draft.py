@@ -128,6 +128,8 @@ def _observed(begun: Draft) -> Structure:
     try:
         with seeded(begun.seed, begun.model):
             return observe(begun.model, begun.inputs)
+    except InputError:
+        raise
     except Exception as error:
         text = f"the model rejects the example {begun.inputs}: {type(error).__name__}: {error}"
         raise InputError(text) from error
@@ -147,7 +149,15 @@ def without(layout: Layout, kept: Sequence[str]) -> Layout:
 
 
 def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    """Every name of every tensor, under the first name of the module that holds it."""
+    first: dict[int, str] = {}
+    found = []
+    for alias, module in model.named_modules(remove_duplicate=False):
+        name = first.setdefault(id(module), alias)
+        for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and name == alias:
+                found.append((f"{name}.{key}" if name else key, tensor))
+    return found
 
 
 def _belongs(name: str, layout: Layout) -> bool:
@@ -195,7 +205,7 @@ def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
             some = "" if own <= owned else f": {', '.join(sorted(own & owned))}"
             converted.append(entry(begun.model, name, f"each member has its own{some}"))
         elif own:
-            shared.append(entry(begun.model, name, "one for all members"))
+            shared.append(entry(begun.model, name, "one for all members" if begun.method.members > 1 else "as it is given"))
     notes: tuple[str, ...] = (layout.note,) if layout.note else ()
     if owned and begun.start == "fresh" and begun.factory is None:
         notes += ("what members own starts anew: the given weights are not used there (start='copies' would)",)

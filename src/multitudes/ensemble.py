@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from multitudes import tree
 from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_fold_rows, run_rows
-from multitudes.engine.outcome import aside
-from multitudes.engine.state import bake, named_tensors
+from multitudes.engine.outcome import aside, fresh_inputs
+from multitudes.engine.state import bake, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
@@ -89,7 +89,10 @@ class Ensemble(nn.Module):
         with contextlib.nullcontext() if torch.compiler.is_compiling() else self.engine.lock:
             if rows is not None:
                 return self._by_rows(call, rows, per_member)
-            return EXECUTORS[self._executor(per_member)](self.engine, call, per_member)
+            name = self._executor(per_member)
+            if name == "loop" and self._trunk_counts() and torch.compiler.is_dynamo_compiling():
+                return _untraced_loop(self.engine, call, per_member)
+            return EXECUTORS[name](self.engine, call, per_member)
 
     def _executor(self, per_member: bool) -> str:
         engine = self.engine
@@ -107,6 +110,10 @@ class Ensemble(nn.Module):
         if torch.compiler.is_dynamo_compiling() and engine.shares and self.training and self._vmap_is_right():
             return "vmap"  # traced, the loop would run the shared trunk, and count its batches, once for each member
         return picked
+
+    def _trunk_counts(self) -> bool:
+        """Whether a shared trunk has statistics to update, which a traced loop would do once for each member."""
+        return self.training and self.members > 1 and bool(self.engine.shared_norms or self.engine.traits.private)
 
     def _vmap_is_right(self) -> bool:
         """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
@@ -229,7 +236,7 @@ class Ensemble(nn.Module):
         few = few_members(self.engine, 2 if rows(call, self.engine.batch_axis) != 2 else 3)
         with aside():
             settle(few, call)
-        self.engine.traits, self.engine.why, self.engine.proven = few.traits, few.why, few.proven
+        self.engine.adopt(few)
         for mode in MODES:
             times = {n: self._time(n, call, mode, seconds) for n in self.engine.proven[mode] if n != "fold"}
             self.engine.picked[mode] = min(times, key=lambda name: times[name])
@@ -241,8 +248,8 @@ class Ensemble(nn.Module):
         best, until = float("inf"), time.perf_counter() + seconds
         while best == float("inf") or time.perf_counter() < until:
             start = time.perf_counter()
-            with torch.set_grad_enabled(mode == "train"):
-                output = EXECUTORS[executor](engine, call)
+            with torch.set_grad_enabled(mode == "train"), torch.random.fork_rng():
+                output = EXECUTORS[executor](engine, fresh_inputs(call))
                 if mode == "train":
                     reached = [t for t in tree.tensors(output) if t.requires_grad]
                     if reached:
@@ -290,6 +297,7 @@ class Ensemble(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
+        memo.update({id(kept): kept.detach().clone() for _, kept in kept_tensors(self.template) if not kept.is_leaf})
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return new
 
@@ -303,6 +311,9 @@ class Ensemble(nn.Module):
 
     def __repr__(self) -> str:
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
+
+
+_untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]
 
 
 def _loaded(ensemble: Ensemble, _: Any) -> None:

@@ -73,6 +73,7 @@ def load(path: str | PathLike[str], model: nn.Module | None = None) -> Ensemble:
     if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
         engine.proven = {mode: tuple(names) for mode, names in about["proven"].items()}
         engine.picked = dict(about["picked"])
+        engine.row_axes = about["row_axes"]
         engine.why = dict(about["why"])
     from multitudes.convert import skeleton
 
@@ -114,6 +115,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
         "proven": engine.proven,
         "picked": engine.picked,
+        "row_axes": engine.row_axes,
         "why": engine.why,
         "training": sorted(name for name, mode in modes.items() if mode),
         "frozen": sorted(n for n, p in ensemble.template.named_parameters() if not p.requires_grad),
@@ -134,7 +136,7 @@ def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise FileError(f"there is no file {path}")
+        raise FileError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -190,7 +192,7 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
         if name in tensors and tuple(tensors[name].shape) != expected:
             wrong.append(f"{name} is {list(tensors[name].shape)} there and {list(expected)} here")
         if name in tensors:
-            values[name] = like(tensor, tensors[name].to(tensor.device))
+            values[name] = like(tensor, tensors[name].to(tensor.device, copy=True))  # aligned memory of its own
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
     if type(model).__name__ != about["model"]:
         wrong.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")

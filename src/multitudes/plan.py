@@ -83,7 +83,9 @@ class Plan:
         for note in self.notes:
             head.add_row("", note)
         if self.executor:
-            head.add_row("executor", ", ".join(f"{name} in {mode}" for mode, name in self.executor.items()))
+            names = list(dict.fromkeys(self.executor.values()))
+            ways = names if len(names) == 1 else [f"{name} in {mode}" for mode, name in self.executor.items()]
+            head.add_row("executor", ", ".join(ways))
             head.add_row("proven", "; ".join(f"{mode}: {', '.join(names)}" for mode, names in self.proven.items()))
         for name, reason in self.why.items():
             head.add_row(f"not {name}", reason)
@@ -114,12 +116,14 @@ class Plan:
         return table
 
 
-def rendered(parts: list[Any], width: int = 140) -> str:
-    """Tables as text; in colour nowhere, so that it reads the same in a terminal, a log and a notebook."""
+def rendered(parts: list[Any]) -> str:
+    """Tables as text, as wide as the terminal; in colour nowhere, so that it reads the same in a log and a notebook."""
+    import shutil
     from io import StringIO
 
     from rich.console import Console
 
+    width = min(140, max(80, shutil.get_terminal_size((140, 24)).columns))
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
     for part in parts:
         console.print(part)

@@ -41,6 +41,8 @@ def _of_module(module: nn.Module) -> str | None:
 def _of_tensor(tensor: Tensor) -> str | None:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "a lazy layer has no weights yet; run the model once on the example first"
+    if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        return "a gradient hook on its tensor would be lost; register it on the ensemble's tensor afterwards"
     if tensor.is_quantized:
         return f"a tensor of dtype {tensor.dtype} cannot be stacked; convert first, quantise the members afterwards"
     if type(tensor) not in PLAIN_TENSORS and type(tensor.data) is not Tensor:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes import tree
 from multitudes.engine.state import bake, named_tensors, owner
+from multitudes.errors import InputError
 from multitudes.inputs import Inputs
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -120,7 +121,11 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         module.register_forward_pre_hook(lambda *_, name=name: enter(name))
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
     with torch.enable_grad():
-        output = probe(*inputs.args, **inputs.kwargs)
+        own = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
+        output = probe(*own.args, **own.kwargs)
+    made_now = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
+    if made_now:
+        raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
     return Structure(model, order, ends, made, names)

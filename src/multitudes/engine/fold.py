@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from multitudes import tree
-from multitudes.engine.loop import gather, row_axis, slices
-from multitudes.engine.state import Engine, batch_norms, has_attention, named_tensors, owner, plain_attention, uses_batch
+from multitudes.engine.loop import row_axis, slices
+from multitudes.engine.state import Engine, batch_norms, call, has_attention, named_tensors, owner, plain_attention, uses_batch
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, join_slots, rows, tile_rows
+from multitudes.inputs import Inputs, join_slots, rows, take_rows, tile_rows
 from multitudes.tree import Tree
 
 
@@ -63,9 +63,65 @@ def forbidden(engine: Engine) -> str | None:
     return None
 
 
+def learn_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
+    """Where the rows are in what goes into and comes out of each site, call by call.
+
+    Seen from one member at two batch sizes: the axis that grows is the rows'. Nothing is guessed from a size.
+    """
+    count = rows(inputs, engine.batch_axis)
+    more = take_rows(inputs, engine.batch_axis, torch.tensor([*range(count), 0]))
+    first, second = _shapes(engine, inputs), _shapes(engine, more)
+    learned: dict[str, list[Any]] = {}
+    for name in first:
+        if len(first[name]) != len(second[name]):
+            raise RunError(f"{name} is called another number of times when there are more rows")
+        pairs = zip(first[name], second[name], strict=True)
+        learned[name] = [
+            [[_grown(name, *p, count) for p in zip(*side, strict=True)] for side in zip(*pair, strict=True)] for pair in pairs
+        ]
+    return learned
+
+
+def _shapes(engine: Engine, inputs: Inputs) -> dict[str, list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]]]:
+    """For each site and call, the shapes of the tensors that go in and come out."""
+    seen: dict[str, list[Any]] = {name: [] for name in sites(engine)}
+
+    def note(name: str, args: Any, kwargs: Any, output: Any) -> None:
+        seen[name].append(tuple([tuple(t.shape) for t in tree.tensors(value)] for value in ((args, kwargs), output)))
+
+    handles = [
+        site.register_forward_hook(lambda _, args, kwargs, out, name=name: note(name, args, kwargs, out), with_kwargs=True)
+        for name, site in sites(engine).items()
+    ]
+    try:
+        with torch.no_grad():
+            call(engine, next(slices(engine)), inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _axes(name: str, few: list[tuple[int, ...]], more: list[tuple[int, ...]], count: int) -> list[int | None]:
+    return [_grown(name, a, b, count) for a, b in zip(few, more, strict=True)]
+
+
+def _grown(name: str, small: tuple[int, ...], large: tuple[int, ...], count: int) -> int | None:
+    """The axis that grows with the rows; None if there is none."""
+    axes = [axis for axis, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
+    if not axes:
+        return None
+    axis = axes[0]
+    if len(axes) > 1 or small[axis] % count or large[axis] * count != small[axis] * (count + 1):
+        raise RunError(f"the rows of what {name} works on cannot be told apart: {list(small)} becomes {list(large)}")
+    return axis
+
+
 def _run(engine: Engine, inputs: Inputs, places: list[Tensor]) -> Tree:
     total = sum(len(place) for place in places)
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
+    if engine.traits.mutates:
+        inputs = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
     with guard, _folded(engine, places, total):
         return engine.template(*inputs.args, **inputs.kwargs)
 
@@ -79,9 +135,11 @@ def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
         for name, site in sites(engine).items():
             prefix = f"{name}." if name else ""
             known = {n for n, _ in named_tensors(site)}
-            own = [{n.removeprefix(prefix): t for n, t in part.items() if n.removeprefix(prefix) in known} for part in parts]
+            own = [{n.removeprefix(prefix): t for n, t in part.items() if n.startswith(prefix)} for part in parts]
+            own = [{n: t for n, t in tensors.items() if n in known} for tensors in own]
             changed.append((site, "forward" in vars(site), vars(site).get("forward")))
-            site.forward = _by_member(site, site.forward, own, places, total)
+            fold = _Fold(name, places, total, engine.row_axes.get(name, []))
+            site.forward = functools.partial(fold.run, _Inner(site, site.forward), own)
         yield
     finally:
         for site, had, before in changed:
@@ -102,36 +160,54 @@ class _Inner(nn.Module):
         return self.run(*args, **kwargs), dict(self.site.named_buffers())
 
 
-def _by_member(
-    site: nn.Module, forward: Callable[..., Any], own: list[dict[str, Tensor]], places: list[Tensor], total: int
-) -> Callable[..., Any]:
-    inner = _Inner(site, forward)
+class _Fold:
+    """One site in one pass: which rows belong to which member, and where the rows are, call by call."""
 
-    def run(*args: Any, **kwargs: Any) -> Tree:
+    def __init__(self, name: str, places: list[Tensor], total: int, calls: list[Any]) -> None:
+        self.name = name
+        self.places = places
+        self.total = total
+        self.calls = iter(calls)
+
+    def run(self, inner: _Inner, own: list[dict[str, Tensor]], *args: Any, **kwargs: Any) -> Tree:
+        """The site's output, each member's rows by its own tensors."""
+        before, after = next(self.calls, ([], []))
+        given = tree.tensors((args, kwargs))
+        if not after or len(before) != len(given):
+            raise RunError(f"{self.name} is called otherwise than on the example, so its rows cannot be told apart")
         pieces = []
-        for tensors, place in zip(own, places, strict=True):
-            if not len(place):
-                continue
-            mine = tree.apply(functools.partial(_rows_of, place=place, total=total), (args, kwargs))
-            output, buffers = functional_call(inner, {f"site.{n}": t for n, t in tensors.items()}, mine)
-            pieces.append(tree.apply(functools.partial(_has_rows, place=place), output))
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    if name in buffers and buffers[name] is not tensor:
-                        tensor.copy_(buffers[name])
-        return gather(pieces, torch.cat(places).argsort(), 0)
+        for tensors, place in zip(own, self.places, strict=True):
+            if len(place):
+                mine = tree.refill((args, kwargs), [self._rows_of(t, a, place) for t, a in zip(given, before, strict=True)])
+                output, buffers = functional_call(inner, {f"site.{n}": t for n, t in tensors.items()}, mine)
+                pieces.append(output)
+                with torch.no_grad():
+                    for name, tensor in tensors.items():
+                        if name in buffers and buffers[name] is not tensor:
+                            tensor.copy_(buffers[name])
+        return self._joined(pieces, after)
 
-    return run
+    def _rows_of(self, tensor: Tensor, axis: int | None, place: Tensor) -> Tensor:
+        return tensor if axis is None else tensor.index_select(axis, self._index(tensor, axis, place))
 
+    def _index(self, tensor: Tensor, axis: int, place: Tensor) -> Tensor:
+        """Where these rows' entries are: several in a run for each, where a row has been taken apart (windows)."""
+        each, rest = divmod(tensor.shape[axis], self.total)
+        if rest or not each:
+            raise RunError(f"{self.name} works on {tensor.shape[axis]} entries for {self.total} rows")
+        place = place.to(tensor.device)
+        return place if each == 1 else (place[:, None] * each + torch.arange(each, device=place.device)).flatten()
 
-def _rows_of(tensor: Tensor, place: Tensor, total: int) -> Tensor:
-    return tensor.index_select(0, place.to(tensor.device)) if tensor.ndim and tensor.shape[0] == total else tensor
-
-
-def _has_rows(tensor: Tensor, place: Tensor) -> Tensor:
-    if not tensor.ndim or tensor.shape[0] != len(place):
-        raise RunError(f"a layer gives {tuple(tensor.shape)} for {len(place)} rows, so its rows cannot be told apart")
-    return tensor
+    def _joined(self, pieces: list[Tree], axes: list[int | None]) -> Tree:
+        columns = list(zip(*(tree.tensors(piece) for piece in pieces), strict=True))
+        order = torch.cat(self.places).argsort()
+        joined = []
+        for column, axis in zip(columns, axes, strict=True):
+            if axis is None:
+                raise RunError(f"{self.name} gives something without rows, which differs by member")
+            whole = torch.cat(column, dim=axis)
+            joined.append(whole.index_select(axis, self._index(whole, axis, order)))
+        return tree.refill(pieces[0], joined)
 
 
 def _device(engine: Engine) -> torch.device:

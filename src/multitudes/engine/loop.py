@@ -18,14 +18,32 @@ from multitudes.tree import Tree
 def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """All members, one after another. Shape: ``[M, B, ...]``."""
     outputs, changed = [], []
-    replay = remembering(engine, inputs, per_member)
-    for m, tensors in enumerate(slices(engine)):
-        with turn(replay, m):
-            output, entries = call(engine, tensors, own_inputs(engine, inputs, per_member, m))
+    for output, entries in members(engine, inputs, per_member):
         outputs.append(output)
         changed.append(entries)
     write_back(engine, changed)
     return tree.stack(outputs)
+
+
+def members(
+    engine: Engine, inputs: Inputs, per_member: bool = False, replay: Replay | None = None
+) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
+    """Each member's output in turn, with the buffers that its forward replaced or wrote into."""
+    common = _copied(inputs) if engine.traits.mutates else inputs
+    shared = {n: b.clone() for n, b in engine.buffers().items() if n in engine.traits.private and n not in engine.owned}
+    replay = replay or remembering(engine)
+    if replay is not None:
+        replay.begin([*shared.values(), *([] if per_member else common.tensors())])
+    for m, tensors in enumerate(slices(engine)):
+        if per_member:
+            mine = slot(inputs, engine.batch_axis, m)
+        elif not engine.traits.mutates or (replay is not None and not replay.blind):
+            mine = common
+        else:
+            mine = _copied(inputs)
+        with turn(replay, m):
+            result = call(engine, {**shared, **tensors}, mine)
+        yield result
 
 
 def run_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
@@ -61,24 +79,19 @@ def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:
     parts = {name: tensor.unbind(0) for name, tensor in engine.parameters().items() if name in engine.owned}
     buffers = {name: tensor for name, tensor in engine.buffers().items() if name in engine.owned}
     for m in range(engine.members):
-        yield {**{n: p[m] for n, p in parts.items()}, **{n: b[m] for n, b in buffers.items()}}
+        own = {n: b[m].clone() if n in engine.traits.private else b[m] for n, b in buffers.items()}
+        yield {**{n: p[m] for n, p in parts.items()}, **own}
 
 
-def own_inputs(engine: Engine, inputs: Inputs, per_member: bool, m: int) -> Inputs:
-    """What member m is called with."""
-    if per_member:
-        return slot(inputs, engine.batch_axis, m)
-    if engine.traits.mutates:
-        return inputs.refill([tensor.clone() for tensor in inputs.tensors()])
-    return inputs
+def _copied(inputs: Inputs) -> Inputs:
+    return inputs.refill([tensor.clone() for tensor in inputs.tensors()])
 
 
-def remembering(engine: Engine, inputs: Inputs, per_member: bool) -> Replay | None:
+def remembering(engine: Engine) -> Replay | None:
     """The memory of what is common to all members, where there is anything to share."""
-    if not engine.shares or engine.members == 1 or torch.compiler.is_compiling():
+    if not engine.shares or engine.members == 1 or engine.traits.blind or torch.compiler.is_compiling():
         return None
-    shared = [t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned]
-    return Replay(shared if per_member or engine.traits.mutates else [*shared, *inputs.tensors()])
+    return Replay([t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned])
 
 
 @contextlib.contextmanager

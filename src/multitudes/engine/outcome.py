@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes import tree
 from multitudes.engine.loop import run_loop
-from multitudes.engine.state import Engine, copy_with, named_tensors
+from multitudes.engine.state import Engine, copy_with, kept_tensors, named_tensors
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""Dropout whose noise is known to follow its input, so that a comparison may go without it."""
 
 DOUBLE_LIMIT = 200_000_000
 """Templates with more numbers than this are compared in their own precision."""
@@ -36,7 +38,7 @@ def precise(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
     """A copy of the engine to try things on: its own tensors, dropout off, double precision where that runs."""
     trial = replace(engine, template=copied(engine.template), why={}, chunk=None)
     for part in trial.template.modules():
-        if isinstance(part, _DropoutNd):
+        if isinstance(part, DROPOUTS):
             part.p = 0.0
     tensors = [tensor for _, tensor in named_tensors(trial.template)]
     if sum(t.numel() for t in tensors) > DOUBLE_LIMIT or all(t.dtype != torch.float32 for t in tensors):
@@ -45,7 +47,7 @@ def precise(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
     wide = inputs.refill([_widened(t.detach()) for t in inputs.tensors()])
     try:
         with undone(double.template, "eval"), torch.no_grad():
-            run_loop(double, wide)
+            run_loop(double, fresh_inputs(wide))
     except Exception:  # the model fixes a precision somewhere: it is tried in its own
         return trial, inputs
     return double, wide
@@ -92,7 +94,7 @@ def undone(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
             part.training = training
         with torch.no_grad():
             for name, buffer in template.named_buffers():
-                if not torch.equal(buffer, buffers[name]):
+                if name in buffers and not torch.equal(buffer, buffers[name]):
                     buffer.copy_(buffers[name])
 
 
@@ -124,6 +126,23 @@ def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
 
 
+@contextlib.contextmanager
+def bypassed(template: nn.Module, names: frozenset[str]) -> Iterator[None]:
+    """Some modules hand on their input as it is, for a while."""
+    modules = [template.get_submodule(name) for name in sorted(names)]
+    for module in modules:
+        module.forward = _same
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
 def fresh_inputs(inputs: Inputs) -> Inputs:
     """The same call on copies of its tensors."""
     return inputs.refill([t.detach().clone() for t in inputs.tensors()])
@@ -149,11 +168,9 @@ def _scalar(tensor: Tensor) -> Tensor:
 
 def _nothing_kept(template: nn.Module) -> None:
     """A tensor that forward keeps on a module would carry vmap's wrapping out of it."""
-    for name, part in template.named_modules():
-        for key, value in vars(part).items():
-            if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
-                setattr(part, key, None)
-                raise RunError(f"forward keeps a tensor as {name}.{key}" if name else f"forward keeps a tensor as {key}")
+    for name, value in kept_tensors(template):
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise RunError(f"forward keeps a tensor as {name}")
 
 
 def difference(outcome: Outcome, expected: Outcome) -> str | None:
@@ -163,25 +180,30 @@ def difference(outcome: Outcome, expected: Outcome) -> str | None:
     odd = sorted(n for n in outcome.gradients.keys() ^ expected.gradients.keys() if _moves(n, outcome, expected))
     if odd:
         return f"gradients reach other parameters: {odd[:3]}"
-    pairs = [("outputs", a, b) for a, b in zip(outcome.values, expected.values, strict=True)]
+    steepest = max((_size(g) for g in expected.gradients.values()), default=0.0)
+    pairs = [("output", a, b, 0.0) for a, b in zip(outcome.values, expected.values, strict=True)]
     both = outcome.gradients.keys() & expected.gradients.keys()
-    pairs += [(f"the gradient of {n}", outcome.gradients[n], expected.gradients[n]) for n in sorted(both)]
-    pairs += [(f"buffer {n}", outcome.buffers[n], b) for n, b in expected.buffers.items()]
-    for what, a, b in pairs:
-        if a.shape != b.shape or a.dtype != b.dtype or not close(a, b):
+    pairs += [(f"the gradient of {n}", outcome.gradients[n], expected.gradients[n], steepest) for n in sorted(both)]
+    pairs += [(f"buffer {n}", outcome.buffers[n], b, 0.0) for n, b in expected.buffers.items()]
+    for what, a, b, scale in pairs:
+        if a.shape != b.shape or a.dtype != b.dtype or not close(a, b, scale):
             return f"{what} differs"
     return None
 
 
 def _moves(name: str, *outcomes: Outcome) -> bool:
-    """Whether a parameter has a gradient that is not zero everywhere."""
-    return any(name in o.gradients and bool(o.gradients[name].any()) for o in outcomes)
+    """Whether a parameter has a gradient that is more than rounding."""
+    steepest = max((_size(g) for o in outcomes for g in o.gradients.values()), default=0.0)
+    return any(name in o.gradients and _size(o.gradients[name]) > 1e-7 * steepest for o in outcomes)
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding, for the precision at hand; NaN where the other has NaN."""
+def close(a: Tensor, b: Tensor, scale: float = 0.0) -> bool:
+    """Equal up to rounding, for the precision and the scale at hand; NaN where the other has NaN."""
     if not a.is_floating_point() and not a.is_complex():
         return torch.equal(a, b)
     tolerance = {torch.float64: 1e-7, torch.float32: 1e-3, torch.complex128: 1e-7}.get(a.dtype, 5e-2)
-    scale = float(b.detach().abs().nan_to_num(posinf=0.0).max()) if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True)
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, _size(b), 1e-6), equal_nan=True)
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().nan_to_num(posinf=0.0).max()) if tensor.numel() else 0.0

@@ -6,8 +6,9 @@ same operation on the same tensors, it is handed the first member's result. So a
 backward, its BatchNorm statistics are updated once, and its dropout is drawn once.
 
 An operation is known by its function, its plain arguments and the identity of its tensors, and repeated ones by their
-order. Nothing is remembered of a tensor that a member writes into, nor after a member's own values have steered the
-program (`if tensor`, `.item()`).
+order. What is drawn without a look at inputs or shared tensors is each member's own. Where that could go wrong, nothing is
+remembered at all (`blind`): when a member writes into a common tensor, or reads one that is written afterwards; when
+something writes unseen; and when a member's own values steer the program.
 """
 
 from __future__ import annotations
@@ -26,11 +27,30 @@ FACTORIES = frozenset(
 )
 """Functions that make a tensor from plain values, without chance."""
 
-READS = frozenset(
-    "__array__ __bool__ __complex__ __contains__ __float__ __index__ __int__ "
-    "allclose equal is_nonzero item numpy tolist".split()
+DRAWS = frozenset(
+    "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
+    "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ "
+    "multinomial native_dropout normal normal_ poisson rand_like randint_like randn_like random_ rrelu rrelu_ uniform_".split()
 )
-"""Functions by which a tensor's values come to steer the program."""
+"""Functions that draw from torch's randomness."""
+
+STEERS = frozenset(
+    "__array__ __bool__ __complex__ __contains__ __float__ __index__ __int__ allclose argwhere equal is_nonzero item "
+    "masked_select nonzero numpy tolist unique unique_consecutive".split()
+)
+"""Functions by which a tensor's values come to steer the program, or the shape of what follows."""
+
+CONSTANTS = FACTORIES | frozenset("empty_like full_like new_empty new_full new_ones new_zeros ones_like zeros_like".split())
+"""Functions whose result holds nothing that was computed: a member may write into it, and each then gets its own."""
+
+AUGMENTED = frozenset(f"__i{name}__" for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split())
+"""Operators that write into their left side."""
+
+RESHAPES = frozenset("resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ as_strided_".split())
+"""Functions that change a tensor's shape in place."""
+
+MARKS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
+"""Functions that change how a tensor takes part in backward, and must act on it once."""
 
 
 class Replay(TorchFunctionMode):
@@ -38,63 +58,103 @@ class Replay(TorchFunctionMode):
 
     def __init__(self, shared: Iterable[Tensor]) -> None:
         super().__init__()
-        self.known: dict[int, Tensor] = {id(tensor): tensor for tensor in shared}
+        self.known: dict[int, Tensor] = {}
+        self.rooted: set[int] = set()
+        """Of the tensors all members have in common, those that come from inputs or shared tensors, not from constants."""
+        self.versions: dict[int, int | None] = {}
+        self.begin(shared)
+        self.clashes: list[Tensor] = []
+        """Shared tensors and inputs that a member's own operations write into."""
+        self.constants: set[int] = set()
+        self.read: set[int] = set()
+        """Memory of common tensors that a member's own operations have read."""
         self.results: dict[Hashable, list[Any]] = defaultdict(list)
-        self.spoiled: set[int] = set()
         self.seen: dict[Hashable, int] = {}
+        self.forgotten: list[Tensor] = []
         self.first = True
+        self.blind = False
         self.steered = False
+
+    def begin(self, tensors: Iterable[Tensor]) -> None:
+        """Names tensors that all members have in common from the start."""
+        for tensor in tensors:
+            self.known[id(tensor)] = tensor
+            self.rooted.add(id(tensor))
+            self.versions[_storage(tensor)] = _version(tensor)
 
     def restart(self) -> None:
         """Called before each member but the first."""
-        self.first = False
-        self.steered = False
+        if self.first:
+            self.first = False
+            self.blind |= any(_version(t) != self.versions.get(_storage(t)) for t in self.known.values())
         self.seen = {}
 
     def is_shared(self, tensor: Tensor) -> bool:
         """Whether this tensor is the same for all members."""
-        return id(tensor) in self.known and not (self.spoiled and _storage(tensor) in self.spoiled)
+        return not self.blind and id(tensor) in self.known
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
-        name = getattr(func, "__name__", "")
-        for tensor in tensors:
-            if not self.is_shared(tensor):
-                if name in READS:
-                    self.steered = True
-                for target in _written(func, name, args, kwargs):
-                    self._spoil(target)
-                return func(*args, **kwargs)
-        if self.steered or not (tensors or name in FACTORIES):
+        if self.blind:
             return func(*args, **kwargs)
-        return self._once((func, _signature(args), _signature(kwargs)), func, args, kwargs)
-
-    def _once(self, key: Hashable, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        tensors = [*_tensors(args), *_tensors(kwargs)]
+        rooted = any(id(tensor) in self.rooted for tensor in tensors)
+        if not all(id(tensor) in self.known for tensor in tensors) or (name in DRAWS and not rooted):
+            self._members_own(func, name, tensors, args, kwargs)
+            return func(*args, **kwargs)
+        if not (tensors or name in FACTORIES):
+            return func(*args, **kwargs)
+        key = (func, id(args[0])) if name in MARKS else (func, _signature(args), _signature(kwargs))
         turn = self.seen.get(key, 0)
         self.seen[key] = turn + 1
-        results = self.results[key]
-        if turn < len(results):
-            return results[turn]
+        if turn < len(self.results[key]):
+            return self.results[key][turn]
+        return self._note(key, rooted, func, name, args, kwargs)
+
+    def _note(
+        self, key: Hashable, rooted: bool, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A common operation, run for the first time."""
+        written = _written(func, name, args, kwargs)
+        self.blind |= name in RESHAPES or any(_storage(tensor) in self.read for tensor in written)
         result = func(*args, **kwargs)
         made = _tensors(result)
-        if self.first and made:
-            results.append(result)
+        if self.first and (made or written or name in MARKS):
+            self.results[key].append(result)
             self.known.update((id(tensor), tensor) for tensor in made)
+            self.versions.update((_storage(tensor), _version(tensor)) for tensor in [*made, *written, *_tensors(args)])
+            if rooted:
+                self.rooted.update(id(tensor) for tensor in [*made, *written])
+            self.constants.difference_update(_storage(tensor) for tensor in written)
+            if name in CONSTANTS:
+                self.constants.update(_storage(tensor) for tensor in made)
         return result
 
-    def _spoil(self, tensor: Tensor) -> None:
-        """A member writes into this tensor: it, and all that share its memory, are each member's own from here on."""
-        if id(tensor) not in self.known:
-            return
-        storage = _storage(tensor)
-        self.spoiled.add(storage)
-        if self.first:
-            for key, results in list(self.results.items()):
-                if any(_storage(made) == storage for result in results for made in _tensors(result)):
-                    del self.results[key]
+    def _members_own(
+        self, func: Callable[..., Any], name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """An operation of one member: it may read what is common, and write into constants, which are then its own."""
+        self.steered |= name in STEERS or (name == "__getitem__" and any(t.dtype is torch.bool for t in tensors))
+        self.blind |= self.steered
+        for target in _written(func, name, args, kwargs):
+            if id(target) in self.known:
+                self.blind |= _storage(target) not in self.constants
+                self.clashes.append(target)
+                self._forget(_storage(target))
+        self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
+
+    def _forget(self, storage: int) -> None:
+        """Makes each member make this constant anew."""
+        gone = [id(tensor) for tensor in self.known.values() if _storage(tensor) == storage]
+        for identity in gone:
+            self.versions.pop(storage, None)
+            self.forgotten.append(self.known.pop(identity))  # kept alive, so that no other tensor takes its identity
+        for key, results in list(self.results.items()):
+            if any(_storage(made) == storage for result in results for made in _tensors(result)):
+                del self.results[key]
 
 
 def _signature(value: Any) -> Hashable:
@@ -115,6 +175,8 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, (tuple, list)):
         return [tensor for item in value for tensor in _tensors(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
     return []
 
 
@@ -125,15 +187,19 @@ def _storage(tensor: Tensor) -> int:
         return id(tensor)
 
 
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
 def _written(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that this operation writes into."""
     targets = _tensors(kwargs.get("out"))
-    schema = getattr(func, "_schema", None)
+    schema = getattr(func, "_schema", None) or getattr(getattr(func, "default", None), "_schema", None)
     if schema is not None:
-        written = [value for value, spec in zip(args, schema.arguments, strict=False) if spec.is_write]
-        return targets + _tensors(written)
+        named = [(kwargs.get(spec.name) if at >= len(args) else args[at], spec) for at, spec in enumerate(schema.arguments)]
+        return targets + _tensors([value for value, spec in named if spec.is_write])
     in_place = name.endswith("_") and not name.endswith("__")
-    operator = name == "__setitem__" or (name.startswith("__i") and name not in ("__int__", "__index__", "__invert__"))
-    if args and (in_place or operator or kwargs.get("inplace") is True or (name == "__set__")):
+    operator = name in ("__setitem__", "__set__") or name in AUGMENTED
+    if args and (in_place or operator or kwargs.get("inplace") is True):
         targets += _tensors(args[0])
     return targets

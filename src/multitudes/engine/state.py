@@ -6,7 +6,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from multitudes.errors import RunError
 from multitudes.inputs import BatchAxis, Inputs
-from multitudes.tree import Tree
+from multitudes.tree import Tree, leaves
 
 MODES = ("train", "eval")
 
@@ -26,12 +27,16 @@ class Traits:
 
     copies: bool = False
     """Its forward is run again during backward (checkpointing), so each member needs a copy of its own."""
+    blind: bool = False
+    """It writes into tensors in ways that cannot be followed, so nothing may be remembered from member to member."""
     mutates: bool = False
     """It writes into its inputs, so each member gets its own."""
     coupled: frozenset[str] = frozenset()
     """Shared BatchNorm layers that see what depends on members: in training they take statistics over all members' rows."""
-    reassigned: frozenset[str] = frozenset()
-    """Buffers that forward replaces by new tensors."""
+    private: frozenset[str] = frozenset()
+    """Buffers, BatchNorm's apart, that forward writes into or replaces: it is given copies, and they are stored afterwards."""
+    steered: bool = False
+    """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Engine:
     chunk: int | None = None
     """How many members may be run at once; None is all."""
     traits: Traits = Traits()
+    row_axes: dict[str, list[Any]] = field(default_factory=dict)
+    """For each layer that owns member tensors and each of its calls: the axes of the rows in what goes in and comes out."""
     proven: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict.fromkeys(MODES, ("loop",)))
     """The executors that gave the right answer in the trial, for each mode."""
     why: dict[str, str] = field(default_factory=dict)
@@ -93,9 +100,9 @@ class Engine:
         counts = {n: b for n, b in self.buffers().items() if n in self.owned and not (b.is_floating_point() or b.is_complex())}
         self.uniform = frozenset(n for n, b in counts.items() if not b.is_meta and bool((b == b[:1]).all()))
 
-    def with_traits(self, **changes: Any) -> None:
-        """Adds to what is known of the template."""
-        self.traits = replace(self.traits, **changes)
+    def adopt(self, trial: Engine) -> None:
+        """Takes over what a trial on a few members has found."""
+        self.traits, self.why, self.proven, self.row_axes = trial.traits, trial.why, trial.proven, trial.row_axes
 
 
 def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -142,14 +149,15 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
     """The template called with these tensors in place of its own: the output, and the buffers that forward replaced."""
     given = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
     given.update(tensors)
-    if torch.compiler.is_compiling() and not engine.traits.reassigned:
+    if torch.compiler.is_compiling() and not engine.traits.private:
         return functional_call(engine.template, given, inputs.args, inputs.kwargs), {}
     if engine.traits.copies:
         member = copy_with(engine.template, given)
         output, now = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
         output, now = _call_with(engine, given, inputs)
-    return output, {name: now[name] for name in given if name in now and now[name] is not given[name]}
+    private = engine.traits.private
+    return output, {n: now[n] for n in given if n in now and (n in private or now[n] is not given[n])}
 
 
 def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
@@ -169,14 +177,22 @@ def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tupl
 
 def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """A copy of the module that holds these tensors themselves, and shares nothing else with it."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
     for name, tensor in named_tensors(module):
         memo[id(tensor)] = tensors.get(name, tensor)
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # kept from a forward: deepcopy would refuse it
-                memo[id(value)] = value.detach().clone()
     return copy.deepcopy(module, memo)
+
+
+def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Tensors that modules keep beside their registers, by name: what forward left on self, also in lists and dicts."""
+    found = []
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key in ("_parameters", "_buffers", "_modules") or isinstance(value, nn.Module):
+                continue
+            label = f"{name}.{key}" if name else key
+            found += [(label, leaf) for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
+    return found
 
 
 def like(model: Tensor, value: Tensor) -> Tensor:
@@ -191,11 +207,9 @@ def bake(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
-    """Stores the buffers that forward replaced; `changed` has one entry for each member, in order."""
+    """Stores the buffers that forward replaced or wrote into; `changed` has one entry for each member, in order."""
     if not any(changed):
         return
-    from multitudes.errors import RunError
-
     buffers = engine.buffers()
     with torch.no_grad():
         for m, entries in enumerate(changed):
@@ -205,10 +219,15 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
                 elif value is changed[0].get(name):
                     buffers[name].copy_(value)
                 else:
-                    raise RunError(
-                        f"buffer {name} is shared, but each member's forward gives it another value: "
-                        "let the layer belong to the members, or put it into eval mode"
-                    )
+                    raise RunError(shared_write(name))
+
+
+def shared_write(name: str) -> str:
+    """What is said of a shared buffer that each member's forward would set."""
+    return (
+        f"buffer {name} is shared, but each member's forward gives it another value: "
+        "let the layer belong to the members, or put it into eval mode"
+    )
 
 
 @contextlib.contextmanager

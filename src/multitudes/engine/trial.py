@@ -16,20 +16,22 @@ from typing import Any
 import torch
 
 from multitudes import tree
-from multitudes.engine.fold import forbidden, run_fold
-from multitudes.engine.loop import own_inputs, remembering, run_loop, slices, turn
+from multitudes.engine.fold import forbidden, learn_rows, run_fold
+from multitudes.engine.loop import members, run_loop
 from multitudes.engine.outcome import (
     Outcome,
+    bypassed,
     copied,
     difference,
     fresh_inputs,
+    gradients_of,
     precise,
     run,
     run_reference,
     undone,
 )
 from multitudes.engine.replay import Replay
-from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, call, named_tensors
+from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, named_tensors, shared_write
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs
@@ -42,8 +44,9 @@ def settle(engine: Engine, inputs: Inputs) -> None:
     """Finds the traits of the engine's template and the executors that are right for it, and picks among them."""
     trial, inputs = precise(engine, inputs)
     loop = _try_loop(trial, inputs)
+    _nothing_leaks(trial, inputs)
     engine.traits, engine.why = trial.traits, {}
-    for mode in MODES:
+    for mode in reversed(MODES):  # eval first: what is wrong there is not taken for a meaning of its own in training
         proven = ["loop"]
         for name, executor in (("vmap", run_vmap), ("fold", run_fold)):
             why = _forbids(name, executor, trial, inputs, mode, loop.get(mode))
@@ -51,7 +54,8 @@ def settle(engine: Engine, inputs: Inputs) -> None:
                 proven.append(name)
             else:
                 engine.why.setdefault(name, why)
-        engine.proven[mode] = tuple(proven)
+        trial.proven[mode] = engine.proven[mode] = tuple(proven)
+    engine.row_axes = trial.row_axes
     pick(engine)
 
 
@@ -78,19 +82,39 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
     engine.traits = Traits(mutates=_writes_inputs(engine, inputs))
     outcomes: dict[str, Outcome] = {}
     for mode in reversed(MODES):
-        try:
+        settled = engine.traits
+        for copies, blind in ((False, False), (True, False), (True, True)):
+            engine.traits = replace(settled, copies=settled.copies or copies, blind=settled.blind or blind)
             try:
                 outcomes[mode] = run_reference(engine, inputs, mode)
-            except Exception:
-                engine.traits = replace(engine.traits, copies=True)
-                outcomes[mode] = run_reference(engine, inputs, mode)
-        except Exception as error:
+                break
+            except Exception as error:
+                problem = error
+        else:
+            engine.traits = settled
             if mode == "eval":
-                raise RunError(f"the members cannot be run one by one: {type(error).__name__}: {error}") from error
-            engine.traits = replace(engine.traits, copies=False)  # the base model fails too, for example BatchNorm on one value
-    coupled, reassigned = _watch(engine, inputs)
-    engine.traits = replace(engine.traits, coupled=coupled, reassigned=reassigned)
+                raise RunError(f"the members cannot be run one by one: {type(problem).__name__}: {problem}") from problem
+    _watch(engine, inputs)
+    if engine.traits.blind or engine.traits.private:  # tried without what is now known
+        outcomes = {mode: run_reference(engine, inputs, mode) for mode in outcomes}
     return outcomes
+
+
+def _nothing_leaks(engine: Engine, inputs: Inputs) -> None:
+    """No gradient from one member to another's tensors: what a layer keeps from call to call would carry one."""
+    parameters = {n: p for n, p in engine.template.named_parameters() if n in engine.owned}
+    for mode in MODES:
+        if engine.members < 2 or (mode == "train" and engine.traits.coupled):
+            continue
+        try:
+            with undone(engine.template, mode), torch.enable_grad():
+                outputs = run_loop(engine, fresh_inputs(inputs))
+                found = gradients_of(tree.take(outputs, engine.members - 1), parameters)
+        except Exception:  # the base model does not run in this mode
+            continue
+        leaks = [name for name, gradient in found.items() if bool(gradient[:-1].any())]
+        if leaks:
+            raise RunError(f"in {mode} mode the output of one member has a gradient in another member's {leaks[0]}")
 
 
 def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:
@@ -98,36 +122,56 @@ def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:
     try:
         with undone(engine.template, "eval"), torch.no_grad():
             run_loop(engine, own)
-    except RuntimeError:
+    except Exception:
         return True
     return not all(torch.equal(a, b) for a, b in zip(own.tensors(), inputs.tensors(), strict=True))
 
 
-def _watch(engine: Engine, inputs: Inputs) -> tuple[frozenset[str], frozenset[str]]:
-    """The shared BatchNorm layers that see what depends on members, and the buffers that forward replaces."""
-    watched = replace(engine, template=copied(engine.template))
+def _watch(engine: Engine, inputs: Inputs) -> None:
+    """Follows one pass in each mode: which shared BatchNorm layers see what depends on members, which buffers forward writes.
+
+    A shared buffer that each member would set is refused.
+    """
+    watched = replace(engine, template=copied(engine.template), traits=replace(engine.traits, private=_buffers(engine)))
     memory: Replay | None = None
     coupled: set[str] = set()
-    reassigned: set[str] = set()
+    changed: set[str] = set()
 
     def look(name: str, args: tuple[Any, ...]) -> None:
-        if memory is not None and not all(memory.is_shared(tensor) for tensor in tree.tensors(args)):
+        if engine.owned and (memory is None or not all(memory.is_shared(tensor) for tensor in tree.tensors(args))):
             coupled.add(name)
 
     for name, norm in batch_norms(watched.template).items():
         if name in engine.shared_norms:
             norm.register_forward_pre_hook(lambda _, args, name=name: look(name, args))
     for mode in MODES:
-        memory = remembering(watched, inputs, per_member=False)
+        shared = {n: t for n, t in named_tensors(watched.template) if n not in engine.owned}
+        memory = Replay(shared.values())
+        memory.blind = engine.traits.blind
+        before = watched.buffers()
         try:
             with undone(watched.template, mode), torch.no_grad():
-                for m, tensors in enumerate(slices(watched)):
-                    with turn(memory, m):
-                        _, entries = call(watched, tensors, own_inputs(watched, inputs, False, m))
-                    reassigned |= set(entries)
+                for m, (_, entries) in enumerate(members(watched, inputs, replay=memory)):
+                    own = {n: before[n][m] if n in engine.owned else before[n] for n in entries}
+                    changed |= {
+                        n for n, value in entries.items() if value.shape != own[n].shape or not torch.equal(value, own[n])
+                    }
         except Exception:  # a mode the model cannot be run in is reported by the trial itself
             continue
-    return frozenset(coupled), frozenset(reassigned)
+        clash = [n for n, t in shared.items() if any(t is target for target in memory.clashes)]
+        if clash and engine.members > 1:
+            raise RunError(shared_write(clash[0]))
+        engine.traits = replace(
+            engine.traits, blind=engine.traits.blind or memory.blind, steered=engine.traits.steered or memory.steered
+        )
+        if memory.blind and engine.owned:
+            coupled |= engine.shared_norms
+    engine.traits = replace(engine.traits, coupled=frozenset(coupled), private=frozenset(changed) & _buffers(engine))
+
+
+def _buffers(engine: Engine) -> frozenset[str]:
+    norms = {f"{name}.{key}" if name else key for name, norm in batch_norms(engine.template).items() for key in norm._buffers}
+    return frozenset(engine.buffers()) - norms
 
 
 def _forbids(
@@ -141,17 +185,22 @@ def _forbids(
     trap = _vmap_trap(engine, mode) if name == "vmap" else _fold_trap(engine, mode)
     if trap:
         return trap
+    own = replace(engine, template=copied(engine.template))  # what vmap leaves behind on self is thrown away with it
     try:
+        if name == "fold" and not engine.row_axes:
+            with undone(engine.template, "eval"):
+                own.row_axes = engine.row_axes = learn_rows(engine, fresh_inputs(inputs))
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            outcome = run(executor, engine, inputs, mode)
+            outcome = run(executor, own, inputs, mode)
     except Exception as error:
         return _operation(error)
     slow = [str(warning.message) for warning in heard if "batching rule" in str(warning.message)]
     if slow:
         return f"{_named(slow[0])} would be run member by member"
-    if name == "fold" and mode == "train" and engine.traits.coupled:
-        return None  # the loop says something else there: fold is the meaning
+    if name == "fold" and engine.traits.coupled:  # with these norms the loop says something else: compared without them
+        with bypassed(own.template, engine.traits.coupled):
+            outcome, loop = run(executor, own, inputs, mode), run_reference(own, inputs, mode)
     if loop.random:
         return _noise_differs(executor, engine, inputs, mode)
     odd = difference(outcome, loop)
@@ -170,6 +219,8 @@ def _vmap_trap(engine: Engine, mode: str) -> str | None:
 
 
 def _fold_trap(engine: Engine, mode: str) -> str | None:
+    if engine.traits.steered:
+        return "values decide what is computed, and there are several members' in a batch"
     if mode == "train" and engine.shared_norms and not engine.traits.coupled:
         return "the trunk's BatchNorm would count each row once for every member"
     return forbidden(engine) if mode == "train" else None
@@ -184,8 +235,8 @@ def _noise_differs(executor: Callable[..., Any], engine: Engine, inputs: Inputs,
         return f"aten::{traps[0]} would draw the same noise for all members"
     expected, found = (run(how, equal, inputs, mode).values for how in (run_loop, executor))
     for a, b in zip(expected, found, strict=True):
-        if not torch.equal(a[0], a[1]) and torch.equal(b[0], b[1]):
-            return "its noise is the same for all members"
+        if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
+            return f"its noise {'differs between' if torch.equal(a[0], a[1]) else 'is the same for'} members"
     return None
 
 
@@ -207,10 +258,9 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
 
 def _operation(error: Exception) -> str:
     """The operation that an error names, and what it says."""
-    text = " ".join(str(error).split())
-    first = text.split(". ")[0][:160]
-    named = _named(text)
-    return f"{named}: {first}" if named not in first else first or type(error).__name__
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    named = _named(" ".join(str(error).split()))
+    return text if named in text else f"{named}: {text}"
 
 
 def _named(text: str) -> str:

@@ -17,52 +17,62 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from multitudes import tree
-from multitudes.engine.state import Engine, call, has_attention, plain_attention, write_back
+from multitudes.engine.state import Engine, call, has_attention, plain_attention
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs, axes
 from multitudes.tree import Tree
 
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
-    """All members at once. Shape: ``[M, B, ...]``."""
-    buffers = engine.buffers()
-    uniform = {name: buffers[name][0].clone() for name in sorted(engine.uniform)}
-    stacked = {n: t for n, t in [*engine.parameters().items(), *buffers.items()] if n in engine.owned and n not in uniform}
-    dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
-    structure: list[Tree] = []
-    names: list[str] = []
-
-    def one(tensors: dict[str, Tensor], values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        output, changed = call(engine, {**tensors, **uniform}, inputs.refill(values))
-        structure[:], names[:] = [output], list(changed)
-        return tree.tensors(output), list(changed.values())
-
+    """All members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
     noise = SharedNoise() if engine.shares and engine.template.training else contextlib.nullcontext()
     with guard, noise:
-        batched = torch.func.vmap(one, in_dims=(0, dims), randomness="different", chunk_size=engine.chunk)
-        outputs, changed = batched(stacked, inputs.tensors())
-    tree.plain(structure[0])
-    _write_counts(buffers, uniform)
-    _write_changed(engine, names, changed)
-    return tree.refill(structure[0], outputs)
-
-
-def _write_counts(buffers: dict[str, Tensor], uniform: dict[str, Tensor]) -> None:
+        size = min(engine.chunk or engine.members, engine.members)
+        parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
+    output, counts = parts[0]
+    buffers = engine.buffers()
     with torch.no_grad():
-        for name, value in uniform.items():
+        for name, value in counts.items():
             buffers[name].copy_(value.expand_as(buffers[name]))
+    if len(parts) == 1:
+        return output
+    columns = zip(*(tree.tensors(part) for part, _ in parts), strict=True)
+    return tree.refill(output, [torch.cat(column) for column in columns])
 
 
-def _write_changed(engine: Engine, names: list[str], changed: list[Tensor]) -> None:
+def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:
+    """Members from `at` on: their outputs, and the counts that are common to all members as they now stand."""
+    some = slice(at, at + size)
+    buffers = engine.buffers()
+    counts = {name: buffers[name][0].clone() for name in sorted(engine.uniform)}
+    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in engine.owned and n not in counts]
+    stacked = {name: tensor if size == engine.members else tensor[some] for name, tensor in owned}
+    stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.private})
+    dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
+    values = [t.clone() if engine.traits.mutates else t for t in inputs.tensors()]
+    values = [t[some] if dim == 0 else t for t, dim in zip(values, dims, strict=True)]
+    structure: list[Tree] = []
+    names: list[str] = []
+
+    def one(tensors: dict[str, Tensor], given: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        output, changed = call(engine, {**tensors, **counts}, inputs.refill(given))
+        structure[:], names[:] = [output], list(changed)
+        return tree.tensors(output), list(changed.values())
+
+    outputs, changed = torch.func.vmap(one, in_dims=(0, dims), randomness="different")(stacked, values)
+    tree.plain(structure[0])
     shared = [name for name in names if name not in engine.owned]
     if shared:
-        raise RunError(f"forward replaces the shared buffers {shared}")
-    write_back(engine, [{n: t[m] for n, t in zip(names, changed, strict=True)} for m in range(engine.members)])
+        raise RunError(f"forward changes the shared buffer {', '.join(shared)}")
+    with torch.no_grad():
+        for name, value in zip(names, changed, strict=True):
+            buffers[name][some].copy_(value)
+    return tree.refill(structure[0], outputs), counts
 
 
-DROPOUTS: dict[Callable[..., Any], int] = {F.dropout: 0, F.dropout1d: 2, F.dropout2d: 2, F.dropout3d: 2}
-"""The dropout functions, and how many leading axes of the input their noise has (0: all)."""
+DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: None, F.dropout3d: 3}
+"""The dropout functions, and how many trailing axes share their noise (None: all but the first two)."""
 
 
 class SharedNoise(TorchFunctionMode):
@@ -76,27 +86,32 @@ class SharedNoise(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _dropout(lead: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _dropout(trailing: int | None, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0:
         return input
-    noise = torch.ops.multitudes.noise(input.detach(), p, lead)
+    trailing = max(input.ndim - 2, 0) if trailing is None else trailing
+    noise = torch.ops.multitudes.noise(input.detach(), p, trailing)
     return input.mul_(noise) if inplace else input * noise
 
 
 @torch.library.custom_op("multitudes::noise", mutates_args=())
-def _noise(x: Tensor, p: float, lead: int) -> Tensor:
-    """Inverted-dropout factors, 0 or 1/(1−p), for the first `lead` axes of x (0: all)."""
-    shape = x.shape if not lead else (*x.shape[:lead], *(1 for _ in x.shape[lead:]))
-    kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+def _noise(x: Tensor, p: float, trailing: int) -> Tensor:
+    """Inverted-dropout factors, 0 or 1/(1−p), each for all entries along the last `trailing` axes of x."""
+    kept = torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
     return kept if p == 1 else kept / (1 - p)
 
 
 @_noise.register_fake
-def _(x: Tensor, p: float, lead: int) -> Tensor:
-    shape = x.shape if not lead else (*x.shape[:lead], *(1 for _ in x.shape[lead:]))
-    return torch.empty(shape, dtype=x.dtype, device=x.device)
+def _(x: Tensor, p: float, trailing: int) -> Tensor:
+    return torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device)
 
 
 @torch.library.register_vmap("multitudes::noise")  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[int | None, ...], x: Tensor, p: float, lead: int) -> tuple[Tensor, int]:
-    return torch.ops.multitudes.noise(x.movedim(dims[0] or 0, 0), p, lead + 1 if lead else 0), 0
+def _(info: Any, dims: tuple[int | None, ...], x: Tensor, p: float, trailing: int) -> tuple[Tensor, int]:
+    return torch.ops.multitudes.noise(x.movedim(dims[0] or 0, 0), p, trailing), 0
+
+
+def _noise_shape(x: Tensor, trailing: int) -> list[int]:
+    return [*x.shape[: x.ndim - trailing], *(1 for _ in range(trailing))]
