@@ -64,14 +64,17 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
     others = {tensor.device.type for tensor in inputs.tensors()} - places
     if len(places) == 1 and others:
         raise InputError(f"the model is on {places.pop()}, the example on {others.pop()}")
-    if count >= rows_at_least:
-        return inputs
-    return each_row(inputs, batch_axis, lambda tensor, axis: _with_neighbour(tensor, axis, rows_at_least))
+
+    def told_apart(tensor: Tensor, axis: int) -> Tensor:
+        return _told_apart(tensor, axis, max(count, rows_at_least))
+
+    return each_row(inputs, batch_axis, told_apart)
 
 
-def _with_neighbour(row: Tensor, axis: int, count: int) -> Tensor:
-    """One row and others a little off, since equal rows tell BatchNorm nothing."""
-    copies = [row]
-    for k in range(1, count):
-        copies.append(row * (1 + k / 16) + k / 16 if row.is_floating_point() else row)
-    return torch.cat(copies, dim=axis)
+def _told_apart(tensor: Tensor, axis: int, count: int) -> Tensor:
+    """At least so many rows; of equal ones each a little off, since equal rows tell BatchNorm nothing."""
+    first = tensor.narrow(axis, 0, 1)
+    if tensor.shape[axis] >= count and (count == 1 or tensor.is_meta or not torch.equal(tensor, first.expand_as(tensor))):
+        return tensor
+    steps = range(count)
+    return torch.cat([first * (1 + k / 16) + k / 16 if tensor.is_floating_point() else first for k in steps], dim=axis)

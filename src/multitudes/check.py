@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from multitudes import tree
 from multitudes.arguments import checked_example
 from multitudes.engine import EXECUTORS, MODES
+from multitudes.engine.independence import leaks
 from multitudes.engine.outcome import (
     DROPOUTS,
     Outcome,
@@ -84,7 +84,7 @@ def check(ensemble: Ensemble, x: Any) -> Check:
 def self_check(ensemble: Ensemble, begun: Draft) -> None:
     """What conversion proves of its own work, on a few members; a broken law is a refusal."""
     engine, inputs = precise(few_members(ensemble.engine, begun.trial_members), begun.inputs)
-    laws = [*_neutral(begun), *_members(engine, inputs), *_independent(engine, inputs, ("loop",))]
+    laws = [*_neutral(begun), *_members(engine, inputs)]  # that members are independent was proved before executors were tried
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
         kind = type(begun.base).__name__
@@ -96,17 +96,17 @@ def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     one = take_rows(inputs, engine.batch_axis, torch.zeros(1, dtype=torch.long))
     if rows(inputs, engine.batch_axis) != 1:
         yield from _members(engine, one)
-    yield from _independent(engine, inputs, engine.proven["eval"])
+    for name, executor in EXECUTORS.items():
+        yield from (Law("independent", *found) for found in leaks(engine, inputs, name, executor))
     yield from _executors(engine, inputs)
 
 
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     """Each member of the loop against the plain module, values and gradients, in eval mode."""
     parameters = dict(engine.template.named_parameters())
-    where = f"{rows(inputs, engine.batch_axis)} row(s)"
-    plain = [bake(engine.template, {n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned})
-             for m in range(engine.members)]  # fmt: skip
-    broken = leak = None
+    own = [{n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned} for m in range(engine.members)]
+    plain = [bake(engine.template, tensors) for tensors in own]
+    broken = None
     with undone(engine.template, "eval"), torch.enable_grad():
         outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))
         for m, module in enumerate(plain):
@@ -116,58 +116,7 @@ def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
             found = {n: g[m] if n in engine.owned else g for n, g in gradients.items()}
             odd = difference(Outcome([t.detach() for t in tree.tensors(mine)], found, expected.buffers), expected)
             broken = broken or (odd and f"member {m}: {odd} from the plain module's")
-            for n, g in gradients.items():
-                if n in engine.owned and any(bool(g[j].any()) for j in range(engine.members) if j != m):
-                    leak = leak or f"the output of member {m} has a gradient in another member's {n}"
-    yield Law("members", where, broken)
-    yield Law("independent", f"gradients, {where}", leak)
-
-
-def _independent(engine: Engine, inputs: Inputs, executors: tuple[str, ...]) -> Iterator[Law]:
-    """Member 0's tensors made NaN, then shifted a little: the others must stay as they are, to the last bit."""
-    if engine.members < 2 or not engine.owned:
-        return
-    for mode in MODES:
-        if mode == "train" and engine.traits.coupled:
-            continue  # BatchNorm shared over members couples them on purpose
-        for name in executors:
-            if name not in engine.proven[mode]:
-                continue
-            try:
-                first, again, other = (_values(engine, inputs, mode, name, seed) for seed in (0, 0, 1))
-            except Exception:  # the base model does not run in this mode
-                continue
-            if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
-                yield Law("independent", f"{name}, {mode}", "the same call gives another output: forward keeps something")
-                continue
-            if not all(close(a, b) for a, b in zip(first, other, strict=True)):
-                continue  # noise may be drawn by what is computed, and then differs without a leak
-            before = first
-            for how in ("NaN", "perturbation"):
-                yield Law("independent", f"{how}, {name}, {mode}", _spreads(engine, inputs, mode, name, how, before))
-
-
-def _values(engine: Engine, inputs: Inputs, mode: str, name: str, seed: int) -> list[Tensor]:
-    with undone(engine.template, mode, seed), torch.no_grad():
-        return tree.tensors(EXECUTORS[name](engine, fresh_inputs(inputs)))
-
-
-def _spreads(engine: Engine, inputs: Inputs, mode: str, name: str, how: str, before: list[Tensor]) -> str | None:
-    own = {}
-    for n, t in named_tensors(engine.template):
-        if n in engine.owned and (t.is_floating_point() or t.is_complex()):
-            own[n] = t.detach().clone()
-            own[n][0] = own[n][0] * 1.01 + 0.01 if how == "perturbation" else float("nan")
-    touched = replace(engine, template=bake(engine.template, own))
-    try:
-        with undone(touched.template, mode), torch.no_grad():
-            after = tree.tensors(EXECUTORS[name](touched, fresh_inputs(inputs)))
-    except Exception:
-        return None if how == "NaN" else "the model fails when a member's weights change a little"
-    for a, b in zip(after, before, strict=True):
-        if not torch.equal(a[1:], b[1:]):
-            return "what is done to member 0 changes another member's output"
-    return None
+    yield Law("members", f"{rows(inputs, engine.batch_axis)} row(s)", broken)
 
 
 def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
@@ -191,7 +140,7 @@ def _neutral(begun: Draft) -> Iterator[Law]:
         if isinstance(part, DROPOUTS):
             part.p = 0.0
     expected = run_plain(base, inputs).values
-    with undone(engine.template, "eval"), torch.no_grad():
+    with undone(engine.template, "eval"), torch.enable_grad():  # as the base model: without, torch takes other paths
         outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))
     same = all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))
     yield Law("neutral", "copies", None if same else "the ensemble does not give the base model's output")

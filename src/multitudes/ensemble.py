@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Mapping, Sequence
@@ -86,13 +85,18 @@ class Ensemble(nn.Module):
         if draws is not None:
             raise InputError(f"{type(self.method).__name__} draws nothing, so draws= has nothing to give it")
         call = Inputs(*inputs, **kwargs)
-        with contextlib.nullcontext() if torch.compiler.is_compiling() else self.engine.lock:
-            if rows is not None:
-                return self._by_rows(call, rows, per_member)
-            name = self._executor(per_member)
-            if name == "loop" and self._trunk_counts() and torch.compiler.is_dynamo_compiling():
-                return _untraced_loop(self.engine, call, per_member)
-            return EXECUTORS[name](self.engine, call, per_member)
+        if torch.compiler.is_compiling():
+            return self._run(call, per_member, rows)
+        with self.engine.lock:
+            return self._run(call, per_member, rows)
+
+    def _run(self, call: Inputs, per_member: bool, rows: Tensor | None) -> Any:
+        if rows is not None:
+            return self._by_rows(call, rows, per_member)
+        name = self._executor(per_member)
+        if name == "loop" and self._trunk_counts() and torch.compiler.is_dynamo_compiling():
+            return _untraced_loop(self.engine, call, per_member)
+        return EXECUTORS[name](self.engine, call, per_member)
 
     def _executor(self, per_member: bool) -> str:
         engine = self.engine

@@ -40,8 +40,8 @@ STEERS = frozenset(
 )
 """Functions by which a tensor's values come to steer the program, or the shape of what follows."""
 
-CONSTANTS = FACTORIES | frozenset("empty_like full_like new_empty new_full new_ones new_zeros ones_like zeros_like".split())
-"""Functions whose result holds nothing that was computed: a member may write into it, and each then gets its own."""
+STATEFUL = DRAWS | frozenset("batch_norm instance_norm multi_head_attention_forward scaled_dot_product_attention".split())
+"""Functions that do more than compute, and must not be run again for another member."""
 
 AUGMENTED = frozenset(f"__i{name}__" for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split())
 """Operators that write into their left side."""
@@ -51,6 +51,13 @@ RESHAPES = frozenset("resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ tr
 
 MARKS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
 """Functions that change how a tensor takes part in backward, and must act on it once."""
+
+
+class _Before:
+    """A result as it was before the first member wrote into it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 class Replay(TorchFunctionMode):
@@ -65,7 +72,10 @@ class Replay(TorchFunctionMode):
         self.begin(shared)
         self.clashes: list[Tensor] = []
         """Shared tensors and inputs that a member's own operations write into."""
-        self.constants: set[int] = set()
+        self.stateful: dict[int, int] = {}
+        """Memory that was not merely computed, and how many operations made it so."""
+        self.consumed: set[int] = set()
+        """Memory that went into such operations."""
         self.read: set[int] = set()
         """Memory of common tensors that a member's own operations have read."""
         self.results: dict[Hashable, list[Any]] = defaultdict(list)
@@ -111,7 +121,8 @@ class Replay(TorchFunctionMode):
         turn = self.seen.get(key, 0)
         self.seen[key] = turn + 1
         if turn < len(self.results[key]):
-            return self.results[key][turn]
+            result = self.results[key][turn]
+            return result.tensor.clone() if isinstance(result, _Before) else result
         return self._note(key, rooted, func, name, args, kwargs)
 
     def _note(
@@ -128,26 +139,40 @@ class Replay(TorchFunctionMode):
             self.versions.update((_storage(tensor), _version(tensor)) for tensor in [*made, *written, *_tensors(args)])
             if rooted:
                 self.rooted.update(id(tensor) for tensor in [*made, *written])
-            self.constants.difference_update(_storage(tensor) for tensor in written)
-            if name in CONSTANTS:
-                self.constants.update(_storage(tensor) for tensor in made)
+            if name in STATEFUL or written:
+                self.consumed.update(_storage(tensor) for tensor in _tensors(args))
+                for storage in {_storage(tensor) for tensor in [*made, *written]}:
+                    self.stateful[storage] = self.stateful.get(storage, 0) + 1
         return result
 
     def _members_own(
         self, func: Callable[..., Any], name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """An operation of one member: it may read what is common, and write into constants, which are then its own."""
+        """An operation of one member: it may read what is common, and what it writes into becomes its own."""
         self.steered |= name in STEERS or (name == "__getitem__" and any(t.dtype is torch.bool for t in tensors))
         self.blind |= self.steered
         for target in _written(func, name, args, kwargs):
             if id(target) in self.known:
-                self.blind |= _storage(target) not in self.constants
                 self.clashes.append(target)
-                self._forget(_storage(target))
+                self._give_away(target)
         self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
 
+    def _give_away(self, target: Tensor) -> None:
+        """Before a member writes into a common tensor: the others make it anew, or get a copy of what it was."""
+        storage = _storage(target)
+        makers = [key for key, results in self.results.items() if any(result is target for result in results)]
+        if storage not in self.stateful:
+            self.blind |= not self.first
+            self._forget(storage)
+        elif self.first and self.stateful[storage] == 1 and len(makers) == 1 and storage not in self.consumed:
+            results, before = self.results[makers[0]], _Before(target.clone())
+            self._forget(storage)
+            self.results[makers[0]] = [before if result is target else result for result in results]
+        else:
+            self.blind = True
+
     def _forget(self, storage: int) -> None:
-        """Makes each member make this constant anew."""
+        """Makes each member make this anew."""
         gone = [id(tensor) for tensor in self.known.values() if _storage(tensor) == storage]
         for identity in gone:
             self.versions.pop(storage, None)

@@ -68,10 +68,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.slots = slots_of(self.template)
+        self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("lock", "slots")}
+        return {key: value for key, value in vars(self).items() if key not in ("lock", "slots", "recurrent")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -172,6 +173,8 @@ def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tupl
     finally:
         for (register, key, _), tensor in zip(places, own, strict=True):
             register[key] = tensor
+        for part in engine.recurrent:  # they keep a list of their weights, which would hold on to the last member's graph
+            part._flat_weights = [part._parameters.get(name) for name in part._flat_weights_names]
     return output, now
 
 

@@ -17,6 +17,7 @@ import torch
 
 from multitudes import tree
 from multitudes.engine.fold import forbidden, learn_rows, run_fold
+from multitudes.engine.independence import leaks
 from multitudes.engine.loop import members, run_loop
 from multitudes.engine.outcome import (
     Outcome,
@@ -24,7 +25,6 @@ from multitudes.engine.outcome import (
     copied,
     difference,
     fresh_inputs,
-    gradients_of,
     precise,
     run,
     run_reference,
@@ -79,6 +79,7 @@ def pick(engine: Engine) -> None:
 
 def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
     """The loop's outcome in each mode it can run in; the engine is told the traits that this takes."""
+    engine.traits = Traits()
     engine.traits = Traits(mutates=_writes_inputs(engine, inputs))
     outcomes: dict[str, Outcome] = {}
     for mode in reversed(MODES):
@@ -101,20 +102,10 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
 
 
 def _nothing_leaks(engine: Engine, inputs: Inputs) -> None:
-    """No gradient from one member to another's tensors: what a layer keeps from call to call would carry one."""
-    parameters = {n: p for n, p in engine.template.named_parameters() if n in engine.owned}
-    for mode in MODES:
-        if engine.members < 2 or (mode == "train" and engine.traits.coupled):
-            continue
-        try:
-            with undone(engine.template, mode), torch.enable_grad():
-                outputs = run_loop(engine, fresh_inputs(inputs))
-                found = gradients_of(tree.take(outputs, engine.members - 1), parameters)
-        except Exception:  # the base model does not run in this mode
-            continue
-        leaks = [name for name, gradient in found.items() if bool(gradient[:-1].any())]
-        if leaks:
-            raise RunError(f"in {mode} mode the output of one member has a gradient in another member's {leaks[0]}")
+    """Before anything else is tried: what a layer keeps from call to call may carry one member into another."""
+    for tried, found in leaks(engine, inputs, "loop", run_loop):
+        if found:
+            raise RunError(f"members are not independent ({tried}): {found}")
 
 
 def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:

@@ -1,0 +1,73 @@
+"""Independence: what belongs to one member changes nothing in another.
+
+A gradient alone misses half of the leaks (what is detached, rounded or dead), so NaN and a small perturbation of one
+member's tensors are sent through as well: the others must stay as they are, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes import tree
+from multitudes.engine.outcome import close, fresh_inputs, gradients_of, undone
+from multitudes.engine.state import MODES, Engine, bake, named_tensors
+from multitudes.inputs import Inputs
+
+Executor = Callable[..., Any]
+
+
+def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iterator[tuple[str, str | None]]:
+    """Every way tried to get from one member to another: what was tried, and what came through."""
+    if engine.members < 2 or not engine.owned:
+        return
+    for mode in MODES:
+        if name not in engine.proven[mode] or (mode == "train" and engine.traits.coupled):
+            continue  # BatchNorm shared over members couples them on purpose
+        try:
+            first, again, other = (_values(engine, inputs, mode, executor, seed) for seed in (0, 0, 1))
+        except Exception:  # the base model does not run in this mode
+            continue
+        yield f"gradients, {name}, {mode}", _by_gradient(engine, inputs, mode, executor)
+        if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+            yield f"{name}, {mode}", "the same call gives another output: forward keeps something from call to call"
+        elif all(close(a, b) for a, b in zip(first, other, strict=True)):  # noise may be drawn by what is computed
+            for how in ("NaN", "perturbation"):
+                yield f"{how}, {name}, {mode}", _spreads(engine, inputs, mode, executor, how, first)
+
+
+def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int) -> list[Tensor]:
+    with undone(engine.template, mode, seed), torch.no_grad():
+        return tree.tensors(executor(engine, fresh_inputs(inputs)))
+
+
+def _by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) -> str | None:
+    parameters = {n: p for n, p in engine.template.named_parameters() if n in engine.owned}
+    with undone(engine.template, mode), torch.enable_grad():
+        outputs = executor(engine, fresh_inputs(inputs))
+        for m in (0, engine.members - 1):
+            for name, gradient in gradients_of(tree.take(outputs, m), parameters).items():
+                if any(bool(gradient[j].any()) for j in range(engine.members) if j != m):
+                    return f"the output of member {m} has a gradient in another member's {name}"
+    return None
+
+
+def _spreads(engine: Engine, inputs: Inputs, mode: str, executor: Executor, how: str, before: list[Tensor]) -> str | None:
+    own = {}
+    for n, t in named_tensors(engine.template):
+        if n in engine.owned and (t.is_floating_point() or t.is_complex()):
+            own[n] = t.detach().clone()
+            own[n][0] = own[n][0] * 1.01 + 0.01 if how == "perturbation" else float("nan")
+    touched = replace(engine, template=bake(engine.template, own))
+    try:
+        after = _values(touched, inputs, mode, executor, 0)
+    except Exception:
+        return None if how == "NaN" else "the model fails when a member's weights change a little"
+    for a, b in zip(after, before, strict=True):
+        if not torch.equal(a[1:], b[1:]):
+            return "what is done to member 0 changes another member's output"
+    return None
