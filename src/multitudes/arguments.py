@@ -76,5 +76,5 @@ def _told_apart(tensor: Tensor, axis: int, count: int) -> Tensor:
     first = tensor.narrow(axis, 0, 1)
     if tensor.shape[axis] >= count and (count == 1 or tensor.is_meta or not torch.equal(tensor, first.expand_as(tensor))):
         return tensor
-    steps = range(count)
-    return torch.cat([first * (1 + k / 16) + k / 16 if tensor.is_floating_point() else first for k in steps], dim=axis)
+    steps = [(1 + k * k / 16, k / 16) for k in range(count)]
+    return torch.cat([first * a + b if tensor.is_floating_point() else first for a, b in steps], dim=axis)

@@ -138,9 +138,8 @@ def _materialised(skeleton: nn.Module, ensemble: Ensemble) -> nn.Module:
     anywhere = next(iter(places.values()))
     values = {}
     for name, tensor in named_tensors(skeleton):
-        value = torch.zeros(tensor.shape, dtype=tensor.dtype, device=places.get(name, anywhere))
-        if tensor.is_floating_point() and isinstance(tensor, nn.Parameter) and not value.is_meta:
-            value.normal_(std=0.02)
+        weight = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+        value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=tensor.dtype, device=places.get(name, anywhere))
         values[name] = like(tensor, value)
     return copy_with(skeleton, values)
 

@@ -69,7 +69,7 @@ def fresh(model: nn.Module, seed: int) -> tuple[nn.Module, dict[str, str]]:
                     break
         for name, part in new.named_modules():
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            done = any(_join(name, key) in rules for key in own_tensors(part))
+            done = all(_join(name, key) in rules for key in own_tensors(part))
             if callable(reset) and not done and not _required(reset):
                 _run(name, part, reset.__name__, reset, rules)
         given = dict(named_tensors(model))
@@ -86,7 +86,12 @@ def _run(name: str, part: nn.Module, called: str, how: Callable[[], Any], rules:
     """Lets a part initialise itself; whether that changed anything."""
     before = {n: t.clone() for n, t in named_tensors(part)}
     how()
-    changed = [n for n, tensor in named_tensors(part) if not _same(tensor, before[n])]
+    changed = []
+    for n, tensor in named_tensors(part):
+        if _join(name, n) in rules:
+            tensor.copy_(before[n])  # an earlier rule has seen to it
+        elif not _same(tensor, before[n]):
+            changed.append(n)
     rules.update((_join(name, n), f"{type(part).__name__}.{called}") for n in changed)
     return bool(changed)
 

@@ -33,7 +33,7 @@ def members(
     shared = {n: b.clone() for n, b in engine.buffers().items() if n in engine.traits.private and n not in engine.owned}
     replay = replay or remembering(engine)
     if replay is not None:
-        replay.begin([*shared.values(), *([] if per_member else common.tensors())])
+        replay.begin({**shared, **({} if per_member else {f"input {k}": t for k, t in enumerate(common.tensors())})})
     for m, tensors in enumerate(slices(engine)):
         if per_member:
             mine = slot(inputs, engine.batch_axis, m)
@@ -91,7 +91,7 @@ def remembering(engine: Engine) -> Replay | None:
     """The memory of what is common to all members, where there is anything to share."""
     if not engine.shares or engine.members == 1 or engine.traits.blind or torch.compiler.is_compiling():
         return None
-    return Replay([t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned])
+    return Replay({n: t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned})
 
 
 @contextlib.contextmanager

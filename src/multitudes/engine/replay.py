@@ -14,7 +14,7 @@ something writes unseen; and when a member's own values steer the program.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -63,15 +63,16 @@ class _Before:
 class Replay(TorchFunctionMode):
     """One pass over the members: enter it once for each of them."""
 
-    def __init__(self, shared: Iterable[Tensor]) -> None:
+    def __init__(self, shared: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.known: dict[int, Tensor] = {}
         self.rooted: set[int] = set()
         """Of the tensors all members have in common, those that come from inputs or shared tensors, not from constants."""
         self.versions: dict[int, int | None] = {}
+        self.names: dict[int, str] = {}
         self.begin(shared)
-        self.clashes: list[Tensor] = []
-        """Shared tensors and inputs that a member's own operations write into."""
+        self.clashes: list[str] = []
+        """Names of shared tensors that a member's own operations write into."""
         self.stateful: dict[int, int] = {}
         """Memory that was not merely computed, and how many operations made it so."""
         self.consumed: set[int] = set()
@@ -85,10 +86,11 @@ class Replay(TorchFunctionMode):
         self.blind = False
         self.steered = False
 
-    def begin(self, tensors: Iterable[Tensor]) -> None:
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Names tensors that all members have in common from the start."""
-        for tensor in tensors:
+        for name, tensor in tensors.items():
             self.known[id(tensor)] = tensor
+            self.names[id(tensor)] = name
             self.rooted.add(id(tensor))
             self.versions[_storage(tensor)] = _version(tensor)
 
@@ -153,7 +155,7 @@ class Replay(TorchFunctionMode):
         self.blind |= self.steered
         for target in _written(func, name, args, kwargs):
             if id(target) in self.known:
-                self.clashes.append(target)
+                self.clashes += [self.names[id(target)]] if id(target) in self.names else []
                 self._give_away(target)
         self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
 

@@ -79,8 +79,8 @@ def pick(engine: Engine) -> None:
 
 def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
     """The loop's outcome in each mode it can run in; the engine is told the traits that this takes."""
-    engine.traits = Traits()
-    engine.traits = Traits(mutates=_writes_inputs(engine, inputs))
+    engine.traits = Traits(private=_buffers(engine))
+    engine.traits = replace(engine.traits, mutates=_writes_inputs(engine, inputs))
     outcomes: dict[str, Outcome] = {}
     for mode in reversed(MODES):
         settled = engine.traits
@@ -96,7 +96,7 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
             if mode == "eval":
                 raise RunError(f"the members cannot be run one by one: {type(problem).__name__}: {problem}") from problem
     _watch(engine, inputs)
-    if engine.traits.blind or engine.traits.private:  # tried without what is now known
+    if engine.traits.blind:  # tried without what is now known
         outcomes = {mode: run_reference(engine, inputs, mode) for mode in outcomes}
     return outcomes
 
@@ -123,7 +123,7 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
 
     A shared buffer that each member would set is refused.
     """
-    watched = replace(engine, template=copied(engine.template), traits=replace(engine.traits, private=_buffers(engine)))
+    watched = replace(engine, template=copied(engine.template))
     memory: Replay | None = None
     coupled: set[str] = set()
     changed: set[str] = set()
@@ -137,7 +137,7 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
             norm.register_forward_pre_hook(lambda _, args, name=name: look(name, args))
     for mode in MODES:
         shared = {n: t for n, t in named_tensors(watched.template) if n not in engine.owned}
-        memory = Replay(shared.values())
+        memory = Replay(shared)
         memory.blind = engine.traits.blind
         before = watched.buffers()
         try:
@@ -149,7 +149,7 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
                     }
         except Exception:  # a mode the model cannot be run in is reported by the trial itself
             continue
-        clash = [n for n, t in shared.items() if any(t is target for target in memory.clashes)]
+        clash = [name for name in memory.clashes if name in shared]
         if clash and engine.members > 1:
             raise RunError(shared_write(clash[0]))
         engine.traits = replace(
