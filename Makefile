@@ -1,0 +1,41 @@
+# Every target does its own set-up, from a fresh clone on. Elsewhere than in .venv:  make test-gpu PYTHON=python3
+
+PYTHON ?= .venv/bin/python
+WORKERS ?= 2
+SEED ?= $(shell date -u +%Y%m%d)
+
+# A worker with several threads would fight the others for the cores; MULTITUDES_SEED is what rotating tests start from.
+TESTS = OMP_NUM_THREADS=1 MULTITUDES_SEED=$(SEED) $(PYTHON)
+
+# The stamp stands for the default interpreter only: another one is used as it is.
+ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
+
+.PHONY: demo test test-full test-gpu lint format
+
+demo: $(ready)  ## a model as an ensemble by every method there is: plans, costs, disagreement of members
+	@$(PYTHON) examples/demo.py
+
+test: lint  ## what every change must pass: in less than 8 minutes on 2 cores
+	$(TESTS) -m pytest -q --doctest-modules src
+	$(TESTS) -m pytest -n $(WORKERS) -m "not slow and not gpu"
+
+test-full: $(ready)  ## what is slow, group by group; rotated by SEED, which is printed
+	$(TESTS) tests/full.py -n $(WORKERS)
+
+test-gpu: $(ready)  ## by hand, on a machine with CUDA
+	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -m gpu
+
+lint: $(ready)
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+format: $(ready)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+.venv/installed: pyproject.toml constraints.txt
+	@echo "Installing multitudes and its tools into .venv: once, a few minutes"
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test,dev]'
+	@touch $@

@@ -1,0 +1,58 @@
+"""The table of methods in README.md, from the methods' own docstrings.
+
+python docs/methods_table.py            prints it
+python docs/methods_table.py --write    puts it into README.md
+python docs/methods_table.py --check    fails if README.md says something else
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+from multitudes.method import Method
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- methods -->", "<!-- /methods -->"
+
+
+def row(kind: type[Method]) -> str:
+    """Name, settings with their defaults, first sentence and first link of the method's file."""
+    text = " ".join((sys.modules[kind.__module__].__doc__ or "").split())
+    common = {field.name for field in dataclasses.fields(Method)} - {"members"}
+    settings = [f"{f.name}={f.default!r}" for f in dataclasses.fields(kind) if f.name not in common]
+    sentence = text.partition(". ")[0].rstrip(".")
+    link = re.search(r"https?://[^\s,;]+", text)
+    paper = f"[paper]({link[0].rstrip('.')})" if link else ""
+    return f"| `{kind.__name__}({', '.join(settings)})` | {sentence} | {paper} |"
+
+
+def table() -> str:
+    """The methods of the library; those of other packages are in the registry too, but not in our README."""
+    ours = [kind for kind in Method.all() if kind.__module__.startswith("multitudes.methods.")]
+    return "\n".join(["| method | what it is | |", "|---|---|---|", *map(row, ours)])
+
+
+def main(option: str | None) -> int:
+    if option is None:
+        print(table())
+        return 0
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    new = f"\n\n{table()}\n\n"
+    if option == "--write":
+        README.write_text(f"{before}{BEGIN}{new}{END}{after}", encoding="utf-8")
+    elif option != "--check":
+        print(__doc__)
+        return 2
+    elif old != new:
+        print(f"{README.name} is behind the methods' docstrings: python docs/methods_table.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2] or [None]))
