@@ -109,9 +109,9 @@ class Ensemble(nn.Module):
                 )
             return "fold"
         picked = engine.picked["train" if self.training else "eval"]
-        if picked == "vmap" and not self._vmap_is_right():
+        if picked == "vmap" and not self._vmap_is_right(per_member):
             return "loop"
-        if torch.compiler.is_dynamo_compiling() and engine.shares and self.training and self._vmap_is_right():
+        if torch.compiler.is_dynamo_compiling() and engine.shares and self.training and self._vmap_is_right(per_member):
             return "vmap"  # traced, the loop would run the shared trunk, and count its batches, once for each member
         return picked
 
@@ -119,12 +119,13 @@ class Ensemble(nn.Module):
         """Whether a shared trunk has statistics to update, which a traced loop would do once for each member."""
         return self.training and self.members > 1 and bool(self.engine.shared_norms or self.engine.traits.private)
 
-    def _vmap_is_right(self) -> bool:
+    def _vmap_is_right(self, per_member: bool) -> bool:
         """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
         engine = self.engine
         exporting = torch.compiler.is_exporting()
         in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
         proven = "vmap" in engine.proven["train" if self.training else "eval"]
+        proven = proven and (engine.traits.slots or not per_member)
         return proven and not exporting and not in_chunks and not torch.is_autocast_enabled(self._device())
 
     def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:

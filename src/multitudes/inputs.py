@@ -101,6 +101,13 @@ def slot(call: Inputs, batch_axis: BatchAxis, m: int) -> Inputs:
     return each_row(call, batch_axis, lambda tensor, axis: tensor[m])
 
 
+def stack_slots(calls: list[Inputs], batch_axis: BatchAxis) -> Inputs:
+    """Members' own inputs as one call: [B, ...] of each → [M, B, ...]."""
+    columns = list(zip(*(call.tensors() for call in calls), strict=True))
+    places = axes(calls[0], batch_axis)
+    return calls[0].refill([column[0] if a is None else torch.stack(column) for column, a in zip(columns, places, strict=True)])
+
+
 def join_slots(call: Inputs, batch_axis: BatchAxis) -> Inputs:
     """All members' own inputs as rows, member-major: [M, B, ...] → [(M B), ...]."""
     return each_row(call, batch_axis, lambda tensor, axis: torch.cat(tensor.unbind(0), dim=axis))

@@ -156,8 +156,15 @@ def gradients_of(output: Any, parameters: Mapping[str, Tensor]) -> dict[str, Ten
         return {}
     with torch.enable_grad():
         total = torch.stack([_scalar(t).to(reached[0].device) for t in reached]).sum()
-        found = torch.autograd.grad(total, list(wanted.values()), retain_graph=True, allow_unused=True)
-    return {n: g for n, g in zip(wanted, found, strict=True) if g is not None}
+    before = {n: p.grad for n, p in wanted.items()}
+    try:
+        for parameter in wanted.values():
+            parameter.grad = None
+        total.backward(retain_graph=True)  # and not autograd.grad, which reentrant checkpointing refuses
+        return {n: p.grad for n, p in wanted.items() if p.grad is not None}
+    finally:
+        for n, parameter in wanted.items():
+            parameter.grad = before[n]
 
 
 def _scalar(tensor: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ class Traits:
     """Shared BatchNorm layers that see what depends on members: in training they take statistics over all members' rows."""
     private: frozenset[str] = frozenset()
     """Buffers, BatchNorm's apart, that forward writes into or replaces: it is given copies, and they are stored afterwards."""
+    slots: bool = False
+    """vmap is also right where each member has inputs of its own."""
     steered: bool = False
     """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
 

@@ -7,6 +7,7 @@ the model can run in it, with dropout off.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multitudes import tree
 from multitudes.engine.fold import forbidden, learn_rows, run_fold
@@ -34,7 +36,7 @@ from multitudes.engine.replay import Replay
 from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, named_tensors, shared_write
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs
+from multitudes.inputs import Inputs, rows, stack_slots, take_rows
 
 SAME_NOISE = ("fractional_max_pool",)
 """Operations that vmap gives the same randomness for all members without a word."""
@@ -56,7 +58,30 @@ def settle(engine: Engine, inputs: Inputs) -> None:
                 engine.why.setdefault(name, why)
         trial.proven[mode] = engine.proven[mode] = tuple(proven)
     engine.row_axes = trial.row_axes
+    engine.traits = replace(engine.traits, slots=_takes_slots(trial, inputs))
     pick(engine)
+
+
+def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
+    """Whether vmap is right too where each member has inputs of its own: more is batched then."""
+    if not all("vmap" in engine.proven[mode] for mode in MODES):
+        return False
+    own = [take_rows(inputs, engine.batch_axis, _turned(engine, inputs, m)) for m in range(engine.members)]
+    slots = stack_slots(own, engine.batch_axis)
+    for mode in MODES:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                loop, vmap = (run(functools.partial(how, per_member=True), engine, slots, mode) for how in (run_loop, run_vmap))
+        except Exception:
+            return False
+        if difference(vmap, loop):
+            return False
+    return True
+
+
+def _turned(engine: Engine, inputs: Inputs, m: int) -> Tensor:
+    return torch.arange(rows(inputs, engine.batch_axis)).roll(m)
 
 
 def few_members(engine: Engine, count: int) -> Engine:
@@ -224,6 +249,8 @@ def _noise_differs(executor: Callable[..., Any], engine: Engine, inputs: Inputs,
     traps = [op for op in _operations(equal, inputs, mode) if any(trap in op for trap in SAME_NOISE)]
     if traps:
         return f"aten::{traps[0]} would draw the same noise for all members"
+    if engine.members == 1:
+        return None
     expected, found = (run(how, equal, inputs, mode).values for how in (run_loop, executor))
     for a, b in zip(expected, found, strict=True):
         if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
