@@ -16,9 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.errors import RunError
 from multitudes.inputs import BatchAxis, Inputs
-from multitudes.tree import Tree, leaves
+from multitudes.tree import PLAIN, Tree, leaves
 
 MODES = ("train", "eval")
+EVERY_MODULES = frozenset(vars(nn.Module()))
+"""What every module has: its registers, hooks and mode."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     found = []
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            if key in ("_parameters", "_buffers", "_modules") or isinstance(value, nn.Module):
+            if key in EVERY_MODULES or isinstance(value, (nn.Module, *PLAIN)):
                 continue
             label = f"{name}.{key}" if name else key
             found += [(label, leaf) for _, leaf in leaves(value) if isinstance(leaf, Tensor)]

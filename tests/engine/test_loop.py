@@ -1,0 +1,653 @@
+"""The loop: what vmap cannot take runs by it, rightly, and the plan names the operation that is in the way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engine.separate import B, M, answer, assert_same_gradients, assert_separate, members
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import multitudes as mt
+from multitudes.engine import EXECUTORS
+
+
+def net_of(forward: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    """A network of two layers `a` and `b`, a vector `p` and this forward."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 6)
+            self.b = nn.Linear(6, 3)
+            self.p = nn.Parameter(torch.randn(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(self, x)
+
+    return Net()
+
+
+class Recurrent(nn.Module):
+    """A recurrent module and a head on its last step."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: int) -> None:
+        super().__init__()
+        self.recurrent = kind(4, 5, batch_first=True, **options)
+        self.head = nn.Linear(5 * (1 + options.get("bidirectional", 0)), 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
+class Cell(nn.Module):
+    """A recurrent cell stepped by hand."""
+
+    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
+        super().__init__()
+        self.cell = kind(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+RECURRENT = {
+    "LSTM": lambda: Recurrent(nn.LSTM),
+    "LSTM, two layers, both ways": lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+    "GRU": lambda: Recurrent(nn.GRU),
+    "RNN": lambda: Recurrent(nn.RNN),
+    "LSTMCell": lambda: Cell(nn.LSTMCell),
+    "GRUCell": lambda: Cell(nn.GRUCell),
+    "RNNCell": lambda: Cell(nn.RNNCell),
+}
+
+
+class TestRecurrent:
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    @pytest.mark.parametrize("kind", RECURRENT)
+    def test_is_right(self, kind: str, training: bool) -> None:
+        """By the call, and by each executor that conversion says is right."""
+        x = torch.randn(B, 6, 4)
+        ens = mt.ensemble(RECURRENT[kind](), mt.Deep(members=M), x)
+        for way in ("call", *(n for n in ("loop", "vmap") if n in ens.engine.proven["train" if training else "eval"])):
+            assert_separate(copy.deepcopy(ens), x, way, training=training)
+
+    @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LSTMCell"])
+    def test_the_plan_names_the_operation(self, kind: str) -> None:
+        ens = mt.ensemble(RECURRENT[kind](), mt.Deep(members=M), torch.randn(B, 6, 4))
+        assert "vmap" not in ens.engine.proven["train"]
+        assert ens.executor == "loop"
+        assert "aten::" in ens.plan.why["vmap"]
+
+    def test_in_a_shared_trunk(self) -> None:
+        """Its weights stand in a list of their own as well: the gradients of a shared one are the sum over members."""
+        ens = mt.ensemble(Recurrent(nn.LSTM), mt.MultiHead(members=M), torch.randn(B, 6, 4))
+        assert_separate(ens, torch.randn(B, 6, 4), "loop", training=True)
+        assert_separate(ens, torch.randn(B, 6, 4), training=True)
+
+    def test_after_a_step_of_training(self) -> None:
+        ens = mt.ensemble(Recurrent(nn.LSTM), mt.Deep(members=M), torch.randn(B, 6, 4)).train()
+        optimiser = torch.optim.SGD(ens.param_groups(lr=0.1))
+        ens(torch.randn(B, 6, 4)).square().sum().backward()
+        optimiser.step()
+        assert_separate(ens, torch.randn(B, 6, 4), training=True)
+
+
+def boolean_mask(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.a(x)
+    return net.b(F.relu(h)) + h[h > 0].sum()
+
+
+def write_where(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.a(x)
+    z = torch.zeros_like(h)
+    z[h > 0] = h[h > 0]
+    return net.b(z)
+
+
+def item(net: nn.Module, x: Tensor) -> Tensor:
+    return net.b(net.a(x) / net.p.detach().abs().max().item())
+
+
+def control_flow(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.a(x)
+    return net.b(h) if h.sum() > 0 else net.b(h.relu() + 1)
+
+
+def while_loop(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.a(x)
+    while h.norm() > 0.5:
+        h = h / 2
+    return net.b(h)
+
+
+def nonzero(net: nn.Module, x: Tensor) -> Tensor:
+    rows = (net.a(x).sum(1) > -1e9).nonzero().flatten()
+    return net.b(net.a(x)[rows])
+
+
+def numpy(net: nn.Module, x: Tensor) -> Tensor:
+    return net.b(net.a(x)) + float(net.p.detach().numpy().max())
+
+
+def data(net: nn.Module, x: Tensor) -> Tensor:
+    return net.b(net.a(x) - net.p.data)
+
+
+def written_data(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.a(x)
+    h.data.clamp_(min=0)
+    return net.b(h)
+
+
+def channels_last(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.a(x)[:, :, None, None].expand(-1, -1, 2, 2).contiguous(memory_format=torch.channels_last)
+    return net.b(h.mean((2, 3)))
+
+
+def zeros_then_write(net: nn.Module, x: Tensor) -> Tensor:
+    z = torch.zeros(x.shape[0], 6)
+    z[:, 1:] = net.a(x)[:, 1:]
+    return net.b(z)
+
+
+def zeros_then_write_shared(net: nn.Module, x: Tensor) -> Tensor:
+    z = torch.zeros(x.shape[0], 5)
+    z[:, 1:] = x
+    z[:, 0] = net.p[0]
+    return net.b(net.a(z[:, :4]) + z[:, 4:])
+
+
+def unique(net: nn.Module, x: Tensor) -> Tensor:
+    return net.b(net.a(x)) * net.a(x).round().unique().numel()
+
+
+DATA_DEPENDENT = {
+    f.__name__: f
+    for f in (boolean_mask, write_where, item, control_flow, while_loop, nonzero, numpy, data, written_data, channels_last)
+}
+DATA_DEPENDENT |= {f.__name__: f for f in (zeros_then_write, zeros_then_write_shared, unique)}
+
+
+class TestWhatVmapCannotTake:
+    @pytest.mark.parametrize(
+        "method",
+        [mt.Deep(members=M), mt.MultiHead(members=M, head="b"), mt.TreeNet(members=M, split="b")],
+        ids=["Deep", "MultiHead", "TreeNet"],
+    )
+    @pytest.mark.parametrize("kind", DATA_DEPENDENT)
+    def test_is_right(self, kind: str, method: mt.Method) -> None:
+        """Each member follows its own values, whatever is shared; the call and every proven executor."""
+        x = torch.randn(B, 4)
+        ens = mt.ensemble(net_of(DATA_DEPENDENT[kind]), method, x)
+        for way in ("call", *ens.engine.proven["train"]):
+            assert_separate(copy.deepcopy(ens), x, way, training=True)
+
+    @pytest.mark.parametrize("kind", [k for k in DATA_DEPENDENT if k not in ("zeros_then_write", "zeros_then_write_shared")])
+    def test_is_the_loops_and_the_plan_says_why(self, kind: str) -> None:
+        """vmap is refused in words that say what is in the way, and the table of the plan has them."""
+        ens = mt.ensemble(net_of(DATA_DEPENDENT[kind]), mt.Deep(members=M), torch.randn(B, 4))
+        assert "vmap" not in ens.engine.proven["eval"]
+        assert ens.executor == "loop"
+        reason = ens.engine.why["vmap"]
+        words = {
+            "item": "item",
+            "numpy": "numpy|storage",
+            "data": "data",
+            "written_data": "data",
+            "channels_last": "contiguous|memory",
+        }
+        words |= {"control_flow": "control flow", "while_loop": "control flow", "unique": "unique", "nonzero": "nonzero"}
+        words |= {"boolean_mask": "nonzero|index", "write_where": "nonzero|index"}
+        assert any(word in reason for word in words[kind].split("|")), reason
+        assert reason[:30] in str(ens.plan)
+
+    def test_members_whose_shapes_differ_are_refused(self) -> None:
+        """A boolean mask in the output gives as many rows as it is true: that cannot be stacked, and is said."""
+        net = net_of(lambda net, x: net.a(x)[net.a(x) > 0])
+        with pytest.raises(mt.MultitudesError, match="shape"):
+            mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+
+
+class TestInputs:
+    """What forward does to its input is done to a copy."""
+
+    @pytest.mark.parametrize("method", [mt.Deep(members=M), mt.MultiHead(members=M, head="b")], ids=["Deep", "MultiHead"])
+    @pytest.mark.parametrize("way", ["loop", "vmap", "call"])
+    @pytest.mark.parametrize("kind", ["own", "constant", "relu"])
+    def test_a_write_into_the_input(self, kind: str, way: str, method: mt.Method) -> None:
+        """`x += p` with a member's p, with a constant, by an in-place ReLU: right, and the user's x stays as it is."""
+
+        def forward(net: nn.Module, x: Tensor) -> Tensor:
+            if kind == "own":
+                x += net.p[:4]
+            elif kind == "constant":
+                x.mul_(2).sub_(1)
+            else:
+                F.relu(x, inplace=True)
+            return net.b(net.a(x))
+
+        x = torch.randn(B, 4)
+        ens = mt.ensemble(net_of(forward), method, x.clone())
+        if way == "vmap" and "vmap" not in ens.engine.proven["train"]:
+            pytest.skip(f"vmap is refused: {ens.engine.why['vmap']}")
+        assert_separate(ens, x, way, training=True)
+        given = x.clone()
+        answer(ens, way, given)
+        assert torch.equal(given, x)
+
+    def test_conversion_leaves_the_example_as_it_is(self) -> None:
+        """Also one that its model writes into."""
+        x = torch.randn(B, 4)
+        given = x.clone()
+        mt.plan(net_of(lambda net, x: net.b(net.a(x.mul_(2)))), mt.Deep(members=M), given)
+        mt.ensemble(net_of(lambda net, x: net.b(net.a(F.relu(x, inplace=True)))), mt.Deep(members=M), given)
+        assert torch.equal(given, x)
+
+    def test_a_check_leaves_its_input_as_it_is(self) -> None:
+        x = torch.randn(B, 4)
+        given = x.clone()
+        ens = mt.ensemble(net_of(lambda net, x: net.b(net.a(x.mul_(2)))), mt.Deep(members=M), torch.randn(B, 4))
+        mt.check(ens, given)
+        mt.cost(ens, given, repeats=1)
+        ens.tune(given, seconds=0.0)
+        assert torch.equal(given, x)
+
+    def test_an_input_that_needs_a_gradient(self) -> None:
+        """It gets the sum over members, and may be a leaf."""
+        ens = mt.ensemble(net_of(lambda net, x: net.b(net.a(x).tanh())), mt.Deep(members=M), torch.randn(B, 4))
+        for way in ("loop", "vmap", "call"):
+            x = torch.randn(B, 4, requires_grad=True)
+            answer(ens, way, x).square().sum().backward()
+            own = torch.zeros(B, 4)
+            for net in members(ens):
+                y = x.detach().clone().requires_grad_()
+                net(y).square().sum().backward()
+                own += y.grad
+            torch.testing.assert_close(x.grad, own)
+
+    @pytest.mark.parametrize("way", ["loop", "vmap", "call"])
+    def test_the_trunk_behind_a_written_input_is_still_one_network(self, way: str) -> None:
+        """In-place normalisation of the input, then a shared trunk with BatchNorm: its statistics are one network's."""
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a = nn.Linear(4, 6)
+                self.norm = nn.BatchNorm1d(6)
+                self.b = nn.Linear(6, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x -= 0.5
+                return self.b(self.norm(self.a(x)).relu())
+
+        ens = mt.ensemble(Net(), mt.MultiHead(members=M, head="b"), torch.randn(B, 4)).train()
+        assert_separate(ens, torch.randn(B, 4), way, training=True, steps=2)
+
+
+def in_place_noise(h: Tensor) -> Tensor:
+    return h * torch.empty(h.shape).bernoulli_(0.5)
+
+
+def gumbel(h: Tensor) -> Tensor:
+    return h * F.gumbel_softmax(torch.zeros(6))
+
+
+def gumbel_own(h: Tensor) -> Tensor:
+    return F.gumbel_softmax(h)
+
+
+def rrelu(h: Tensor) -> Tensor:
+    return F.rrelu(h, 0.1, 0.9, training=True)
+
+
+def fractional_max_pool(h: Tensor) -> Tensor:
+    plane = h[:, None, None, :].expand(-1, 2, 40, -1) * torch.arange(40.0).sin().view(1, 1, -1, 1)
+    return F.fractional_max_pool2d(plane, (2, 1), output_size=(13, 6)).mean((1, 2))
+
+
+def random_factory(h: Tensor) -> Tensor:
+    return h + torch.randn(6)
+
+
+def random_of_constants(h: Tensor) -> Tensor:
+    return h * torch.bernoulli(torch.full(h.shape, 0.5))
+
+
+def distribution(h: Tensor) -> Tensor:
+    return h + torch.distributions.Normal(torch.zeros(6), torch.ones(6)).sample()
+
+
+def random_like_own(h: Tensor) -> Tensor:
+    return h + torch.rand_like(h)
+
+
+def permuted(h: Tensor) -> Tensor:
+    return h[:, torch.randperm(6)]
+
+
+def drop_path(h: Tensor) -> Tensor:
+    return h * h.new_empty((h.shape[0], 1)).bernoulli_(0.5)
+
+
+NOISE = {f.__name__: f for f in (in_place_noise, gumbel, gumbel_own, rrelu, fractional_max_pool, random_factory)}
+NOISE |= {f.__name__: f for f in (random_of_constants, distribution, random_like_own, permuted, drop_path)}
+
+
+def noisy(kind: str) -> nn.Module:
+    """A network that puts this noise between its layers in training."""
+    return net_of(lambda net, x: net.b(NOISE[kind](net.a(x)) if net.training else net.a(x)))
+
+
+class TestNoise:
+    @pytest.mark.parametrize("way", ["call", "loop", "vmap"])
+    @pytest.mark.parametrize("kind", NOISE)
+    def test_differs_between_members_and_repeats_by_seed(self, kind: str, way: str) -> None:
+        """Equal members differ by their noise, however it is drawn, by every executor that is not refused."""
+        x = torch.randn(B, 4)
+        ens = mt.ensemble(noisy(kind), mt.Deep(members=M), x, start="copies").train()
+        if way == "vmap" and "vmap" not in ens.engine.proven["train"]:
+            assert len(ens.engine.why["vmap"]) > 10
+            return
+
+        def draw(seed: int) -> Tensor:
+            torch.manual_seed(seed)
+            return answer(ens, way, x).detach()
+
+        draws = [draw(seed) for seed in range(6)]
+        assert torch.equal(draws[0], draw(0))
+        for i in range(M):
+            assert all(any(not torch.equal(d[i], d[j]) for d in draws) for j in range(i)), f"members {i} and another"
+
+    @pytest.mark.parametrize("kind", ["in_place_noise", "gumbel", "rrelu", "fractional_max_pool"])
+    def test_the_plan_says_what_vmap_cannot_draw(self, kind: str) -> None:
+        ens = mt.ensemble(noisy(kind), mt.Deep(members=M), torch.randn(B, 4)).train()
+        assert ens.executor == "loop"
+        if "vmap" not in ens.engine.proven["train"]:  # a later torch may have learnt it
+            words = {
+                "in_place_noise": "random",
+                "gumbel": "random",
+                "rrelu": "rrelu",
+                "fractional_max_pool": "fractional_max_pool",
+            }
+            assert words[kind] in ens.plan.why["vmap"]
+
+    def test_fractional_max_pool_is_never_vmaps(self) -> None:
+        """vmap would draw one set of places for all members without a word."""
+        ens = mt.ensemble(noisy("fractional_max_pool"), mt.Deep(members=M), torch.randn(B, 4)).train()
+        assert "vmap" not in ens.engine.proven["train"]
+
+    @pytest.mark.parametrize("kind", NOISE)
+    def test_in_a_branch_it_differs_too(self, kind: str) -> None:
+        """With a shared trunk before it: noise that is added in a member's branch is each member's own."""
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.trunk = nn.Linear(4, 4)
+                self.branch = noisy(kind)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.branch(self.trunk(x))
+
+        x = torch.randn(B, 4)
+        ens = mt.ensemble(Net(), mt.TreeNet(members=M, split="branch"), x, start="copies").train()
+        for way in ("call", "loop", *(["vmap"] if "vmap" in ens.engine.proven["train"] else [])):
+            draws = [answer(ens, way, x).detach() for _ in range(6)]
+            for i in range(M):
+                assert all(any(not torch.equal(d[i], d[j]) for d in draws) for j in range(i)), f"{way}: members {i} and another"
+
+
+class Checkpointed(nn.Module):
+    """Two blocks that are computed again in backward."""
+
+    def __init__(self, reentrant: bool, norm: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 6)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6) if norm else nn.Identity(), nn.Tanh()) for _ in range(2)
+        )
+        self.head = nn.Linear(6, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        for block in self.blocks:
+            h = checkpoint(block, h, use_reentrant=self.reentrant)
+        return self.head(h)
+
+
+class Whole(nn.Module):
+    """A shared stem and a member's head inside one checkpoint."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.stem = nn.Linear(4, 6)
+        self.head = nn.Linear(6, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda h: self.head(self.stem(h).tanh()), self.first(x), use_reentrant=self.reentrant)
+
+
+METHODS = {
+    "Deep": mt.Deep(members=M),
+    "MultiHead": mt.MultiHead(members=M, head="head"),
+    "TreeNet": mt.TreeNet(members=M, split="blocks.1"),
+}
+
+
+def converted(net: nn.Module, method: str, reentrant: bool) -> mt.Ensemble | None:
+    """The ensemble; or None where the reentrant form is refused in words that say what to change."""
+    try:
+        return mt.ensemble(net, METHODS[method], torch.randn(B, 4))
+    except mt.MultitudesError as error:
+        assert reentrant and "use_reentrant=False" in str(error)
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+class TestCheckpointing:
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("norm", [False, True], ids=["plain", "BatchNorm"])
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+    def test_is_right(self, reentrant: bool, norm: bool, method: str) -> None:
+        """Outputs, gradients and statistics, in training and in eval, with the shared blocks in a checkpoint or not."""
+        if ens := converted(Checkpointed(reentrant, norm), method, reentrant):
+            assert_separate(copy.deepcopy(ens), torch.randn(B, 4), training=False)
+            assert_separate(ens, torch.randn(B, 4), training=True)
+
+    @pytest.mark.parametrize("method", ["Deep", "MultiHead"])
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+    def test_a_checkpoint_across_the_split(self, reentrant: bool, method: str) -> None:
+        if ens := converted(Whole(reentrant), method, reentrant):
+            assert_separate(ens, torch.randn(B, 4), training=True)
+
+    def test_the_plan_says_so(self) -> None:
+        ens = mt.ensemble(Checkpointed(False), mt.Deep(members=M), torch.randn(B, 4))
+        assert ens.executor == "loop"
+        assert "checkpoint" in ens.plan.why["vmap"]
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+    def test_two_forwards_before_one_backward(self, reentrant: bool, method: str) -> None:
+        """The second forward does not disturb what the first is computed again from."""
+        if (ens := converted(Checkpointed(reentrant), method, reentrant)) is None:
+            return
+        ens.train()
+        x, y = torch.randn(B, 4), torch.randn(B, 4)
+        nets = members(ens)
+        (ens(x).square().sum() + ens(y).sin().sum()).backward()
+        for net in nets:
+            (net(x).square().sum() + net(y).sin().sum()).backward()
+        assert_same_gradients(ens, nets)
+
+    def test_after_a_step_of_training(self) -> None:
+        """The copies that a checkpoint needs hold the ensemble's own tensors: they follow an optimiser and a move."""
+        ens = mt.ensemble(Checkpointed(False), mt.Deep(members=M), torch.randn(B, 4)).train()
+        optimiser = torch.optim.SGD(ens.param_groups(lr=0.5))
+        for _ in range(2):
+            before = ens(torch.ones(B, 4)).detach()
+            optimiser.zero_grad()
+            ens(torch.randn(B, 4)).square().sum().backward()
+            optimiser.step()
+            assert not torch.equal(before, ens(torch.ones(B, 4)))
+        assert_separate(ens, torch.randn(B, 4), training=True)
+
+
+def images(count: int = B) -> Tensor:
+    return torch.randn(count, 2, 5, 5)
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3), nn.LayerNorm(3))
+
+
+class Mixed(nn.Module):
+    """Convolution, norms and attention, which autocast treats each in its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.layer = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        conv = self.conv(x)
+        tokens = self.layer(self.norm(conv).flatten(2).transpose(1, 2))
+        seen = self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        return {
+            "conv": conv,
+            "tokens": tokens,
+            "seen": seen,
+            "logits": self.head(seen.mean(1)),
+            "p": self.head(seen.mean(1)).softmax(1),
+        }
+
+
+class TestAutocast:
+    @pytest.mark.parametrize(
+        "method",
+        [mt.Deep(members=M), mt.MultiHead(members=M, head="head"), mt.TreeNet(members=M, split="attention")],
+        ids=["Deep", "MultiHead", "TreeNet"],
+    )
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    @pytest.mark.parametrize("picked", ["loop", "vmap"])
+    def test_dtypes_and_values_are_the_plain_networks(self, picked: str, training: bool, method: mt.Method) -> None:
+        """bfloat16 on the CPU: every output has the dtype and the very values that each member alone has."""
+        torch.set_default_dtype(torch.float32)
+        ens = mt.ensemble(Mixed(), method, images()).train(training)
+        if picked in ens.engine.proven["train" if training else "eval"]:
+            ens.engine.picked.update(train=picked, eval=picked)
+        nets = members(ens)
+        x = images()
+        with torch.autocast("cpu", torch.bfloat16):
+            found, wanted = ens(x), [net(x) for net in nets]
+        for name in found:
+            expected = torch.stack([one[name] for one in wanted])
+            assert found[name].dtype == expected.dtype, name
+            torch.testing.assert_close(found[name], expected, rtol=0, atol=0)
+        assert {found[n].dtype for n in ("conv", "logits")} == {torch.bfloat16}
+
+    def test_vmap_is_not_used(self) -> None:
+        """Under vmap torch keeps convolutions in float32 there without a word: the call takes the loop, and says so."""
+        torch.set_default_dtype(torch.float32)
+        ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images())
+        ens.engine.picked.update(train="vmap", eval="vmap")
+        assert ens.executor == "vmap"
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ens.executor == "loop"
+            with torch.autocast("cpu", enabled=False):
+                assert ens.executor == "vmap"
+
+    def test_gradients(self) -> None:
+        """They are float32, as the parameters are, and those of the plain networks."""
+        torch.set_default_dtype(torch.float32)
+        ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images()).train()
+        nets, x = members(ens), images()
+        with torch.autocast("cpu", torch.bfloat16):
+            found, wanted = ens(x), [net(x) for net in nets]
+        found.float().square().sum().backward()
+        for output in wanted:
+            output.float().square().sum().backward()
+        assert all(parameter.grad.dtype == torch.float32 for parameter in ens.parameters())
+        assert_same_gradients(ens, nets, 1e-5)
+
+    def test_conversion_under_autocast(self) -> None:
+        """What conversion proves it proves outside of it."""
+        torch.set_default_dtype(torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images())
+        assert "vmap" in ens.engine.proven["train"]
+        assert all(p.dtype == torch.float32 for p in ens.parameters())
+
+
+class TestChannelsLast:
+    @pytest.mark.parametrize("method", [mt.Deep(members=M), mt.MultiHead(members=M)], ids=["Deep", "MultiHead"])
+    def test_each_slice_is_in_the_format(self, method: mt.Method) -> None:
+        """`.to(memory_format=)` on the ensemble: every member's convolution is channels last, and outputs are right."""
+        ens = mt.ensemble(small_cnn(), method, images()).to(memory_format=torch.channels_last)
+        weight = ens.get_submodule("0").weight
+        slices = weight if "0.weight" in ens.engine.owned else weight[None]
+        for piece in slices:
+            assert piece.is_contiguous(memory_format=torch.channels_last)
+            assert not piece.is_contiguous()
+        x = images().to(memory_format=torch.channels_last)
+        for way in ("loop", "vmap", "call"):
+            assert_separate(copy.deepcopy(ens), x, way, training=True)
+
+    def test_the_parameters_stay_the_same_objects(self) -> None:
+        """An optimiser that was made before still holds them."""
+        ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images())
+        before = dict(ens.named_parameters())
+        ens.to(memory_format=torch.channels_last)
+        assert all(before[name] is p for name, p in ens.named_parameters())
+
+    def test_with_a_dtype_at_once(self) -> None:
+        ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images()).to(torch.float32, memory_format=torch.channels_last)
+        weight = ens.get_submodule("0").weight
+        assert weight.dtype == torch.float32
+        assert weight[0].is_contiguous(memory_format=torch.channels_last)
+
+    def test_a_model_in_the_format_stays_in_it(self) -> None:
+        """Conversion of a channels-last model, and its members taken out."""
+        net = small_cnn().to(memory_format=torch.channels_last)
+        ens = mt.ensemble(net, mt.Deep(members=M), images())
+        assert all(w.is_contiguous(memory_format=torch.channels_last) for w in ens.get_submodule("0").weight)
+        assert ens.member(1)[0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert_separate(ens, images().to(memory_format=torch.channels_last), training=True)
+
+    def test_three_dimensional(self) -> None:
+        net = nn.Sequential(nn.Conv3d(2, 4, 2), nn.Flatten(), nn.Linear(32, 3))
+        ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 2, 3, 3, 3)).to(memory_format=torch.channels_last_3d)
+        assert all(w.is_contiguous(memory_format=torch.channels_last_3d) for w in ens.get_submodule("0").weight)
+        assert_separate(ens, torch.randn(B, 2, 3, 3, 3), training=True)
+
+
+class TestRows:
+    """Each row by its own member, and rows of its own for each member."""
+
+    def test_rows_are_the_members_answers(self) -> None:
+        ens = mt.ensemble(net_of(lambda net, x: net.b(net.a(x).tanh())), mt.Deep(members=M), torch.randn(B, 4))
+        x, rows = torch.randn(7, 4), torch.tensor([3, 0, 0, 2, 3, 3, 0])
+        every = ens(x)
+        torch.testing.assert_close(ens(x, rows=rows), every[rows, torch.arange(7)])
+
+    def test_per_member_inputs(self) -> None:
+        """Inputs ``[M, B, ...]``: member m sees its own rows, by each executor."""
+        ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images()).train()
+        nets, x = members(ens), torch.stack([images() for _ in range(M)])
+        wanted = torch.stack([net(part) for net, part in zip(nets, x, strict=True)])
+        for executor in ("loop", "vmap"):
+            torch.testing.assert_close(EXECUTORS[executor](ens.engine, mt.Inputs(x), True), wanted)
+        torch.testing.assert_close(ens(x, per_member=True), wanted)

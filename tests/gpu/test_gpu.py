@@ -1,0 +1,340 @@
+"""The laws on CUDA: executors against M plain networks, autocast, channels last, torch.compile by inductor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engine.separate import M, answer, assert_same_buffers, assert_same_gradients, assert_separate, members, score
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.cost import multiply_adds
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+B = 6
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    """float32 is float32, and kernels give the same numbers twice."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    cudnn.deterministic = True
+    torch.manual_seed(0)
+    yield
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
+
+
+class CNN(nn.Module):
+    """Two convolutions with BatchNorm, a residual, dropout where it is asked for, and a head."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.block = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=2), nn.BatchNorm2d(16), nn.Dropout(dropout))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.head(F.relu(h + self.block(h)).mean((2, 3)))
+
+
+class ViT(nn.Module):
+    """Patches, a class token, torch's encoder layer, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 32, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, 32))
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patch(x).flatten(2).transpose(1, 2)
+        return self.head(self.block(torch.cat([self.token.expand(len(x), -1, -1), patches], 1))[:, 0])
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.block = nn.LSTM(64, 16, batch_first=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.stem(x).flatten(2))[0][:, -1])
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"CNN": CNN, "ViT": ViT, "LSTM": Recurrent}
+METHODS = {"Deep": mt.Deep(members=M), "TreeNet": mt.TreeNet(members=M, split="block"), "MultiHead": mt.MultiHead(members=M)}
+
+
+def images(dtype: torch.dtype = torch.float64, count: int = B) -> Tensor:
+    return torch.randn(count, 3, 8, 8, dtype=dtype, device="cuda")
+
+
+def converted(net: str = "CNN", method: str = "Deep", dtype: torch.dtype = torch.float32, start: str = "fresh") -> mt.Ensemble:
+    return mt.ensemble(NETS[net]().to("cuda", dtype), METHODS[method], images(dtype), start=start)
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+class TestExecutors:
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("net", NETS)
+    def test_are_separate_networks(self, net: str, method: str) -> None:
+        """Outputs, gradients and statistics in double precision, by the call and by every proven executor."""
+        ens = converted(net, method, torch.float64)
+        assert next(ens.parameters()).device.type == "cuda"
+        for training in (True, False):
+            proven = ens.engine.proven["train" if training else "eval"]
+            for way in ("call", *(name for name in proven if name != "fold")):
+                assert_separate(copy.deepcopy(ens), images(), way, training=training, steps=2)
+        mt.check(ens, images())
+
+    @pytest.mark.parametrize("net", NETS)
+    def test_vmap_is_taken_where_it_is_proven(self, net: str) -> None:
+        ens = converted(net)
+        for training in (True, False):
+            mode = "train" if training else "eval"
+            assert ens.train(training).executor == ("vmap" if "vmap" in ens.engine.proven[mode] else "loop")
+        assert "vmap" in ens.engine.proven["eval"] or net == "LSTM"
+
+    @pytest.mark.parametrize("net", NETS)
+    def test_in_single_precision(self, net: str) -> None:
+        ens = converted(net, "Deep")
+        assert_separate(ens, images(torch.float32), training=True, tol=1e-3)
+
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    @pytest.mark.parametrize("net", NETS)
+    def test_without_gradients(self, net: str, mode: type) -> None:
+        """Where plain attention takes its fused path."""
+        ens = converted(net, "Deep", torch.float64).eval()
+        nets, x = members(ens), images()
+        with mode():
+            torch.testing.assert_close(ens(x), torch.stack([one(x) for one in nets]))
+
+    def test_a_move_from_the_cpu_and_back(self) -> None:
+        ens = mt.ensemble(CNN().double(), mt.Deep(members=M), images().cpu())
+        x = images()
+        here = ens.eval()(x.cpu())
+        there = ens.to("cuda")(x)
+        assert there.device.type == "cuda"
+        torch.testing.assert_close(there.cpu(), here)
+        torch.testing.assert_close(ens.cpu()(x.cpu()), here)
+
+    def test_rows_and_inputs_of_each_members_own(self) -> None:
+        ens = converted("CNN", "Deep", torch.float64).eval()
+        x, rows = images(), torch.tensor([3, 0, 0, 2, 1, 3], device="cuda")
+        every = ens(x)
+        torch.testing.assert_close(ens(x, rows=rows), every[rows, torch.arange(B, device="cuda")])
+        torch.testing.assert_close(ens(x.expand(M, *x.shape), per_member=True), every)
+
+    def test_a_shared_norm_by_fold(self) -> None:
+        """Statistics over the rows of all members, as on the CPU."""
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().cuda()
+        x = torch.randn(B, 4, dtype=torch.float64, device="cuda")
+        ens = mt.ensemble(net, mt.Deep(members=M), x, keep=["1"]).train()
+        twin = copy.deepcopy(ens).cpu()
+        assert ens.executor == "fold"
+        torch.testing.assert_close(ens(x).cpu(), twin(x.cpu()))
+        torch.testing.assert_close(ens.get_submodule("1").running_var.cpu(), twin.get_submodule("1").running_var)
+
+
+class TestNoise:
+    def ensemble(self, method: str) -> mt.Ensemble:
+        net = CNN(dropout=0.5).cuda()
+        return mt.ensemble(net, METHODS[method], images(torch.float32), start="copies").train()
+
+    @pytest.mark.parametrize("way", ["loop", "vmap", "call"])
+    @pytest.mark.parametrize("method", ["Deep", "TreeNet"])
+    def test_dropout_differs_between_members_and_repeats_by_seed(self, method: str, way: str) -> None:
+        ens, x = self.ensemble(method), images(torch.float32)
+
+        def draw(seed: int) -> Tensor:
+            torch.manual_seed(seed)
+            return answer(ens, way, x)
+
+        one = draw(0)
+        assert torch.equal(one, draw(0))
+        assert not torch.equal(one, draw(1))
+        assert all(not torch.equal(one[i], one[j]) for i in range(M) for j in range(i))
+
+    @pytest.mark.parametrize("way", ["loop", "vmap", "call"])
+    def test_dropout_in_the_trunk_is_drawn_once(self, way: str) -> None:
+        ens = self.ensemble("MultiHead")
+        output = answer(ens, way, images(torch.float32))
+        torch.testing.assert_close(output, output[:1].expand_as(output))
+
+    @pytest.mark.parametrize("way", ["loop", "vmap", "call"])
+    def test_the_trunk_is_computed_once(self, way: str) -> None:
+        ens, x = self.ensemble("MultiHead"), images(torch.float32)
+        one, four = multiply_adds(lambda: ens.member(0).train()(x)), multiply_adds(lambda: answer(ens, way, x))
+        assert four - one == (M - 1) * B * 16 * 5
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_the_noise_operator(self, dtype: torch.dtype) -> None:
+        noise = torch.ops.multitudes.noise(torch.ones(400, 50, dtype=dtype, device="cuda"), 0.25, 0)
+        assert noise.dtype == dtype and noise.device.type == "cuda"
+        assert abs(float((noise == 0).double().mean()) - 0.25) < 0.02
+        assert noise.unique().numel() == 2
+
+
+class TestAutocast:
+    @pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("net", NETS)
+    def test_dtypes_and_values_are_the_plain_networks(self, net: str, method: str, dtype: torch.dtype) -> None:
+        """The call leaves vmap, which would keep convolutions in float32, and says so."""
+        ens, x = converted(net, method), images(torch.float32)
+        for training in (True, False):
+            nets = members(ens.train(training))
+            with torch.autocast("cuda", dtype):
+                assert ens.executor != "vmap"
+                found, wanted = ens(x), torch.stack([one(x) for one in nets])
+            assert found.dtype == wanted.dtype == dtype
+            torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_gradients(self, dtype: torch.dtype) -> None:
+        """Float32, with a scaler's factor, and those of the plain networks up to the precision of the products."""
+        ens, x = converted().train(), images(torch.float32)
+        nets = members(ens)
+        with torch.autocast("cuda", dtype):
+            found, wanted = ens(x), [one(x) for one in nets]
+        (found.float().square().sum() * 128).backward()
+        for output in wanted:
+            (output.float().square().sum() * 128).backward()
+        assert all(p.grad.dtype == torch.float32 and bool(p.grad.isfinite().all()) for p in ens.parameters())
+        for name, parameter in ens.named_parameters():
+            own = torch.stack([one.get_parameter(name).grad for one in nets])
+            assert float((parameter.grad - own).norm() / own.norm().clamp(min=1e-3)) < 3e-2, name
+
+    def test_a_step_with_a_scaler(self) -> None:
+        """fp16 with torch's gradient scaler and clipping for each member: the loss falls."""
+        ens, x, y = converted().train(), images(torch.float32), torch.arange(B, device="cuda") % 5
+        optimiser, scaler = torch.optim.SGD(ens.param_groups(lr=0.05), momentum=0.9), torch.amp.GradScaler("cuda")
+        losses = []
+        for _ in range(8):
+            optimiser.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = ens.loss(x, y, F.cross_entropy)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimiser)
+            ens.clip_grad_norm_(5.0)
+            scaler.step(optimiser)
+            scaler.update()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
+
+
+class TestChannelsLast:
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "autocast"])
+    @pytest.mark.parametrize("method", METHODS)
+    def test_is_right(self, method: str, dtype: torch.dtype | None) -> None:
+        """Each member's kernels are in the format, and so is what convolutions return."""
+        ens = converted("CNN", method).to(memory_format=torch.channels_last).train()
+        for name, weight in ens.named_parameters():
+            for piece in weight if name in ens.engine.owned else weight[None]:
+                assert piece.ndim != 4 or piece.is_contiguous(memory_format=torch.channels_last), name
+        nets, x = members(ens), images(torch.float32).to(memory_format=torch.channels_last)
+        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            found, wanted = ens(x), torch.stack([one(x) for one in nets])
+        tol = 1e-4 if dtype is None else 2e-2
+        torch.testing.assert_close(found, wanted, rtol=tol, atol=tol)
+        score(found).backward()
+        score(wanted).backward()
+        if dtype is None:
+            assert_same_gradients(ens, nets, 1e-2)
+        assert_same_buffers(ens, nets, 1e-3)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
+class TestCompile:
+    """By inductor, whose own warnings about the machine are not ours."""
+
+    @pytest.mark.parametrize("picked", ["loop", "vmap"])
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_training_step(self, method: str, picked: str) -> None:
+        """One graph; outputs, gradients and statistics are those of M plain networks."""
+        ens = converted("CNN", method).train()
+        ens.engine.picked.update(train=picked, eval=picked)
+        nets, x = members(ens), images(torch.float32)
+        compiled = torch.compile(ens, fullgraph=True)
+        found, wanted = compiled(x), torch.stack([one(x) for one in nets])
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        score(found).backward()
+        score(wanted).backward()
+        assert_same_gradients(ens, nets, 1e-2)
+        assert_same_buffers(ens, nets, 1e-3)
+
+    @pytest.mark.parametrize("net", ["CNN", "ViT"])
+    def test_in_eval_under_autocast(self, net: str) -> None:
+        ens, x = converted(net).eval(), images(torch.float32)
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            torch.testing.assert_close(torch.compile(ens)(x), ens(x), rtol=5e-2, atol=5e-2)
+
+    @pytest.mark.parametrize("picked", ["loop", "vmap"])
+    @pytest.mark.parametrize("method", ["Deep", "TreeNet"])
+    def test_dropout_differs_between_members(self, method: str, picked: str) -> None:
+        ens = mt.ensemble(CNN(dropout=0.5).cuda(), METHODS[method], images(torch.float32), start="copies").train()
+        ens.engine.picked.update(train=picked, eval=picked)
+        compiled, x = torch.compile(ens), images(torch.float32)
+        one, other = compiled(x), compiled(x)
+        assert not torch.equal(one, other)
+        assert all(not torch.allclose(one[i], one[j]) for i in range(M) for j in range(i))
+
+    def test_the_split_form(self) -> None:
+        """Three steps of the compiled ensemble lower the loss as the eager ones do."""
+        ens = converted("CNN", "Deep").train()
+        twin = copy.deepcopy(ens)
+        compiled, x, y = torch.compile(ens), images(torch.float32), torch.arange(B, device="cuda") % 5
+        optimisers = [torch.optim.SGD(e.param_groups(lr=0.05)) for e in (ens, twin)]
+        for _ in range(3):
+            batch = ens.batch(x, y)
+            losses = [
+                ens.reduce(compiled(*batch.inputs, **batch.kwargs), batch, F.cross_entropy),
+                twin.loss(x, y, F.cross_entropy),
+            ]
+            torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)
+            for loss, optimiser in zip(losses, optimisers, strict=True):
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+
+
+def test_the_zoo_converts_and_checks() -> None:
+    """Every thin model of the zoo with each method here, or a refusal by name."""
+    zoo = pytest.importorskip("zoo")
+    refused = []
+    for name, case in zoo.ZOO.items():
+        if name.startswith("hugging_face"):
+            continue
+        call = case.example()
+        call = call.refill([tensor.cuda() for tensor in call.tensors()])
+        for method in (mt.Deep(members=M), mt.MultiHead(members=M), mt.TreeNet(members=M)):
+            try:
+                ens = mt.ensemble(case.model().cuda(), method, call, batch_axis=case.batch_axis)
+            except mt.MultitudesError as error:
+                refused.append(f"{name}, {type(method).__name__}: {error}")
+                continue
+            mt.check(ens, call)
+    print("\n".join(refused))
+    assert len(refused) <= len(zoo.ZOO) // 4

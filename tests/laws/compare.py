@@ -1,0 +1,131 @@
+"""What laws compare: converted models, calls, gradients, and when two of them are the same."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from zoo import Case
+
+import multitudes as mt
+from multitudes import tree
+from multitudes.engine.state import named_tensors
+
+SEED = 5
+MODES = ("train", "eval")
+
+
+def convert(method: mt.Method, case: Case, **options: Any) -> mt.Ensemble:
+    """The case's model in double precision as an ensemble, in eval mode."""
+    return copy.deepcopy(_converted(method, case, tuple(sorted(options.items()))))
+
+
+@functools.lru_cache(maxsize=64)
+def _converted(method: mt.Method, case: Case, options: tuple[tuple[str, Any], ...]) -> mt.Ensemble:
+    settings = {"seed": SEED, "batch_axis": case.batch_axis, **dict(options)}
+    return mt.ensemble(case.model(), method, case.example(), **settings)
+
+
+def call(net: nn.Module, inputs: mt.Inputs, **more: Any) -> Any:
+    """One call on copies of the inputs, with torch's randomness set."""
+    own = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # the laws also run what is not fast
+        return net(*own.args, **own.kwargs, **more)
+
+
+def gradients(net: nn.Module, output: Any) -> dict[str, Tensor]:
+    """Gradients of a number to which each entry of the output contributes in its own way; zeros where there is none."""
+    net.zero_grad(set_to_none=True)
+    total = sum(_weighted(tensor) for tensor in tree.tensors(output) if tensor.requires_grad)
+    if isinstance(total, Tensor):
+        total.backward(retain_graph=True)
+    found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in net.named_parameters()}
+    net.zero_grad(set_to_none=True)
+    return found
+
+
+def _weighted(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1).double()
+    return (flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=torch.float64)).sum()
+
+
+def slice_of(ens: mt.Ensemble, named: dict[str, Tensor], m: int) -> dict[str, Tensor]:
+    """Member m's part of tensors given by name."""
+    return {name: tensor[m] if name in ens.engine.owned else tensor for name, tensor in named.items()}
+
+
+def buffers(net: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers, by name."""
+    return {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+
+def assert_same(found: Any, expected: Any, tight: bool = True) -> None:
+    """Two nested values of one structure, equal up to the rounding of double precision."""
+    assert type(found) is type(expected), f"{type(found)} in place of {type(expected)}"
+    names = [name for name, _ in tree.leaves(expected)]
+    assert [name for name, _ in tree.leaves(found)] == names
+    assert tree.plain(found) == tree.plain(expected)
+    tolerance = {"rtol": 1e-9, "atol": 1e-11} if tight else {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(tree.tensors(found), tree.tensors(expected), **tolerance, equal_nan=True)
+
+
+def assert_exact(found: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    """Equal to the last bit."""
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def without_dropout(net: nn.Module) -> nn.Module:
+    """The same network, in which no dropout module drops anything; attention keeps its rate in a number."""
+    for part in net.modules():
+        if isinstance(part, _DropoutNd):
+            part.p = 0.0
+        if isinstance(part, nn.MultiheadAttention):
+            part.dropout = 0.0
+    return net
+
+
+def run_by(ens: mt.Ensemble, executor: str) -> mt.Ensemble:
+    """The same ensemble, run by this executor in both modes."""
+    ens.engine.picked = dict.fromkeys(MODES, executor)
+    return ens
+
+
+def rows_of(case: Case, inputs: mt.Inputs, index: Tensor) -> mt.Inputs:
+    """The call with only these rows, in this order."""
+    axes = case.batch_axis if isinstance(case.batch_axis, tuple) else [case.batch_axis] * len(inputs.tensors())
+    pairs = zip(inputs.tensors(), axes, strict=True)
+    return inputs.refill([t if axis is None else t.index_select(axis, index) for t, axis in pairs])
+
+
+def per_member(case: Case, calls: list[mt.Inputs]) -> mt.Inputs:
+    """One call that gives each member its own: every tensor with rows stacked."""
+    axes = case.batch_axis if isinstance(case.batch_axis, tuple) else [case.batch_axis] * len(calls[0].tensors())
+    columns = zip(*(c.tensors() for c in calls), strict=True)
+    return calls[0].refill([col[0] if axis is None else torch.stack(col) for col, axis in zip(columns, axes, strict=True)])
+
+
+def runs_in(ens: mt.Ensemble, case: Case, mode: str) -> list[str]:
+    """The executors to compare in a mode; none where shared BatchNorm or noise leaves the loop without a say."""
+    if mode == "train" and (ens.engine.traits.coupled or case.noisy):
+        return []
+    return [name for name in ens.engine.proven[mode] if name != "loop"]
+
+
+def fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Everything about a model that a conversion could change, tensors apart."""
+    found: dict[str, Any] = {}
+    for name, part in model.named_modules():
+        hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))
+        found[name] = (type(part), part.training, hooks, sorted(vars(part)), [id(child) for child in part.children()])
+    for name, tensor in named_tensors(model):
+        found[f"tensor {name}"] = (id(tensor), tensor.requires_grad, tensor.dtype, tensor.grad is None, tensor.data_ptr())
+    return found

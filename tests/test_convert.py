@@ -1,0 +1,157 @@
+"""plan and ensemble: one call, and the model given stays as it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from laws import METHODS
+from laws.compare import assert_same
+from nets.oddities import Structured
+from torch import Tensor, nn
+from zoo import ZOO
+
+import multitudes as mt
+
+
+def test_the_first_page_of_the_readme() -> None:
+    """A model, a method and an example become an ensemble that answers members first."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    ens = mt.ensemble(net, mt.Deep(members=5), torch.randn(2, 4))
+    assert ens(torch.randn(7, 4)).shape == (5, 7, 3)
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+def test_a_factory_may_stand_for_the_model(kind: type[mt.Method]) -> None:
+    """It is called for the architecture, and by methods whose members own weights for each of them."""
+    case = ZOO["resnet"]
+    ens = mt.ensemble(lambda ratio: case.build().double(), kind(), case.example(), seed=0)
+    assert ens(*case.example().args).shape == (kind().members, 3, 5)
+    mt.check(ens.eval(), case.example())
+
+
+def test_sequence_first_inputs() -> None:
+    """batch_axis=1 says where the rows are; outputs follow."""
+    net, x = nn.LSTM(4, 6).double(), torch.randn(5, 3, 4, dtype=torch.float64)
+    ens = mt.ensemble(net, mt.Deep(), x, batch_axis=1, seed=0)
+    output, (hidden, _) = ens(x)
+    assert output.shape == (4, 5, 3, 6)
+    assert hidden.shape == (4, 1, 3, 6)
+    for m in range(4):
+        assert_same(output[m], ens.member(m)(x)[0])
+
+
+def test_inputs_without_rows() -> None:
+    """batch_axis with None for an input that is no batch."""
+    case = ZOO["several_inputs"]
+    ens = mt.ensemble(case.model(), mt.Deep(), case.example(), batch_axis=(0, None, 0), seed=0)
+    x = case.example(6)
+    assert ens(*x.args, **x.kwargs).shape == (4, 6, 5)
+    with pytest.raises(mt.InputError, match="disagree about the number of rows"):
+        mt.ensemble(case.model(), mt.Deep(), case.example(), seed=0)
+
+
+def test_a_tuple_is_one_argument() -> None:
+    """Only mt.Inputs means several."""
+
+    class Pairwise(nn.Linear):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return super().forward(pair[0] + pair[1])
+
+    pair = (torch.randn(3, 4), torch.randn(3, 4))
+    ens = mt.ensemble(Pairwise(4, 5), mt.Deep(), pair, seed=0)
+    assert_same(ens(pair)[1], ens.member(1)(pair), tight=False)
+
+
+def test_the_same_settings_at_some_layers_say_nothing_new() -> None:
+    """at= with the method's own settings is allowed."""
+    case = ZOO["mlp"]
+    ens = mt.ensemble(case.model(), mt.Deep(), case.example(), at={"0": mt.Deep()}, seed=0)
+    expected = mt.ensemble(case.model(), mt.Deep(), case.example(), seed=0)
+    assert_same(dict(ens.state_dict()), dict(expected.state_dict()))
+
+
+def test_conversion_works_inside_inference_mode_and_autocast() -> None:
+    """Whatever the caller is in, the trial runs with gradients and in full precision."""
+    case = ZOO["resnet"]
+    model, x = case.model(), case.example()
+    with torch.inference_mode():
+        ens = mt.ensemble(model, mt.Deep(), x, seed=0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        other = mt.ensemble(model, mt.Deep(), x, seed=0)
+    assert ens.engine.proven == other.engine.proven == dict.fromkeys(("train", "eval"), ("loop", "vmap", "fold"))
+    ens.loss(case.example(), torch.tensor([0, 1, 2]), case.criterion).backward()
+
+
+def test_the_self_check_can_be_skipped() -> None:
+    """check=False does not run the laws, and gives the same ensemble."""
+    case = ZOO["mlp"]
+    skipped = mt.ensemble(case.model(), mt.Deep(), case.example(), seed=0, check=False)
+    assert_same(dict(skipped.state_dict()), dict(mt.ensemble(case.model(), mt.Deep(), case.example(), seed=0).state_dict()))
+
+
+class Sticky(nn.Module):
+    """Adds to its output what the last call left in a list that all copies share."""
+
+    memory: ClassVar[list[float]] = [0.0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        output = h + self.memory[0]
+        self.memory[0] = h.mean().item()
+        return output
+
+
+def test_a_model_whose_calls_depend_on_each_other_is_refused() -> None:
+    """Members that reach into each other are found at conversion, whatever the way."""
+    with pytest.raises(mt.ConversionError, match=r"Sticky.*(independent|law)"):
+        mt.ensemble(Sticky().double(), mt.Deep(), torch.randn(3, 4, dtype=torch.float64), seed=0)
+
+
+class Opaque(nn.Module):
+    """Returns an object that holds a tensor where nobody can see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        return {"scores": self.layer(x), "cache": object()}
+
+
+def test_an_output_without_a_member_axis_is_named() -> None:
+    """An object that is no tensor and no constant cannot be stacked."""
+    with pytest.raises(mt.MultitudesError, match="output cache is a object"):
+        mt.ensemble(Opaque(), mt.Deep(), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "dataclass", "namedtuple"])
+def test_outputs_keep_their_type(kind: str) -> None:
+    """Dicts, tuples, dataclasses and named tuples come back as themselves, constants where they stood."""
+    model = Structured(kind).double()
+    x = ZOO["mlp"].example().args[0]
+    output, base = mt.ensemble(model, mt.Deep(), x, seed=0)(x), model(x)
+    assert type(output) is type(base)
+    if kind == "dataclass":
+        assert output.note == "constant"
+    if kind == "dict":
+        assert output["nothing"] is None
+    if kind == "tuple":
+        assert output[1][1] == 7
+
+
+def test_hugging_face_outputs_stay_objects() -> None:
+    """`.logits` works on the ensemble's output, with the member axis."""
+    case = ZOO["hugging_face_bert"]
+    ens = mt.ensemble(case.model(), mt.MultiHead(), case.example(), seed=0)
+    x = case.example(2)
+    output = ens(*x.args, **x.kwargs)
+    assert type(output).__name__ == "SequenceClassifierOutput"
+    assert output.logits.shape == (4, 2, 5)
+    assert output["logits"] is output.logits
+    assert output.loss is None

@@ -1,0 +1,100 @@
+"""Method: what a method may say, and the registry that nobody fills."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import METHODS
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes.method import Batch, Layout, inside, names_matching
+from multitudes.structure import Structure
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+def test_settings_are_frozen_keywords(kind: type[mt.Method]) -> None:
+    """A value that can be compared, replaced field by field, and rebuilt from its saved fields."""
+    method = kind()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.members = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        kind(4)  # type: ignore[misc]
+    assert kind(**method.settings()) == method
+    assert hash(kind(**method.settings())) == hash(method)
+
+
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
+def test_methods_are_final(kind: type[mt.Method]) -> None:
+    """One level below Method, and no further."""
+    assert kind.__bases__ == (mt.Method,)
+    assert kind.__subclasses__() == []
+
+
+def test_a_method_of_ones_own_needs_no_permission() -> None:
+    """Defining it is enough: it is in the registry, and the verbs take it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Biases(mt.Method):
+        """Members differ in their biases alone."""
+
+        def layout(self, structure: Structure) -> Layout:
+            return Layout(tensors=frozenset(n for n, _ in structure.model.named_parameters() if n.endswith("bias")))
+
+        def prior(self, ensemble: mt.Ensemble) -> torch.Tensor:
+            return ensemble.get_parameter("0.bias").pow(2).sum()
+
+    try:
+        case = ZOO["mlp"]
+        assert Biases in mt.Method.all()
+        ens = mt.ensemble(case.model(), Biases(members=3), case.example(), seed=0)
+        assert set(ens.engine.owned) == {"0.bias", "2.bias", "4.bias"}
+        mt.check(ens, case.example())
+        y = torch.tensor([0, 1, 2])
+        expected = sum(F.cross_entropy(output, y) for output in ens(*case.example().args))
+        found = ens.loss(case.example(), y, F.cross_entropy)
+        torch.testing.assert_close(found, expected + ens.get_parameter("0.bias").pow(2).sum())
+    finally:
+        del Biases
+        gc.collect()
+
+
+def test_a_method_that_says_nothing_is_told_so() -> None:
+    """The base class has no layout."""
+    with pytest.raises(NotImplementedError, match="Method does not say which tensors"):
+        mt.Method().layout(None)  # type: ignore[arg-type]
+
+
+def test_the_default_loss_joins_members() -> None:
+    """The criterion sees one member's output and the target; with per_member the member's own target."""
+    outputs, target = torch.randn(4, 3, 5), torch.randint(5, (4, 3))
+    found = mt.Deep().loss(outputs, Batch((), {}, target, per_member=True), F.cross_entropy)
+    torch.testing.assert_close(found, sum(F.cross_entropy(o, t) for o, t in zip(outputs, target, strict=True)))
+
+
+def test_targets_are_not_guessed_from_their_shape() -> None:
+    """With as many rows as members, a target [B, ...] is still every member's."""
+    outputs, target = torch.randn(4, 4, 5), torch.randn(4, 5)
+    found = mt.Deep().loss(outputs, Batch((), {}, target), F.mse_loss)
+    torch.testing.assert_close(found, sum(F.mse_loss(o, target) for o in outputs))
+
+
+def test_names_matching() -> None:
+    """Globs match whole names, dots included; what matches nothing is listed with the nearest, all at once."""
+    names = ["", "stem", "layer1", "layer1.0", "layer1.0.conv", "layer2"]
+    assert names_matching(names, ["layer1"], "keep=") == {"layer1": ["layer1"]}
+    assert names_matching(names, ["layer?", "*.conv"], "keep=") == {"layer?": ["layer1", "layer2"], "*.conv": ["layer1.0.conv"]}
+    with pytest.raises(mt.InputError, match=r"keep= matches nothing in the model: 'stm' \(nearest: 'stem'\), 'layer3'"):
+        names_matching(names, ["stm", "layer1", "layer3"], "keep=")
+
+
+@pytest.mark.parametrize(("name", "held"), [("a", True), ("a.b", True), ("ab", False), ("b.a", False), ("", False)])
+def test_inside(name: str, held: bool) -> None:
+    """A name lies in a module if it is the module or follows it behind a dot; everything lies in the root."""
+    assert inside(name, ["a"]) is held
+    assert inside(name, [""])

@@ -1,0 +1,122 @@
+"""How the code should read, as far as it can be counted."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE, TESTS = ROOT / "src" / "multitudes", ROOT / "tests"
+MODULES = sorted(path for path in SOURCE.rglob("*.py"))
+FILES = [*MODULES, *sorted(TESTS.rglob("*.py"))]
+METHODS = sorted(path for path in (SOURCE / "methods").glob("*.py") if path.name != "__init__.py")
+LONGEST_MODULE, LONGEST_TEST, LONGEST_FUNCTION = 400, 1000, 60
+TOPICS = {"laws", "laws_can_fail", "zoo_refusals", "style", "package", "readme", "papers"}
+"""Tests that speak of the whole, and mirror no module."""
+
+
+def relative(path: Path) -> str:
+    """A path as it is shown."""
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_files_are_short(path: Path) -> None:
+    """A file that grows longer is two; tests of one module may take more room than the module."""
+    assert len(path.read_text().splitlines()) <= (LONGEST_MODULE if path in MODULES else LONGEST_TEST)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_functions_fit_a_screen(path: Path) -> None:
+    """Signature and docstring included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_modules_say_what_they_are_and_draw_no_banners(path: Path) -> None:
+    """A docstring at the top, and no line of signs to divide what should be two files."""
+    text = path.read_text()
+    assert not text.strip() or ast.get_docstring(ast.parse(text))
+    assert not re.search(r"^\s*#\s*[-=*#~]{3,}", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_module_is_a_drawer_for_everything(path: Path) -> None:
+    """A name says what is inside."""
+    assert not {"utils", "util", "core", "common", "base", "helpers", "misc"} & {
+        *path.relative_to(SOURCE).parts[:-1],
+        path.stem,
+    }
+
+
+def mirrored(module: Path) -> Path:
+    """The test file of a module."""
+    inner = module.relative_to(SOURCE)
+    return TESTS / inner.parent / f"test_{inner.name}"
+
+
+def test_every_module_has_its_test_file() -> None:
+    """One to one, in the same folders."""
+    modules = [path for path in MODULES if path.name != "__init__.py"]
+    assert [relative(mirrored(path)) for path in modules if not mirrored(path).exists()] == []
+
+
+def test_every_test_file_has_its_module() -> None:
+    """Or a topic of its own, which is listed here; what is slow or needs a GPU has a folder of its own."""
+    expected = {mirrored(path) for path in MODULES} | {TESTS / f"test_{topic}.py" for topic in TOPICS}
+    found = {path for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in ("slow", "gpu")}
+    assert sorted(relative(path) for path in found - expected) == []
+
+
+@pytest.mark.parametrize("path", METHODS, ids=relative)
+def test_a_method_is_one_file_and_one_line(path: Path) -> None:
+    """The file holds one method, which `methods/__init__.py` exports on a line of its own."""
+    kinds = [
+        n.name
+        for n in ast.parse(path.read_text()).body
+        if isinstance(n, ast.ClassDef) and "Method" in map(ast.unparse, n.bases)
+    ]
+    assert len(kinds) == 1
+    assert kinds[0].lower() == path.stem
+    line = f"from multitudes.methods.{path.stem} import {kinds[0]} as {kinds[0]}"
+    assert line in (SOURCE / "methods" / "__init__.py").read_text().splitlines()
+
+
+@pytest.mark.parametrize("path", METHODS, ids=relative)
+def test_no_method_imports_another(path: Path) -> None:
+    """So that one can be read, changed or removed by itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("multitudes.methods")
+            assert node.level == 0
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("multitudes.methods") for name in node.names)
+
+
+@pytest.mark.parametrize("path", METHODS, ids=relative)
+def test_settings_are_documented_beside_the_field(path: Path) -> None:
+    """Every field that a method adds has a line about it below."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+                    documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                    assert documented or ast.unparse(field.target) == "members", ast.unparse(field)
+
+
+@pytest.mark.parametrize("tool", ["ruff", "mypy"])
+def test_a_tool_has_one_version(tool: str) -> None:
+    """Wherever it is named it is pinned alike, and the hook runs what CI runs."""
+    text = {name: (ROOT / name).read_text() for name in ("pyproject.toml", "constraints.txt", ".pre-commit-config.yaml")}
+    pins = {name: set(re.findall(rf"\b{tool}==([\d.]+)", found)) for name, found in text.items()}
+    revisions = set(re.findall(rf"{tool}(?:-pre-commit)?\s+rev: v([\d.]+)", text[".pre-commit-config.yaml"]))
+    assert len(pins["pyproject.toml"]) == 1
+    assert pins["constraints.txt"] == pins["pyproject.toml"]
+    assert revisions | pins[".pre-commit-config.yaml"] <= pins["pyproject.toml"]
+    assert revisions or "entry: make lint" in text[".pre-commit-config.yaml"]

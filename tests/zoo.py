@@ -1,0 +1,178 @@
+"""The zoo: thin models that hold what conversion must survive, and the table of what cannot hold.
+
+`ZOO` has a case for every model: how it is built, what it is called with, and what is known of it. `FIVE` of them hold
+most of the hazards together and are run with every change, the others by `slow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from nets import convolutional as conv
+from nets import oddities as odd
+from nets import sequences as seq
+from torch import Tensor, nn
+
+import multitudes as mt
+
+BATCH = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the zoo."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], Any]
+    """The arguments of one call for a number of rows, drawn from torch's global randomness."""
+    scores: Callable[[Any], Tensor] = lambda output: output
+    """The class scores ``[B, K, ...]`` in the model's output."""
+    batch_axis: Any = 0
+    cnn: bool = False
+    """Whether it compiles into one graph, as convolutional networks do."""
+    noisy: bool = False
+    """Whether it is random in training by other means than dropout modules."""
+    name: str = ""
+
+    def model(self, seed: int = 0, dtype: torch.dtype = torch.float64, train: bool = False) -> nn.Module:
+        """The model as this seed makes it, in eval mode."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return self.build().to(dtype).train(train)
+
+    def example(self, batch: int = BATCH, seed: int = 1, dtype: torch.dtype = torch.float64) -> mt.Inputs:
+        """One call of the model."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            call = mt.Inputs.of(self.inputs(batch))
+        return call.refill([t.to(dtype) if t.is_floating_point() else t for t in call.tensors()])
+
+    def target(self, output: Any, seed: int = 2) -> Tensor:
+        """Classes for the rows of one network's output."""
+        scores = self.scores(output)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(scores.shape[1], (scores.shape[0], *scores.shape[2:]), generator=generator)
+
+    def criterion(self, output: Any, target: Tensor) -> Tensor:
+        """Cross-entropy of one network's output."""
+        return F.cross_entropy(self.scores(output), target)
+
+
+def image(batch: int) -> Tensor:
+    """Small pictures."""
+    return torch.randn(batch, 3, 8, 8)
+
+
+def vector(batch: int) -> Tensor:
+    """Rows of four numbers."""
+    return torch.randn(batch, 4)
+
+
+def sequence(batch: int) -> Tensor:
+    """Rows of four steps."""
+    return torch.randn(batch, 4, 4)
+
+
+def ids(batch: int) -> Tensor:
+    """Rows of five tokens."""
+    return torch.randint(7, (batch, 5))
+
+
+def masked_ids(batch: int) -> mt.Inputs:
+    """Tokens, the last of which are padding."""
+    mask = torch.ones(batch, 5, dtype=torch.long)
+    mask[:, 4:] = 0
+    return mt.Inputs(ids(batch), attention_mask=mask)
+
+
+def with_context(batch: int) -> mt.Inputs:
+    """Rows, a context that has none, and a keyword."""
+    return mt.Inputs(vector(batch), torch.randn(2), mask=torch.rand(batch, 6))
+
+
+ZOO: dict[str, Case] = {
+    "mlp": Case(odd.mlp, vector),
+    "cnn": Case(conv.CNN, image, cnn=True),
+    "resnet": Case(conv.ResNet, image, cnn=True),
+    "resnet_bottleneck": Case(lambda: conv.ResNet(conv.Bottleneck), image, cnn=True),
+    "wideresnet": Case(conv.WideResNet, image, cnn=True),
+    "pyramidnet": Case(conv.PyramidNet, image, cnn=True),
+    "densenet": Case(conv.DenseNet, image, cnn=True),
+    "unet": Case(conv.UNet, image, cnn=True),
+    "shufflenet": Case(conv.ShuffleNet, image, cnn=True),
+    "mobilenet": Case(conv.MobileNet, image, cnn=True),
+    "convnext": Case(conv.ConvNeXt, image, cnn=True),
+    "groupnorm": Case(conv.GroupNormNet, image, cnn=True),
+    "vit": Case(seq.ViT, image),
+    "transformer_encoder": Case(seq.Encoder, ids),
+    "lstm": Case(seq.LSTM, sequence),
+    "in_place": Case(seq.InPlace, sequence),
+    "tied": Case(seq.Tied, ids, scores=lambda output: output.movedim(2, 1)),
+    "hugging_face_vit": Case(seq.hugging_face_vit, image, scores=lambda output: output.logits),
+    "hugging_face_bert": Case(seq.hugging_face_bert, masked_ids, scores=lambda output: output.logits),
+    "checkpoint": Case(lambda: odd.Checkpointed(use_reentrant=False), vector),
+    "checkpoint_reentrant": Case(lambda: odd.Checkpointed(use_reentrant=True), vector),
+    "branching": Case(odd.Branching, vector),
+    "one_layer": Case(lambda: nn.Linear(4, 5), vector),
+    "head_first": Case(odd.HeadFirst, vector),
+    "dropout": Case(lambda: odd.mlp(nn.Dropout(0.2)), vector),
+    "functional_dropout": Case(odd.FunctionalDropout, vector, noisy=True),
+    "several_inputs": Case(odd.SeveralInputs, with_context, batch_axis=(0, None, 0)),
+    "dict_output": Case(lambda: odd.Structured("dict"), vector, scores=lambda output: output["scores"]),
+    "tuple_output": Case(lambda: odd.Structured("tuple"), vector, scores=lambda output: output[0]),
+    "dataclass_output": Case(lambda: odd.Structured("dataclass"), vector, scores=lambda output: output.scores),
+    "namedtuple_output": Case(lambda: odd.Structured("namedtuple"), vector, scores=lambda output: output.scores),
+    "weight_norm": Case(odd.WeightNorm, vector),
+    "cumulative_batchnorm": Case(lambda: odd.mlp(nn.BatchNorm1d(8, momentum=None)), vector),
+    "table": Case(odd.Table, vector),
+    "reassigning": Case(odd.Reassigning, vector),
+}
+ZOO = {name: Case(**{**vars(case), "name": name}) for name, case in ZOO.items()}
+
+FIVE = ("resnet", "densenet", "vit", "transformer_encoder", "lstm")
+
+EVERY = "*"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a law cannot hold, and how that shows: the error, and a pattern for what it names."""
+
+    reason: str
+    error: type[Exception]
+    names: str
+
+
+TIED = Refusal(
+    "A head tied to the shared embedding cannot belong to members.", mt.ConversionError, "head .*tied to embed.weight"
+)
+APART = Refusal(
+    "Rows given to members apart leave a shared moving average no one value.", mt.RunError, "buffer average is shared"
+)
+
+REFUSALS: dict[tuple[str, str, str], Refusal] = {
+    ("MultiHead", "tied", EVERY): TIED,
+    ("TreeNet", "tied", EVERY): TIED,
+    (EVERY, "branching", "export"): Refusal("A graph cannot branch on values.", RuntimeError, "data-dependent"),
+    (EVERY, "dataclass_output", "export"): Refusal(
+        "torch exports the types it knows.", RuntimeError, "Output.*not a known type"
+    ),
+    ("MultiHead", "reassigning", "by_rows"): APART,
+    ("TreeNet", "reassigning", "by_rows"): APART,
+    ("Single", "resnet", "public"): Refusal(
+        "The network itself comes from no paper.", AssertionError, "Single names no reference"
+    ),
+}
+"""What cannot hold, by method, model and law (`EVERY` for all): each entry is tested to be refused."""
+
+
+def refusal(method: str, case: str, law: str) -> Refusal | None:
+    """The entry that speaks of this law for this method on this model, if there is one."""
+    for key in ((method, case, law), (method, case, EVERY), (EVERY, case, law), (EVERY, case, EVERY)):
+        if key in REFUSALS:
+            return REFUSALS[key]
+    return None
