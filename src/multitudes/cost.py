@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from multitudes.arguments import checked_example
 from multitudes.engine.outcome import fresh_inputs
-from multitudes.engine.state import copy_with, like, named_tensors
+from multitudes.engine.state import copy_with, like, named_tensors, plain_attention
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs
@@ -92,7 +92,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Multiply-adds of one call, by torch's own formulas."""
     counter = _Counter()
-    with counter, torch.no_grad(), torch.random.fork_rng():
+    with plain_attention(), counter, torch.no_grad(), torch.random.fork_rng():  # the fused path has no formula
         run()
     return counter.flops // 2
 

@@ -132,7 +132,7 @@ class Ensemble(nn.Module):
         if per_member:
             raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
         count = rows(call, self.engine.batch_axis)
-        if members.shape != (count,) or members.is_floating_point() or members.is_complex():
+        if members.shape != (count,) or members.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
             raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
         if count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")

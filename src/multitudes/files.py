@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
@@ -63,6 +64,17 @@ def load(path: str | PathLike[str], model: nn.Module | None = None) -> Ensemble:
     about, tensors = _read(source)
     if model is None:
         raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+    try:
+        return _rebuilt(source, about, tensors, model)
+    except FileError:
+        raise
+    except Exception as error:  # whatever its description says, it is read as data and cannot be followed
+        raise FileError(f"{source} does not describe an ensemble: {type(error).__name__}: {error}") from error
+
+
+def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module) -> Ensemble:
+    from multitudes.convert import skeleton
+
     method = _method(source, about)
     template = _filled(source, about, model, tensors)
     engine = Engine(
@@ -71,14 +83,14 @@ def load(path: str | PathLike[str], model: nn.Module | None = None) -> Ensemble:
     )  # fmt: skip
     engine.refresh()
     if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
-        engine.proven = {mode: tuple(names) for mode, names in about["proven"].items()}
-        engine.picked = dict(about["picked"])
-        engine.row_axes = about["row_axes"]
-        engine.why = dict(about["why"])
-    from multitudes.convert import skeleton
-
+        engine.proven = {mode: tuple(about["proven"][mode]) for mode in MODES}
+        engine.picked = {mode: about["picked"][mode] for mode in MODES}
+        engine.why, engine.row_axes = dict(about["why"]), dict(about["row_axes"])
+    unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
+    if unknown:
+        raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
     base = skeleton(model)
-    return Ensemble(engine, method, task=about["task"], seed=about["seed"], base=base, plan=_planned(about, method))
+    return Ensemble(engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(about, method))
 
 
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
@@ -157,10 +169,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about = json.loads(header["multitudes"])
         if about["format"] > FORMAT:
             raise FileError(f"{path} was written by multitudes {about['multitudes']} in a newer format: update multitudes")
-        missing = {"method", "settings", "owned", "task", "seed", "plan", "traits"} - about.keys()
+        missing = {"model", "method", "settings"} - about.keys()
         if missing:
             raise FileError(f"{path} does not say its {', '.join(sorted(missing))}")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} does not describe an ensemble: {error}") from error
     return about, tensors
 

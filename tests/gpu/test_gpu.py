@@ -100,13 +100,16 @@ class TestExecutors:
                 assert_separate(copy.deepcopy(ens), images(), way, training=training, steps=2)
         mt.check(ens, images())
 
+    @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize("net", NETS)
-    def test_vmap_is_taken_where_it_is_proven(self, net: str) -> None:
-        ens = converted(net)
+    def test_vmap_is_taken_where_it_is_proven(self, net: str, method: str) -> None:
+        """For the convolutional network in both modes; for the others the plan says what is in the way."""
+        ens = converted(net, method)
         for training in (True, False):
             mode = "train" if training else "eval"
             assert ens.train(training).executor == ("vmap" if "vmap" in ens.engine.proven[mode] else "loop")
-        assert "vmap" in ens.engine.proven["eval"] or net == "LSTM"
+            assert "vmap" in ens.engine.proven[mode] or net != "CNN", ens.engine.why
+        assert "vmap" in ens.engine.proven["eval"] or ens.engine.why["vmap"]
 
     @pytest.mark.parametrize("net", NETS)
     def test_in_single_precision(self, net: str) -> None:

@@ -19,6 +19,7 @@ from engine.separate import assert_separate
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import multitudes as mt
 
@@ -130,6 +131,47 @@ class Gate(nn.Module):
         return y if y.mean() > 0 else -y
 
 
+class Average(nn.Module):
+    """Divides by a moving average of sizes, which it replaces or writes into while it is trained."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("size", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            new = 0.9 * self.size + 0.1 * x.detach().abs().mean()
+            if self.in_place:
+                self.size.copy_(new)
+            else:
+                self.size = new
+        return x / (1 + self.size)
+
+
+class Keeping(nn.Module):
+    """Leaves what it saw last on itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x
+        return x * 2
+
+
+class Checkpointed(nn.Module):
+    """Computed again in backward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
 class Shuffle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (2, WIDTH // 2)).transpose(1, 2).flatten(1, 2)
@@ -149,8 +191,7 @@ class Squeeze(nn.Module):
 
 
 PLAIN = ["layer", "group", "batch norm", "group norm", "relu in place", "gelu", "dropout", "add", "scale", "write", "attention",
-         "shuffle", "squeeze", "recurrent"]  # fmt: skip
-NESTED = ["residual", "residual in place", "concat", "again", "gate"]
+         "shuffle", "squeeze", "recurrent", "average", "average in place", "keeping"]  # fmt: skip
 
 
 def recipes() -> st.SearchStrategy[Recipe]:
@@ -160,7 +201,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
     def around(inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
         chain = st.lists(inner, min_size=1, max_size=3).map(tuple)
         return st.one_of(
-            st.tuples(st.sampled_from(["residual", "residual in place", "gate"]), chain),
+            st.tuples(st.sampled_from(["residual", "residual in place", "gate", "checkpoint"]), chain),
             st.tuples(st.just("concat"), chain, chain),
             st.tuples(st.just("again"), st.integers(0, 7)),
         )
@@ -190,7 +231,8 @@ class Builder:
         inner = [self.chain(part) for part in rest]
         if name == "concat":
             return Concat(*inner, self.images)
-        return {"residual": Residual, "residual in place": ResidualInPlace, "gate": Gate}[name](*inner)
+        kinds = {"residual": Residual, "residual in place": ResidualInPlace, "gate": Gate, "checkpoint": Checkpointed}
+        return kinds[name](*inner)
 
     def plain(self, name: str) -> nn.Module:
         images = self.images
@@ -204,6 +246,9 @@ class Builder:
             "dropout": lambda: nn.Dropout2d(0.5) if images else nn.Dropout(0.5),
             "attention": lambda: Attention(images),
             "recurrent": lambda: Recurrent(images),
+            "average": lambda: Average(False),
+            "average in place": lambda: Average(True),
+            "keeping": Keeping,
             "shuffle": Shuffle,
             "squeeze": Squeeze,
         }.get(name, lambda: Loose(name, images))()

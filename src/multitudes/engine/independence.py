@@ -6,6 +6,7 @@ member's tensors are sent through as well: the others must stay as they are, to 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from multitudes import tree
-from multitudes.engine.outcome import close, fresh_inputs, gradients_of, undone
+from multitudes.engine.outcome import fresh_inputs, gradients_of, undone
 from multitudes.engine.state import MODES, Engine, bake, named_tensors
 from multitudes.inputs import Inputs
 
@@ -23,18 +24,23 @@ Executor = Callable[..., Any]
 
 def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iterator[tuple[str, str | None]]:
     """Every way tried to get from one member to another: what was tried, and what came through."""
+    if name == "loop":
+        executor = functools.partial(executor, seed=0)  # how much a member draws may depend on its values
     if engine.members < 2 or not engine.owned:
         return
     for mode in MODES:
         if name not in engine.proven[mode] or (mode == "train" and engine.traits.coupled):
             continue  # BatchNorm shared over members couples them on purpose
         try:
-            before, other = (_values(engine, inputs, mode, executor, seed) for seed in (0, 1))
+            before, again = (_values(engine, inputs, mode, executor, 0) for _ in range(2))
         except Exception:  # the base model does not run in this mode
             continue
         yield f"gradients, {name}, {mode}", _by_gradient(engine, inputs, mode, executor)
-        if not all(close(a, b) for a, b in zip(before, other, strict=True)):
-            continue  # of a random forward no more can be said: what is drawn may depend on what is computed
+        if not all(torch.equal(a, b) for a, b in zip(before, again, strict=True)):
+            continue  # noise from a source of its own: no more can be said
+        other = before if name == "loop" else _values(engine, inputs, mode, executor, 1)
+        if not all(torch.equal(a, b) for a, b in zip(before, other, strict=True)):
+            continue  # noise for all members in one: how much is drawn for one may depend on another
         for how in ("NaN", "perturbation"):
             yield f"{how}, {name}, {mode}", _spreads(engine, inputs, mode, executor, how, before)
 

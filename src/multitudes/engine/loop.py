@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from multitudes import tree
-from multitudes.engine.replay import Replay
+from multitudes.engine.replay import Replay, Strayed
 from multitudes.engine.state import Engine, call, write_back
 from multitudes.inputs import Inputs, slot, take_rows
 from multitudes.tree import Tree
 
 
-def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
-    """All members, one after another. Shape: ``[M, B, ...]``."""
+def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False, seed: int | None = None) -> Tree:
+    """All members, one after another. Shape: ``[M, B, ...]``. With a seed, no member's noise depends on another's."""
     outputs, changed = [], []
-    for output, entries in members(engine, inputs, per_member):
+    for output, entries in members(engine, inputs, per_member, seed=seed):
         outputs.append(output)
         changed.append(entries)
     write_back(engine, changed)
@@ -26,7 +26,7 @@ def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
 
 
 def members(
-    engine: Engine, inputs: Inputs, per_member: bool = False, replay: Replay | None = None
+    engine: Engine, inputs: Inputs, per_member: bool = False, replay: Replay | None = None, seed: int | None = None
 ) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
     """Each member's output in turn, with the buffers that its forward replaced or wrote into."""
     common = _copied(inputs) if engine.traits.mutates else inputs
@@ -41,8 +41,15 @@ def members(
             mine = common
         else:
             mine = _copied(inputs)
-        with turn(replay, m):
-            result = call(engine, {**shared, **tensors}, mine)
+        if seed is not None:
+            torch.manual_seed(seed + m)
+        try:
+            with turn(replay, m):
+                result = call(engine, {**shared, **tensors}, mine)
+        except Strayed:  # this member and those behind it are run by themselves
+            assert replay is not None
+            replay.blind = True
+            result = call(engine, {**shared, **tensors}, _copied(inputs) if engine.traits.mutates else inputs)
         yield result
 
 
@@ -104,3 +111,4 @@ def turn(replay: Replay | None, m: int) -> Iterator[None]:
         replay.restart()
     with replay:
         yield
+    replay.arrive()

@@ -53,6 +53,10 @@ MARKS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad"
 """Functions that change how a tensor takes part in backward, and must act on it once."""
 
 
+class Strayed(BaseException):
+    """A member goes another way than the first, and would write into what they share."""
+
+
 class _Before:
     """A result as it was before the first member wrote into it."""
 
@@ -81,6 +85,8 @@ class Replay(TorchFunctionMode):
         """Memory of common tensors that a member's own operations have read."""
         self.results: dict[Hashable, list[Any]] = defaultdict(list)
         self.seen: dict[Hashable, int] = {}
+        self.writes: dict[Hashable, int] = {}
+        """How often each common operation that writes was run by the first member."""
         self.forgotten: list[Tensor] = []
         self.first = True
         self.blind = False
@@ -100,6 +106,11 @@ class Replay(TorchFunctionMode):
             self.first = False
             self.blind |= any(_version(t) != self.versions.get(_storage(t)) for t in self.known.values())
         self.seen = {}
+
+    def arrive(self) -> None:
+        """Called behind each member: one that passed by a write which the first one made has seen its traces."""
+        if not self.blind and not self.first and any(self.seen.get(key, 0) < count for key, count in self.writes.items()):
+            raise Strayed
 
     def is_shared(self, tensor: Tensor) -> bool:
         """Whether this tensor is the same for all members."""
@@ -132,9 +143,16 @@ class Replay(TorchFunctionMode):
     ) -> Any:
         """A common operation, run for the first time."""
         written = _written(func, name, args, kwargs)
+        if written and not self.first:
+            raise Strayed
         self.blind |= name in RESHAPES or any(_storage(tensor) in self.read for tensor in written)
+        state = None if rooted else torch.get_rng_state()
         result = func(*args, **kwargs)
+        if state is not None and not torch.equal(state, torch.get_rng_state()):
+            return result  # drawn without a look at what is common: each member's own
         made = _tensors(result)
+        if self.first and written:
+            self.writes[key] = self.writes.get(key, 0) + 1
         if self.first and (made or written or name in MARKS):
             self.results[key].append(result)
             self.known.update((id(tensor), tensor) for tensor in made)
@@ -182,6 +200,7 @@ class Replay(TorchFunctionMode):
         for key, results in list(self.results.items()):
             if any(_storage(made) == storage for result in results for made in _tensors(result)):
                 del self.results[key]
+                self.writes.pop(key, None)
 
 
 def _signature(value: Any) -> Hashable:

@@ -219,6 +219,10 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
         return
     buffers = engine.buffers()
     with torch.no_grad():
+        for name in [n for n in changed[0] if n in engine.owned and changed[0][n].shape != buffers[n].shape[1:]]:
+            grown = torch.stack([entries.pop(name) for entries in changed]).detach()  # a table that grows with its input
+            for register, key in engine.slots[name]:
+                register[key] = grown
         for m, entries in enumerate(changed):
             for name, value in entries.items():
                 if name in engine.owned:

@@ -24,16 +24,18 @@ from multitudes.engine.loop import members, run_loop
 from multitudes.engine.outcome import (
     Outcome,
     bypassed,
+    close,
     copied,
     difference,
     fresh_inputs,
     precise,
     run,
+    run_plain,
     run_reference,
     undone,
 )
 from multitudes.engine.replay import Replay
-from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, named_tensors, shared_write
+from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, named_tensors, owner, shared_write
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs, rows, stack_slots, take_rows
@@ -121,9 +123,21 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
             if mode == "eval":
                 raise RunError(f"the members cannot be run one by one: {type(problem).__name__}: {problem}") from problem
     _watch(engine, inputs)
+    _trunk_is_one_networks(engine, inputs, outcomes)
     if engine.traits.blind:  # tried without what is now known
         outcomes = {mode: run_reference(engine, inputs, mode) for mode in outcomes}
     return outcomes
+
+
+def _trunk_is_one_networks(engine: Engine, inputs: Inputs, outcomes: dict[str, Outcome]) -> None:
+    """Statistics of shared norms must be those of one network; else (a trunk run again in backward) they count as coupled."""
+    if "train" not in outcomes or not engine.shared_norms or not engine.owned:
+        return
+    own = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
+    plain = run_plain(bake(engine.template, own), inputs, "train").buffers
+    odd = {n for n, b in outcomes["train"].buffers.items() if n not in engine.owned and not close(b, plain[n])}
+    norms = frozenset(name for name in engine.shared_norms if any(owner(n) == name for n in odd))
+    engine.traits = replace(engine.traits, coupled=engine.traits.coupled | norms)
 
 
 def _nothing_leaks(engine: Engine, inputs: Inputs) -> None:
