@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -155,3 +160,18 @@ def test_hugging_face_outputs_stay_objects() -> None:
     assert output.logits.shape == (4, 2, 5)
     assert output["logits"] is output.logits
     assert output.loss is None
+
+
+def test_conversion_does_not_load_the_compiler() -> None:
+    """Importing it takes seconds, and a conversion at most half of one."""
+    source = """
+        import sys, multitudes as mt
+        from zoo import ZOO
+        for name in ("transformer_encoder", "functional_dropout", "resnet"):
+            for kind in mt.Method.all():
+                mt.ensemble(ZOO[name].model(), kind(), ZOO[name].example(), seed=0)
+        sys.exit("torch._dynamo" in sys.modules)
+    """
+    folders = [str(Path(mt.__file__).parent.parent), str(Path(__file__).parent)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)], env=env, check=False).returncode == 0

@@ -30,8 +30,8 @@ def executor(name: str, change: Change) -> Callable[[Patch], None]:
     """An executor whose output is changed."""
     run = {"loop": run_loop, "vmap": run_vmap}[name]
 
-    def broken(engine: Engine, inputs: mt.Inputs, per_member: bool = False) -> Any:
-        return change(engine, inputs, run(engine, inputs, per_member))
+    def broken(engine: Engine, inputs: mt.Inputs, *args: Any, **options: Any) -> Any:
+        return change(engine, inputs, run(engine, inputs, *args, **options))
 
     return lambda patch: patch.setitem(EXECUTORS, name, broken)
 
@@ -99,9 +99,9 @@ def counted_twice(engine: Engine, inputs: mt.Inputs, output: Any) -> Any:
 def without_statistics(patch: Patch) -> None:
     """vmap forgets the statistics of the batch."""
 
-    def broken(engine: Engine, inputs: mt.Inputs, per_member: bool = False) -> Any:
+    def broken(engine: Engine, inputs: mt.Inputs, *args: Any, **options: Any) -> Any:
         before = {name: buffer.clone() for name, buffer in engine.buffers().items()}
-        output = run_vmap(engine, inputs, per_member)
+        output = run_vmap(engine, inputs, *args, **options)
         for name, buffer in engine.buffers().items():
             buffer.data.copy_(before[name])
         return output

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from multitudes import tree
 from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_fold_rows, run_rows
-from multitudes.engine.outcome import aside, fresh_inputs
-from multitudes.engine.state import bake, kept_tensors, named_tensors
+from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
+from multitudes.engine.state import bake, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
@@ -94,7 +94,9 @@ class Ensemble(nn.Module):
         if rows is not None:
             return self._by_rows(call, rows, per_member)
         name = self._executor(per_member)
-        if name == "loop" and self._trunk_counts() and torch.compiler.is_dynamo_compiling():
+        if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
+            name = "loop"  # vmap has no rule for that layout
+        if name == "loop" and torch.compiler.is_dynamo_compiling() and self._draws_in_trunk():
             return _untraced_loop(self.engine, call, per_member)
         return EXECUTORS[name](self.engine, call, per_member)
 
@@ -115,18 +117,22 @@ class Ensemble(nn.Module):
             return "vmap"  # traced, the loop would run the shared trunk, and count its batches, once for each member
         return picked
 
-    def _trunk_counts(self) -> bool:
-        """Whether a shared trunk has statistics to update, which a traced loop would do once for each member."""
-        return self.training and self.members > 1 and bool(self.engine.shared_norms or self.engine.traits.private)
+    def _draws_in_trunk(self) -> bool:
+        """Whether a shared trunk may have noise to draw or a buffer to set, which a traced loop would do for each member."""
+        if not self.training or self.members == 1 or not self.engine.shares:
+            return False
+        live = any(isinstance(part, DROPOUTS) and part.p > 0 for part in self.template.modules())
+        return live or self.engine.traits.random or bool(self.engine.traits.private)
 
     def _vmap_is_right(self, per_member: bool) -> bool:
         """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
         engine = self.engine
-        exporting = torch.compiler.is_exporting()
+        exporting = _is_exporting()
+        laid_out = engine.channels_last
         in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
         proven = "vmap" in engine.proven["train" if self.training else "eval"]
         proven = proven and (engine.traits.slots or not per_member)
-        return proven and not exporting and not in_chunks and not torch.is_autocast_enabled(self._device())
+        return proven and not exporting and not in_chunks and not laid_out and not torch.is_autocast_enabled(self._device())
 
     def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:
         if per_member:
@@ -188,7 +194,11 @@ class Ensemble(nn.Module):
     def member(self, m: int) -> nn.Module:
         """Member m as a plain module of the base model's kind: a detached copy with the same outputs."""
         index = self._index(m)
-        return bake(self.template, self._slice(lambda tensor: tensor[index]))
+        member = bake(self.template, self._slice(lambda tensor: tensor[index]))
+        for part in member.modules():
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters()
+        return member
 
     def subset(self, members: Sequence[int]) -> Ensemble:
         """An ensemble of some of the members, in the order given: a detached copy."""
@@ -279,6 +289,7 @@ class Ensemble(nn.Module):
             with torch.no_grad():
                 for name, tensor in named_tensors(self.template):
                     tensor.data = in_layout(tensor.data, layout, name in self.engine.owned)
+            self.engine.refresh()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
@@ -316,6 +327,13 @@ class Ensemble(nn.Module):
 
     def __repr__(self) -> str:
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
+
+
+def _is_exporting() -> bool:
+    """Whether a graph is made for export; until torch 2.13 dynamo says so of every graph."""
+    if torch.__version__ >= (2, 13):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 _untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]

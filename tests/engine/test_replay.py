@@ -378,6 +378,26 @@ class TestStatistics:
         except mt.MultitudesError as error:
             assert "norm" in str(error)
 
+    @pytest.mark.parametrize("how", ["in place", "replaced"])
+    def test_a_buffer_of_the_trunk_where_members_steer(self, how: str) -> None:
+        """A moving average that the trunk divides by, and a member that goes its own way: moved once, or refused by name."""
+
+        def forward(net: Net, x: Tensor) -> Tensor:
+            h = net.trunk(x)
+            if net.training:
+                new = 0.9 * net.seen + 0.1 * h.detach().abs().mean()
+                if how == "in place":
+                    net.seen.copy_(new)
+                else:
+                    net.seen = new
+            y = net.head(h / (1 + net.seen))
+            return y if y.sum() > 0 else -y
+
+        try:
+            assert_separate(heads(forward), torch.randn(B, 4), training=True, steps=2)
+        except mt.MultitudesError as error:
+            assert "seen" in str(error)
+
     def test_on_a_way_that_the_example_did_not_take(self) -> None:
         """Larger batches go where a member writes into the trunk's output: moved once all the same, or refused."""
 

@@ -162,13 +162,15 @@ class Keeping(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Computed again in backward."""
+    """Computed again in backward, unless a moving average inside would move twice."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
+        if any(isinstance(part, Average) for part in self.inner.modules()):
+            return self.inner(x)
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
@@ -350,12 +352,17 @@ def test_a_network_put_together_at_random() -> None:
                 continue  # a norm shared by branches takes all members' rows at once, which no plain network does
             for way in ("call", *(n for n in ens.engine.proven[mode] if n != "fold")):
                 counts[f"{way} in {mode}"] += 1
-                assert_separate(quiet(copy.deepcopy(ens)), x, way, training=training, tol=1e-6)
+                try:
+                    assert_separate(quiet(copy.deepcopy(ens)), x, way, training=training, tol=1e-6)
+                except mt.RunError as error:
+                    assert training and names_something(str(error), net), error
+                    counts["refused in training"] += 1
 
     holds()
     print(dict(counts))
     assert counts["converted"] > 3 * counts["refused"], counts
     assert counts["converted"] > counts["no network"], counts
+    assert counts["call in train"] > 3 * counts["refused in training"], counts
     assert counts["vmap in train"] > 0, counts
 
 

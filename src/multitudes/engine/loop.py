@@ -35,6 +35,8 @@ def members(
     if replay is not None:
         replay.begin({**shared, **({} if per_member else {f"input {k}": t for k, t in enumerate(common.tensors())})})
     for m, tensors in enumerate(slices(engine)):
+        if m and torch.compiler.is_compiling():  # the trunk, traced for each member, counts its batch for the first alone
+            shared = {n: b.clone() for n, b in engine.buffers().items() if n not in engine.owned}
         if per_member:
             mine = slot(inputs, engine.batch_axis, m)
         elif not engine.traits.mutates or (replay is not None and not replay.blind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class Traits:
     """Shared BatchNorm layers that see what depends on members: in training they take statistics over all members' rows."""
     private: frozenset[str] = frozenset()
     """Buffers, BatchNorm's apart, that forward writes into or replaces: it is given copies, and they are stored afterwards."""
+    random: bool = False
+    """Another seed gives another output in training, dropout modules apart."""
     slots: bool = False
     """vmap is also right where each member has inputs of its own."""
     steered: bool = False
@@ -72,6 +75,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.slots = slots_of(self.template)
+        self.channels_last = False
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
 
@@ -104,6 +108,7 @@ class Engine:
         """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
         counts = {n: b for n, b in self.buffers().items() if n in self.owned and not (b.is_floating_point() or b.is_complex())}
         self.uniform = frozenset(n for n, b in counts.items() if not b.is_meta and bool((b == b[:1]).all()))
+        self.channels_last = any(is_channels_last(p[0]) for n, p in self.parameters().items() if n in self.owned)
 
     def adopt(self, trial: Engine) -> None:
         """Takes over what a trial on a few members has found."""
@@ -113,6 +118,12 @@ class Engine:
 def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and buffers by name, one name for each tensor."""
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is laid out with channels last, and not also in the ordinary order."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
 def slots_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
@@ -169,10 +180,12 @@ def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tupl
     """As torch.func.functional_call, by slots found once, and with what stands in the registers afterwards."""
     places = [(register, key, tensor) for name, tensor in given.items() for register, key in engine.slots[name]]
     own = [register[key] for register, key, _ in places]
+    recurrent = _as_they_lie(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
     try:
         for register, key, tensor in places:
             register[key] = tensor
-        output = engine.template(*inputs.args, **inputs.kwargs)
+        with recurrent:
+            output = engine.template(*inputs.args, **inputs.kwargs)
         now = {name: engine.slots[name][0][0][engine.slots[name][0][1]] for name in given}
     finally:
         for (register, key, _), tensor in zip(places, own, strict=True):
@@ -182,12 +195,31 @@ def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tupl
     return output, now
 
 
+@contextlib.contextmanager
+def _as_they_lie(parts: list[nn.RNNBase]) -> Iterator[None]:
+    """Recurrent layers take members' weights where they lie: cuDNN would move them into one piece, and warns where it cannot."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        for part in parts:
+            vars(part)["flatten_parameters"] = _nothing
+        try:
+            yield
+        finally:
+            for part in parts:
+                del vars(part)["flatten_parameters"]
+
+
+def _nothing() -> None:
+    pass
+
+
 def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """A copy of the module that holds these tensors themselves, and shares nothing else with it."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
     for name, tensor in named_tensors(module):
         memo[id(tensor)] = tensors.get(name, tensor)
-    return copy.deepcopy(module, memo)
+    with torch.backends.cudnn.flags(enabled=False):  # a copied recurrent layer would put stacked weights into one piece
+        return copy.deepcopy(module, memo)
 
 
 def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -46,6 +46,7 @@ SAME_NOISE = ("fractional_max_pool",)
 
 def settle(engine: Engine, inputs: Inputs) -> None:
     """Finds the traits of the engine's template and the executors that are right for it, and picks among them."""
+    example = inputs
     trial, inputs = precise(engine, inputs)
     loop = _try_loop(trial, inputs)
     _nothing_leaks(trial, inputs)
@@ -54,6 +55,8 @@ def settle(engine: Engine, inputs: Inputs) -> None:
         proven = ["loop"]
         for name, executor in (("vmap", run_vmap), ("fold", run_fold)):
             why = _forbids(name, executor, trial, inputs, mode, loop.get(mode))
+            if why is None and name == "vmap" and inputs is not example:
+                why = _fails(executor, replace(engine, traits=trial.traits), example, mode)
             if why is None:
                 proven.append(name)
             else:
@@ -62,6 +65,15 @@ def settle(engine: Engine, inputs: Inputs) -> None:
     engine.row_axes = trial.row_axes
     engine.traits = replace(engine.traits, slots=_takes_slots(trial, inputs))
     pick(engine)
+
+
+def _fails(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
+    """What an executor says in the model's own precision, where other kernels are taken than in double."""
+    try:
+        run(executor, replace(engine, template=copied(engine.template)), inputs, mode)
+    except Exception as error:
+        return _operation(error)
+    return None
 
 
 def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
@@ -124,6 +136,7 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
                 raise RunError(f"the members cannot be run one by one: {type(problem).__name__}: {problem}") from problem
     _watch(engine, inputs)
     _trunk_is_one_networks(engine, inputs, outcomes)
+    engine.traits = replace(engine.traits, random="train" in outcomes and outcomes["train"].random)
     if engine.traits.blind:  # tried without what is now known
         outcomes = {mode: run_reference(engine, inputs, mode) for mode in outcomes}
     return outcomes
