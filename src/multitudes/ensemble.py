@@ -331,7 +331,7 @@ class Ensemble(nn.Module):
 
 def _is_exporting() -> bool:
     """Whether a graph is made for export; until torch 2.13 dynamo says so of every graph."""
-    if torch.__version__ >= (2, 13):
+    if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 

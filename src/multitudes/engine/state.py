@@ -197,7 +197,7 @@ def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tupl
 
 @contextlib.contextmanager
 def _as_they_lie(parts: list[nn.RNNBase]) -> Iterator[None]:
-    """Recurrent layers take members' weights where they lie: cuDNN would move them into one piece, and warns where it cannot."""
+    """Recurrent layers take members' weights where they lie: cuDNN would move them into one piece, or warn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
         for part in parts:
