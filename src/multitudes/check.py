@@ -94,11 +94,21 @@ def self_check(ensemble: Ensemble, begun: Draft) -> None:
 def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     yield from _members(engine, inputs)
     one = take_rows(inputs, engine.batch_axis, torch.zeros(1, dtype=torch.long))
-    if rows(inputs, engine.batch_axis) != 1:
+    if rows(inputs, engine.batch_axis) != 1 and _takes(engine, one):
         yield from _members(engine, one)
     for name, executor in EXECUTORS.items():
         yield from (Law("independent", *found) for found in leaks(engine, inputs, name, executor))
     yield from _executors(engine, inputs)
+
+
+def _takes(engine: Engine, inputs: Inputs) -> bool:
+    """Whether the plain network takes this batch."""
+    own = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
+    try:
+        run_plain(bake(engine.template, own), inputs)
+    except Exception:
+        return False
+    return True
 
 
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:

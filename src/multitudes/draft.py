@@ -120,6 +120,8 @@ def draft(
     net = begun.model
     layout = without(method.layout(_observed(begun)), kept)
     owned = _owned(net, layout)
+    if kept and not owned and method.members > 1:
+        raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
     norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
     return replace(begun, owned=owned, shared_norms=norms, plan=_entries(begun, layout, owned))
 

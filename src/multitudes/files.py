@@ -204,7 +204,8 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
         if name in tensors and tuple(tensors[name].shape) != expected:
             wrong.append(f"{name} is {list(tensors[name].shape)} there and {list(expected)} here")
         if name in tensors:
-            values[name] = like(tensor, tensors[name].to(tensor.device, copy=True))  # aligned memory of its own
+            place = "cpu" if tensor.is_meta else tensor.device
+            values[name] = like(tensor, tensors[name].to(place, copy=True))  # aligned memory of its own
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
     if type(model).__name__ != about["model"]:
         wrong.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")

@@ -136,6 +136,20 @@ class Average(nn.Module):
         return output
 
 
+class Outliers(nn.Module):
+    """Counts activations that are out of bounds."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("found", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        self.found = self.found + (h.abs() > 100).sum()
+        return h
+
+
 class TestBuffers:
     @pytest.mark.parametrize("how", ["replaced", "in place", "data, in place"])
     @pytest.mark.parametrize("way", WAYS)
@@ -239,6 +253,57 @@ class TestBuffers:
         ens = mt.ensemble(Net(), mt.Deep(members=M), torch.randn(B, 4))
         assert "scale" not in ens.state_dict()
         assert_separate(ens, torch.randn(B, 4), training=True)
+
+    @pytest.mark.parametrize("method", [mt.Deep(members=M), mt.MultiHead(members=M, head="head")], ids=["Deep", "MultiHead"])
+    @pytest.mark.parametrize("how", ["in place", "replaced"])
+    def test_whole_numbers_that_members_count_by_themselves(self, how: str, method: mt.Method) -> None:
+        """Equal at conversion, different after a step: they stay so when the ensemble is called in eval, by any executor."""
+
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(6, 3)
+                self.register_buffer("active", torch.zeros(3, dtype=torch.long))
+
+            def forward(self, x: Tensor) -> Tensor:
+                h = self.layer(x)
+                if self.training and how == "in place":
+                    self.active += (h > 0).sum(0)
+                elif self.training:
+                    self.active = self.active + (h > 0).sum(0)
+                return h
+
+        net = nn.Sequential(OrderedDict(stem=nn.Linear(4, 6), head=Counting()))
+        ens = mt.ensemble(net, method, torch.randn(B, 4))
+        assert_separate(ens, torch.randn(B, 4), training=True, steps=2)
+        counted = ens.head.active.clone()
+        assert len({tuple(row.tolist()) for row in counted}) > 1
+        for way in WAYS:
+            assert_separate(ens, torch.randn(B, 4), way, training=False)
+            assert torch.equal(ens.head.active, counted), way
+        assert_separate(ens, torch.randn(B, 4), training=True)
+
+    @pytest.mark.parametrize("dtype", [torch.long, torch.float64])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_count_of_what_the_example_has_none_of(self, way: str, dtype: torch.dtype) -> None:
+        """A buffer that forward replaces by an equal one at conversion, and by another later, in one member only."""
+        ens = mt.ensemble(Outliers(dtype), mt.Deep(members=M), torch.randn(B, 4))
+        with torch.no_grad():
+            ens.layer.weight[2] *= 1e4
+        if way != "vmap" or "vmap" in ens.engine.proven["train"]:
+            assert_separate(ens, torch.randn(B, 4), way, training=True, steps=2)
+            assert ens.found[2] > 0
+
+    @pytest.mark.parametrize("executor", ["loop", "vmap"])
+    def test_a_count_of_what_the_example_has_none_of_compiled(self, executor: str) -> None:
+        torch._dynamo.reset()
+        ens = mt.ensemble(Outliers(torch.float64), mt.Deep(members=M), torch.randn(B, 4)).train()
+        ens.engine.picked.update(train=executor, eval=executor)
+        with torch.no_grad():
+            ens.layer.weight[2] *= 1e4
+        nets, x = members(ens), torch.randn(B, 4)
+        torch.testing.assert_close(torch.compile(ens, backend="eager")(x), torch.stack([net(x) for net in nets]))
+        torch.testing.assert_close(ens.found, torch.stack([net.found for net in nets]))
 
     def test_counters_are_looked_at_again_when_loaded(self) -> None:
         """Members whose counters differ after `load_state_dict` keep them."""

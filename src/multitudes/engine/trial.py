@@ -55,7 +55,7 @@ def settle(engine: Engine, inputs: Inputs) -> None:
         proven = ["loop"]
         for name, executor in (("vmap", run_vmap), ("fold", run_fold)):
             why = _forbids(name, executor, trial, inputs, mode, loop.get(mode))
-            if why is None and name == "vmap" and inputs is not example:
+            if why is None and name == "vmap":
                 why = _fails(executor, replace(engine, traits=trial.traits), example, mode)
             if why is None:
                 proven.append(name)
@@ -68,7 +68,7 @@ def settle(engine: Engine, inputs: Inputs) -> None:
 
 
 def _fails(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
-    """What an executor says in the model's own precision, where other kernels are taken than in double."""
+    """What an executor says in the model's own precision and with its dropout, which the comparison went without."""
     try:
         run(executor, replace(engine, template=copied(engine.template)), inputs, mode)
     except Exception as error:
@@ -292,6 +292,10 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
     names: list[str] = []
 
     class Listen(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # or the compiler would be imported
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             names.append(func.__name__)
             return func(*args, **(kwargs or {}))

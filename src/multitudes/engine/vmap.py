@@ -96,19 +96,23 @@ def _dropout(trailing: int | None, input: Tensor, p: float = 0.5, training: bool
     return input.mul_(noise) if inplace else input * noise
 
 
-@torch.library.custom_op("multitudes::noise", mutates_args=())
+_library = torch.library.Library("multitudes", "FRAGMENT")  # and not custom_op, whose first call imports the compiler
+_library.define("noise(Tensor x, float p, int trailing) -> Tensor")
+
+
+@torch.library.impl(_library, "noise", "CompositeExplicitAutograd")  # type: ignore[untyped-decorator]
 def _noise(x: Tensor, p: float, trailing: int) -> Tensor:
     """Inverted-dropout factors, 0 or 1/(1−p), each for all entries along the last `trailing` axes of x."""
     kept = torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
     return kept if p == 1 else kept / (1 - p)
 
 
-@_noise.register_fake
+@torch.library.register_fake("multitudes::noise", lib=_library)  # type: ignore[untyped-decorator]
 def _(x: Tensor, p: float, trailing: int) -> Tensor:
     return torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device)
 
 
-@torch.library.register_vmap("multitudes::noise")  # type: ignore[untyped-decorator]
+@torch.library.register_vmap("multitudes::noise", lib=_library)  # type: ignore[untyped-decorator]
 def _(info: Any, dims: tuple[int | None, ...], x: Tensor, p: float, trailing: int) -> tuple[Tensor, int]:
     return torch.ops.multitudes.noise(x.movedim(dims[0] or 0, 0), p, trailing), 0
 
