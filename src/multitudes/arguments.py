@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
     """Refuses settings of the conversion that mean nothing."""
     if start not in ("fresh", "copies"):
         raise InputError(f"start={start!r}: say 'fresh' or 'copies'")
-    if isinstance(keep, str):
+    if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
         raise InputError(f"keep={keep!r}: give a list of globs, keep=[{keep!r}]")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk={chunk!r}: at least one member must be run at once")
@@ -39,9 +40,14 @@ def check_names(model: nn.Module, method: Method, keep: Sequence[str], at: Mappi
     """Refuses a model without parameters, and entries of keep= and at= that match nothing or say nothing."""
     if not any(True for _ in model.parameters()):
         raise InputError(f"{type(model).__name__} has no parameters, so there is nothing that members could differ in")
+    taken = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
+    if taken:
+        raise InputError(f"forward has an argument {taken.pop()!r}, which means something else to an ensemble: rename it")
     names = [name for name, _ in model.named_modules()]
     names_matching(names, list(keep), "keep=")
     names_matching(names, list(at or {}), "at=")
+    if at is not None and not isinstance(at, Mapping):
+        raise InputError(f"at={at!r}: give a mapping of globs to methods")
     for glob, other in (at or {}).items():
         if type(other) is not type(method) or other.members != method.members:
             raise InputError(f"at={{{glob!r}: {other}}} must be a {type(method).__name__} with members={method.members}")

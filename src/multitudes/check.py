@@ -113,6 +113,9 @@ def _takes(engine: Engine, inputs: Inputs) -> bool:
 
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     """Each member of the loop against the plain module, values and gradients, in eval mode."""
+    if run_reference(engine, inputs, "eval").random:
+        yield Law("members", "nothing: forward draws noise in eval mode too, so that no two calls agree")
+        return
     parameters = dict(engine.template.named_parameters())
     own = [{n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned} for m in range(engine.members)]
     plain = [bake(engine.template, tensors) for tensors in own]
@@ -144,12 +147,13 @@ def _neutral(begun: Draft) -> Iterator[Law]:
     """Copies under neutral settings against the model given."""
     neutral = replace(begun.with_method(begun.method.neutral()), start="copies")
     engine, inputs = precise(neutral.stack(neutral.method.members), begun.inputs)
-    dtypes = {tensor.dtype for _, tensor in named_tensors(engine.template)}
-    base = copied(begun.base, torch.float64 if torch.float64 in dtypes else None)
+    base = copied(begun.base, torch.float64 if inputs is not begun.inputs else None)
     for part in base.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0
     expected = run_plain(base, inputs).values
+    if run_reference(engine, inputs, "eval").random:
+        return
     with undone(engine.template, "eval"), torch.enable_grad():  # as the base model: without, torch takes other paths
         outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))
     same = all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))

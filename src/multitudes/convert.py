@@ -14,7 +14,7 @@ from multitudes.cost import multiply_adds, saved_numbers
 from multitudes.draft import Draft, draft
 from multitudes.engine.loop import run_loop
 from multitudes.engine.outcome import aside, fresh_inputs
-from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
+from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors, settings
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
@@ -154,6 +154,14 @@ def stack_models(models: Sequence[nn.Module], example: Any, **options: Any) -> E
         if type(net) is not type(models[0]) or ours != theirs:
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
             raise InputError(f"model {m} is not of the architecture of model 0: {type(net).__name__} differs in {odd[:4]}")
+        mine, other = settings(models[0]), settings(net)
+        odd = [
+            f"{n or 'the model'}: {mine.get(n)} and {other.get(n)}"
+            for n in mine.keys() | other.keys()
+            if mine.get(n) != other.get(n)
+        ]
+        if odd:
+            raise InputError(f"model {m} has other settings than model 0: {'; '.join(sorted(odd)[:3])}")
     ens = ensemble(models[0], Deep(members=len(models)), example, **{"start": "copies", **options})
     with torch.no_grad():
         for m, net in enumerate(models):
@@ -169,7 +177,7 @@ def _refusal_text(planned: Plan) -> str:
     lines = [f"{type(planned.method).__name__} cannot take {len(planned.refused)} part(s) of {planned.model}:"]
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
     names = [entry.name for entry in planned.refused if entry.name]
-    if names:
+    if names and not any("tied to" in entry.reason for entry in planned.refused):
         lines.append(f"Or share them among members on purpose:  ensemble(model, {planned.method}, x, keep={names})")
     return "\n".join(lines)
 

@@ -103,6 +103,8 @@ def draft(
     check_options(start, chunk, keep)
     if seed is None:
         seed = int(torch.randint(2**62, ()))
+    elif isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed={seed!r}: give a whole number, or None")
     factory = None if isinstance(model, nn.Module) else model
     net = model if isinstance(model, nn.Module) else built(model, 1.0, seed)
     check_names(net, method, keep, at)
@@ -119,6 +121,7 @@ def draft(
     begun = begun.with_method(method)
     net = begun.model
     layout = without(method.layout(_observed(begun)), kept)
+    layout = with_norms(net, layout)
     owned = _owned(net, layout)
     if kept and not owned and method.members > 1:
         raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
@@ -148,6 +151,12 @@ def without(layout: Layout, kept: Sequence[str]) -> Layout:
     modules = frozenset(name for name in layout.modules if not inside(name, kept))
     loose = frozenset(name for name in layout.tensors if not inside(owner(name), kept))
     return replace(layout, modules=modules, tensors=loose)
+
+
+def with_norms(model: nn.Module, layout: Layout) -> Layout:
+    """A BatchNorm layer whose affine part belongs to members has statistics for each of them: it belongs to them whole."""
+    norms = {name for name in batch_norms(model) if any(owner(tensor) == name for tensor in layout.tensors)}
+    return replace(layout, modules=layout.modules | norms)
 
 
 def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:

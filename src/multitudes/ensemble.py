@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from multitudes import tree
 from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_fold_rows, run_rows
 from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
-from multitudes.engine.state import bake, is_channels_last, kept_tensors, named_tensors
+from multitudes.engine.state import bake, hooked, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
@@ -96,14 +97,16 @@ class Ensemble(nn.Module):
         name = self._executor(per_member)
         if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
             name = "loop"  # vmap has no rule for that layout
-        if name == "loop" and torch.compiler.is_dynamo_compiling() and self._draws_in_trunk():
+        untraceable = self.engine.traits.private or (name == "loop" and self._draws_in_trunk())
+        if untraceable and torch.compiler.is_dynamo_compiling():
             return _untraced_loop(self.engine, call, per_member)
         return EXECUTORS[name](self.engine, call, per_member)
 
     def _executor(self, per_member: bool) -> str:
         engine = self.engine
         if engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
-            if engine.members > 1 and "fold" not in engine.proven["train"]:
+            right = engine.traits.fold_slots if per_member else "fold" in engine.proven["train"]
+            if engine.members > 1 and not right:
                 raise RunError(
                     f"BatchNorm {', '.join(coupled)} is shared by members and would need the rows of all of them at once, "
                     f"but fold cannot run this model: {engine.why.get('fold', 'not tried')}. "
@@ -128,7 +131,7 @@ class Ensemble(nn.Module):
         """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
         engine = self.engine
         exporting = _is_exporting()
-        laid_out = engine.channels_last
+        laid_out = engine.channels_last or (not torch.compiler.is_compiling() and bool(hooked(self.template)))
         in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
         proven = "vmap" in engine.proven["train" if self.training else "eval"]
         proven = proven and (engine.traits.slots or not per_member)
@@ -142,6 +145,8 @@ class Ensemble(nn.Module):
             raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
         if count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
+        if not count:
+            return tree.take(EXECUTORS["loop"](self.engine, call), 0)
         shared = batch_coupled(self.engine, per_member=True)
         return (run_fold_rows if shared else run_rows)(self.engine, call, members)
 
@@ -275,9 +280,9 @@ class Ensemble(nn.Module):
         return best
 
     def train(self, mode: bool = True) -> Ensemble:
-        """Training or eval mode, for every module."""
-        super().train(mode)
-        self.template.training = mode
+        """Training or eval mode, as the model itself sets it."""
+        self.template.train(mode)
+        self.training = mode
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Ensemble:
@@ -321,9 +326,9 @@ class Ensemble(nn.Module):
         return {name: take(tensor) for name, tensor in named_tensors(self.template) if name in self.engine.owned}
 
     def _index(self, m: int) -> int:
-        if isinstance(m, bool) or not isinstance(m, int) or not -self.members <= m < self.members:
+        if isinstance(m, bool) or not hasattr(m, "__index__") or not -self.members <= operator.index(m) < self.members:
             raise InputError(f"there is no member {m!r}: this ensemble has members 0 to {self.members - 1}")
-        return m % self.members
+        return operator.index(m) % self.members
 
     def __repr__(self) -> str:
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"

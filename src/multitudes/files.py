@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.engine import EXECUTORS, MODES
-from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors
+from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, settings
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.method import Method
@@ -34,6 +34,11 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     """Writes the ensemble to one file; the old file stays until the new one is whole."""
     from safetensors.torch import save as to_bytes
 
+    extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
+    if extra:
+        raise FileError(
+            f"{extra[0] or 'the model'} keeps state of its own (get_extra_state), which a file of tensors cannot hold"
+        )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(ensemble.template)}
     text = json.dumps(_described(ensemble), sort_keys=True)
     header = {"multitudes": text, "sha256": _digest(text, tensors)}
@@ -62,6 +67,8 @@ def load(path: str | PathLike[str], model: nn.Module | None = None) -> Ensemble:
     """
     source = Path(path)
     about, tensors = _read(source)
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(f"give the architecture as an nn.Module, not {model!r}")
     if model is None:
         raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
     try:
@@ -131,6 +138,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "why": engine.why,
         "training": sorted(name for name, mode in modes.items() if mode),
         "frozen": sorted(n for n, p in ensemble.template.named_parameters() if not p.requires_grad),
+        "architecture": settings(ensemble.base),
         "plan": {k: v for k, v in dataclasses.asdict(ensemble.plan).items() if k != "method"},
     }
 
@@ -209,6 +217,8 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
     if type(model).__name__ != about["model"]:
         wrong.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
+    saved, here = about["architecture"], settings(model)
+    wrong += [f"{n or 'the model'} is {saved.get(n)} there and {here.get(n)} here" for n in saved if saved[n] != here.get(n)]
     if wrong:
         raise FileError(f"{path} is of another architecture: {'; '.join(wrong[:6])}")
     template = copy_with(model, values)

@@ -18,6 +18,14 @@ def refusals(model: nn.Module) -> dict[str, str]:
         reason = _of_module(module)
         if reason:
             found[name] = reason
+    places: dict[int, str] = {}
+    for name, tensor in model.named_parameters():
+        if not _of_tensor(tensor) and tensor.numel() and not tensor.is_meta:
+            other = places.setdefault(tensor.data_ptr(), name)
+            if other != name:
+                found.setdefault(
+                    owner(name), f"{name} lies in the memory of {other}, but is another parameter: assign the parameter itself"
+                )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         reason = _of_tensor(tensor)
         if reason:

@@ -21,7 +21,7 @@ from multitudes.errors import InputError
 from multitudes.inputs import Inputs
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0")
+PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0", "CdistBackward0")
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -73,10 +73,43 @@ class Structure:
                 reached.add(self.made[node][0])
                 continue
             found = {name for source, _ in node.next_functions if (name := self._parameter(source))}
+            if loose and node.name() in PRODUCTS:
+                found |= {name for source, _ in node.next_functions for name in self._weights(source)}
             met |= found
             if not (loose and found and node.name() in PRODUCTS):
                 queue.extend(source for source, _ in node.next_functions)
         return reached, met
+
+    def strays(self) -> list[list[int]]:
+        """Shapes of weights that outputs depend on, and that are none of the model's parameters."""
+        found, seen, queue = [], set(), list(self.ends)
+        while queue:
+            node = queue.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) not in self.names:
+                found.append(list(variable.shape))
+            queue.extend(source for source, _ in node.next_functions)
+        return found
+
+    def _weights(self, node: Any) -> set[str]:
+        """The parameters that a node is made of, if it is made of nothing else."""
+        found: set[str] = set()
+        seen, queue = set(), [node]
+        while queue:
+            here = queue.pop()
+            if here is None or here in seen:
+                continue
+            seen.add(here)
+            if here in self.made:
+                return set()
+            variable = getattr(here, "variable", None)
+            if variable is not None:
+                found |= {self.names[id(variable)]} if id(variable) in self.names else set()
+            queue.extend(source for source, _ in here.next_functions)
+        return found
 
     def _parameter(self, node: Any) -> str | None:
         while node is not None and node.name() in ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0"):
@@ -128,7 +161,14 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
-    return Structure(model, order, ends, made, names)
+    structure = Structure(model, order, ends, made, names)
+    strays = structure.strays()
+    if strays:
+        raise InputError(
+            f"forward uses weights that no module of the model registers, of shapes {strays}: put layers into an nn.ModuleList "
+            "and weights into an nn.ParameterList, and let no function hold on to the model itself"
+        )
+    return structure
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:

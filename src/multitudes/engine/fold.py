@@ -57,7 +57,7 @@ def forbidden(engine: Engine) -> str | None:
     """Why fold would not be right in training, if it would not: a shared BatchNorm layer inside a layer run by members."""
     found = sites(engine)
     for name in sorted(engine.shared_norms):
-        inside = [site for site in found if site == "" or name.startswith(f"{site}.")]
+        inside = [site for site in found if site in ("", name) or name.startswith(f"{site}.")]
         if inside:
             return f"the shared BatchNorm {name} lies inside {inside[0] or 'the model'}, which owns member tensors"
     return None

@@ -30,13 +30,16 @@ def members(
 ) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
     """Each member's output in turn, with the buffers that its forward replaced or wrote into."""
     common = _copied(inputs) if engine.traits.mutates else inputs
-    shared = {n: b.clone() for n, b in engine.buffers().items() if n in engine.traits.private and n not in engine.owned}
+    own = {n: b for n, b in engine.buffers().items() if n in engine.traits.private and n not in engine.owned}
+    shared = {name: buffer.clone() for name, buffer in own.items()}
     replay = replay or remembering(engine)
     if replay is not None:
         replay.begin({**shared, **({} if per_member else {f"input {k}": t for k, t in enumerate(common.tensors())})})
     for m, tensors in enumerate(slices(engine)):
         if m and torch.compiler.is_compiling():  # the trunk, traced for each member, counts its batch for the first alone
             shared = {n: b.clone() for n, b in engine.buffers().items() if n not in engine.owned}
+        elif m and (replay is None or replay.blind):  # each member sets what is shared from where it stood
+            shared = {name: buffer.clone() for name, buffer in own.items()}
         if per_member:
             mine = slot(inputs, engine.batch_axis, m)
         elif not engine.traits.mutates or (replay is not None and not replay.blind):
@@ -51,6 +54,7 @@ def members(
         except Strayed:  # this member and those behind it are run by themselves
             assert replay is not None
             replay.blind = True
+            shared = {name: buffer.clone() for name, buffer in own.items()}
             result = call(engine, {**shared, **tensors}, _copied(inputs) if engine.traits.mutates else inputs)
         yield result
 

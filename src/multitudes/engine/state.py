@@ -42,6 +42,8 @@ class Traits:
     """Another seed gives another output in training, dropout modules apart."""
     slots: bool = False
     """vmap is also right where each member has inputs of its own."""
+    fold_slots: bool = False
+    """fold is right in training where each member has inputs of its own."""
     steered: bool = False
     """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
 
@@ -76,6 +78,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.slots = slots_of(self.template)
         self.channels_last = False
+        self.versions: dict[str, int] = {}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
 
@@ -106,13 +109,26 @@ class Engine:
 
     def refresh(self) -> None:
         """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
-        counts = {n: b for n, b in self.buffers().items() if n in self.owned and not (b.is_floating_point() or b.is_complex())}
-        self.uniform = frozenset(n for n, b in counts.items() if not b.is_meta and bool((b == b[:1]).all()))
+        whole = {n: b for n, b in self.buffers().items() if n in self.owned and not (b.is_floating_point() or b.is_complex())}
+        equal = (n for n, b in whole.items() if not b.is_meta and bool((b == b[:1]).all()))
+        self.uniform = frozenset(equal) - self.traits.private
+        self.versions = {n: whole[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
         self.channels_last = any(is_channels_last(p[0]) for n, p in self.parameters().items() if n in self.owned)
+
+    def common_counts(self) -> dict[str, Tensor]:
+        """What may be passed once for all members, as it stands: batch counters, and tables that are as they were."""
+        if torch.compiler.is_compiling():
+            names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
+        else:
+            if any(self.buffers()[name]._version != version for name, version in self.versions.items()):
+                self.refresh()
+            names = set(self.uniform)
+        return {name: buffer[0].clone() for name, buffer in self.buffers().items() if name in names}
 
     def adopt(self, trial: Engine) -> None:
         """Takes over what a trial on a few members has found."""
         self.traits, self.why, self.proven, self.row_axes = trial.traits, trial.why, trial.proven, trial.row_axes
+        self.refresh()
 
 
 def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -141,6 +157,28 @@ def slots_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
     return found
 
 
+def hooked(module: nn.Module) -> list[str]:
+    """Names of modules with hooks that run in forward or backward."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in kinds)]
+
+
+def settings(module: nn.Module) -> dict[str, str]:
+    """What tells one architecture from another beside tensors: strides, heads, slopes; dropout rates apart."""
+    found = {}
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        found[name] = f"{kind}({part.extra_repr()})" if "Dropout" not in kind else kind
+        if type(part).__module__.startswith("torch.nn") and "Dropout" not in kind:
+            plain = {
+                k: v
+                for k, v in vars(part).items()
+                if k not in EVERY_MODULES and k[0] != "_" and isinstance(v, (bool, int, float, str))
+            }
+            found[name] += str(sorted((k, v) for k, v in plain.items() if k not in ("dropout", "p")))
+    return found
+
+
 def owner(name: str) -> str:
     """The name of the module that a tensor belongs to; for a parametrized tensor, the module that uses it."""
     head, found, _ = name.partition(".parametrizations.")
@@ -165,6 +203,8 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
     """The template called with these tensors in place of its own: the output, and the buffers that forward replaced."""
     given = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
     given.update(tensors)
+    traced = torch.compiler.is_compiling()
+    marks = {name: None if traced else _mark(given[name]) for name in engine.traits.private if name in given}
     if torch.compiler.is_compiling() and not engine.traits.private:
         return functional_call(engine.template, given, inputs.args, inputs.kwargs), {}
     if engine.traits.copies:
@@ -172,8 +212,15 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
         output, now = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
         output, now = _call_with(engine, given, inputs)
-    private = engine.traits.private
-    return output, {n: now[n] for n in given if n in now and (n in private or now[n] is not given[n])}
+    written = {name for name, mark in marks.items() if name in now and (traced or _mark(now[name]) != mark)}
+    return output, {n: now[n] for n in given if n in now and (now[n] is not given[n] or n in written)}
+
+
+def _mark(tensor: Tensor) -> Any:
+    """Changes when something is written into a tensor, or its memory is replaced; never equal where that cannot be told."""
+    if tensor.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return object()
+    return tensor._version, tensor.data_ptr()
 
 
 def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
@@ -259,7 +306,7 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
             for name, value in entries.items():
                 if name in engine.owned:
                     buffers[name][m].copy_(value)
-                elif value is changed[0].get(name):
+                elif value is changed[0].get(name) or torch.equal(value, changed[0][name]):
                     buffers[name].copy_(value)
                 else:
                     raise RunError(shared_write(name))

@@ -35,7 +35,7 @@ from multitudes.engine.outcome import (
     undone,
 )
 from multitudes.engine.replay import Replay
-from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, named_tensors, owner, shared_write
+from multitudes.engine.state import MODES, Engine, Traits, bake, batch_norms, hooked, named_tensors, owner, shared_write
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs, rows, stack_slots, take_rows
@@ -63,7 +63,7 @@ def settle(engine: Engine, inputs: Inputs) -> None:
                 engine.why.setdefault(name, why)
         trial.proven[mode] = engine.proven[mode] = tuple(proven)
     engine.row_axes = trial.row_axes
-    engine.traits = replace(engine.traits, slots=_takes_slots(trial, inputs))
+    engine.traits = replace(engine.traits, slots=_takes_slots(trial, inputs), fold_slots=_folds_slots(trial, inputs))
     pick(engine)
 
 
@@ -92,6 +92,22 @@ def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
         if difference(vmap, loop):
             return False
     return True
+
+
+def _folds_slots(engine: Engine, inputs: Inputs) -> bool:
+    """Whether fold is right in training where each member has inputs of its own; compared without the shared norms."""
+    if not engine.shared_norms or not engine.owned or "fold" not in engine.proven["eval"] or forbidden(engine):
+        return False
+    slots = stack_slots(
+        [take_rows(inputs, engine.batch_axis, _turned(engine, inputs, m)) for m in range(engine.members)], engine.batch_axis
+    )
+    own = replace(engine, template=copied(engine.template))
+    try:
+        with bypassed(own.template, engine.shared_norms):
+            loop, fold = (run(functools.partial(how, per_member=True), own, slots, "train") for how in (run_loop, run_fold))
+    except Exception:
+        return False
+    return difference(fold, loop) is None
 
 
 def _turned(engine: Engine, inputs: Inputs, m: int) -> Tensor:
@@ -191,14 +207,10 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
         shared = {n: t for n, t in named_tensors(watched.template) if n not in engine.owned}
         memory = Replay(shared)
         memory.blind = engine.traits.blind
-        before = watched.buffers()
         try:
             with undone(watched.template, mode), torch.no_grad():
-                for m, (_, entries) in enumerate(members(watched, inputs, replay=memory)):
-                    own = {n: before[n][m] if n in engine.owned else before[n] for n in entries}
-                    changed |= {
-                        n for n, value in entries.items() if value.shape != own[n].shape or not torch.equal(value, own[n])
-                    }
+                for _, entries in members(watched, inputs, replay=memory):
+                    changed |= set(entries)
         except Exception:  # a mode the model cannot be run in is reported by the trial itself
             continue
         clash = [name for name in memory.clashes if name in shared]
@@ -251,9 +263,9 @@ def _forbids(
 
 
 def _vmap_trap(engine: Engine, mode: str) -> str | None:
-    hooked = [n for n, part in engine.template.named_modules() if part._forward_hooks or part._forward_pre_hooks]
-    if hooked:
-        return f"hooks on {hooked[0] or 'the model'} would see all members at once"
+    names = hooked(engine.template)
+    if names:
+        return f"hooks on {names[0] or 'the model'} would see all members at once"
     if engine.traits.copies:
         return "forward is run again during backward (checkpointing)"
     if engine.traits.coupled and mode == "train":

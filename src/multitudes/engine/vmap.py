@@ -33,7 +33,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     output, counts = parts[0]
     buffers = engine.buffers()
     with torch.no_grad():
-        for name, value in counts.items():
+        for name, value in counts.items():  # in place, so that all members have them
             buffers[name].copy_(value.expand_as(buffers[name]))
     if len(parts) == 1:
         return output
@@ -45,7 +45,8 @@ def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: i
     """Members from `at` on: their outputs, and the counts that are common to all members as they now stand."""
     some = slice(at, at + size)
     buffers = engine.buffers()
-    counts = {name: buffers[name][0].clone() for name in sorted(engine.uniform)}
+    counts = engine.common_counts()
+    before = {name: value.clone() for name, value in counts.items()}
     owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in engine.owned and n not in counts]
     stacked = {name: tensor if size == engine.members else tensor[some] for name, tensor in owned}
     stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.private})
@@ -68,7 +69,9 @@ def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: i
     with torch.no_grad():
         for name, value in zip(names, changed, strict=True):
             buffers[name][some].copy_(value)
-    return tree.refill(structure[0], outputs), counts
+    traced = torch.compiler.is_compiling()
+    moved = {n: v for n, v in counts.items() if n not in names and (traced or not torch.equal(v, before[n]))}
+    return tree.refill(structure[0], outputs), moved
 
 
 DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: None, F.dropout3d: 3}
@@ -100,7 +103,7 @@ _library = torch.library.Library("multitudes", "FRAGMENT")  # and not custom_op,
 _library.define("noise(Tensor x, float p, int trailing) -> Tensor")
 
 
-@torch.library.impl(_library, "noise", "CompositeExplicitAutograd")  # type: ignore[untyped-decorator]
+@torch.library.impl(_library, "noise", "CompositeExplicitAutograd")
 def _noise(x: Tensor, p: float, trailing: int) -> Tensor:
     """Inverted-dropout factors, 0 or 1/(1−p), each for all entries along the last `trailing` axes of x."""
     kept = torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
