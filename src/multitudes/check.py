@@ -28,6 +28,7 @@ from multitudes.engine.outcome import (
     difference,
     fresh_inputs,
     gradients_of,
+    is_random,
     precise,
     run,
     run_plain,
@@ -113,7 +114,7 @@ def _takes(engine: Engine, inputs: Inputs) -> bool:
 
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     """Each member of the loop against the plain module, values and gradients, in eval mode."""
-    if run_reference(engine, inputs, "eval").random:
+    if is_random(engine, inputs, "eval"):
         yield Law("members", "nothing: forward draws noise in eval mode too, so that no two calls agree")
         return
     parameters = dict(engine.template.named_parameters())
@@ -152,7 +153,7 @@ def _neutral(begun: Draft) -> Iterator[Law]:
         if isinstance(part, DROPOUTS):
             part.p = 0.0
     expected = run_plain(base, inputs).values
-    if run_reference(engine, inputs, "eval").random:
+    if is_random(engine, inputs, "eval"):
         return
     with undone(engine.template, "eval"), torch.enable_grad():  # as the base model: without, torch takes other paths
         outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))

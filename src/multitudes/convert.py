@@ -155,13 +155,9 @@ def stack_models(models: Sequence[nn.Module], example: Any, **options: Any) -> E
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
             raise InputError(f"model {m} is not of the architecture of model 0: {type(net).__name__} differs in {odd[:4]}")
         mine, other = settings(models[0]), settings(net)
-        odd = [
-            f"{n or 'the model'}: {mine.get(n)} and {other.get(n)}"
-            for n in mine.keys() | other.keys()
-            if mine.get(n) != other.get(n)
-        ]
-        if odd:
-            raise InputError(f"model {m} has other settings than model 0: {'; '.join(sorted(odd)[:3])}")
+        differ = sorted(f"{n or 'the model'}: {mine[n]} and {other[n]}" for n in mine if mine[n] != other[n])
+        if differ:
+            raise InputError(f"model {m} has other settings than model 0: {'; '.join(differ[:3])}")
     ens = ensemble(models[0], Deep(members=len(models)), example, **{"start": "copies", **options})
     with torch.no_grad():
         for m, net in enumerate(models):

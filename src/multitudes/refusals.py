@@ -19,13 +19,11 @@ def refusals(model: nn.Module) -> dict[str, str]:
         if reason:
             found[name] = reason
     places: dict[int, str] = {}
-    for name, tensor in model.named_parameters():
-        if not _of_tensor(tensor) and tensor.numel() and not tensor.is_meta:
-            other = places.setdefault(tensor.data_ptr(), name)
+    for name, parameter in model.named_parameters():
+        if not _of_tensor(parameter) and parameter.numel() and not parameter.is_meta:
+            other = places.setdefault(parameter.data_ptr(), name)
             if other != name:
-                found.setdefault(
-                    owner(name), f"{name} lies in the memory of {other}, but is another parameter: assign the parameter itself"
-                )
+                found.setdefault(owner(name), f"{name} lies in the memory of {other} without being tied: assign {other} itself")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         reason = _of_tensor(tensor)
         if reason:

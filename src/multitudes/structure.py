@@ -89,7 +89,7 @@ class Structure:
                 continue
             seen.add(node)
             variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) not in self.names:
+            if isinstance(variable, nn.Parameter) and id(variable) not in self.names:
                 found.append(list(variable.shape))
             queue.extend(source for source, _ in node.next_functions)
         return found

@@ -116,6 +116,15 @@ def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     return replace(outcome, random=not all(close(a, b) for a, b in zip(other, outcome.values, strict=True)))
 
 
+def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:
+    """Whether another seed gives another output."""
+    found = []
+    for seed in (0, 1):
+        with undone(engine.template, mode, seed), torch.no_grad():
+            found.append(tree.tensors(run_loop(engine, fresh_inputs(inputs))))
+    return not all(close(a, b) for a, b in zip(*found, strict=True))
+
+
 def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
     """One forward and backward of an ordinary module."""
     with undone(module, mode), torch.enable_grad():

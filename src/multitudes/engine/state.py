@@ -170,12 +170,8 @@ def settings(module: nn.Module) -> dict[str, str]:
         kind = type(part).__name__
         found[name] = f"{kind}({part.extra_repr()})" if "Dropout" not in kind else kind
         if type(part).__module__.startswith("torch.nn") and "Dropout" not in kind:
-            plain = {
-                k: v
-                for k, v in vars(part).items()
-                if k not in EVERY_MODULES and k[0] != "_" and isinstance(v, (bool, int, float, str))
-            }
-            found[name] += str(sorted((k, v) for k, v in plain.items() if k not in ("dropout", "p")))
+            own = sorted((k, v) for k, v in vars(part).items() if k not in EVERY_MODULES and isinstance(v, (bool, int, float)))
+            found[name] += str([(k, v) for k, v in own if k[0] != "_" and k != "dropout"])
     return found
 
 
