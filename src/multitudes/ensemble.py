@@ -334,9 +334,12 @@ class Ensemble(nn.Module):
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
 
 
+EXPORT_IS_TOLD = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+"""Before, dynamo said of every graph that it was for export."""
+
+
 def _is_exporting() -> bool:
-    """Whether a graph is made for export; until torch 2.13 dynamo says so of every graph."""
-    if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
+    if EXPORT_IS_TOLD:
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 

@@ -94,7 +94,7 @@ class TestExecutors:
         """Outputs, gradients and statistics in double precision, by the call and by every proven executor."""
         ens = converted(net, method, torch.float64)
         assert next(ens.parameters()).device.type == "cuda"
-        for training in (True, False):
+        for training in (True, False) if net != "LSTM" else (True,):  # cuDNN has no backward for it in eval mode
             proven = ens.engine.proven["train" if training else "eval"]
             for way in ("call", *(name for name in proven if name != "fold")):
                 assert_separate(copy.deepcopy(ens), images(), way, training=training, steps=2)
