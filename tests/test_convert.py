@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from laws import METHODS
 from laws.compare import assert_same
 from nets.oddities import Structured
 from torch import Tensor, nn
-from zoo import ZOO
+from zoo import FIVE, ZOO
 
 import multitudes as mt
 
@@ -175,3 +176,16 @@ def test_conversion_does_not_load_the_compiler() -> None:
     folders = [str(Path(mt.__file__).parent.parent), str(Path(__file__).parent)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)], env=env, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_a_conversion_takes_at_most_half_a_second(name: str) -> None:
+    """Of a thin model, on one core, by every method; the best of three, since other programs run too."""
+    case = ZOO[name]
+    for kind in mt.Method.all():
+        seconds = []
+        for _ in range(3):
+            start = time.process_time()
+            mt.ensemble(case.model(), kind(), case.example(), seed=0)
+            seconds.append(time.process_time() - start)
+        assert min(seconds) <= 0.5, f"{kind.__name__}: {min(seconds):.2f} s"
