@@ -185,3 +185,12 @@ def test_noise_in_eval_is_no_leak() -> None:
 def test_options_of_the_wrong_kind(options: dict[str, Any], says: str) -> None:
     with pytest.raises(mt.InputError, match=says):
         mt.ensemble(nn.Linear(6, 3).double(), mt.Deep(members=2), X, **options)
+
+
+def test_members_that_start_equal_are_told() -> None:
+    """A head that its author starts at zero stays at zero in every member: the plan says what comes of it."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    assert not any("start equal" in note for note in mt.plan(net, mt.MultiHead(members=2), X).notes)
+    for parameter in net[2].parameters():
+        nn.init.zeros_(parameter)
+    assert "start equal" in str(mt.plan(net, mt.MultiHead(members=2), X))

@@ -104,3 +104,15 @@ def assert_same_buffers(ens: mt.Ensemble, nets: list[nn.Module], tol: float = 1e
         own = [dict(net.named_buffers())[name] for net in nets]
         expected = torch.stack(own) if name in ens.engine.owned else own[0]
         torch.testing.assert_close(buffer, expected, rtol=tol, atol=tol, msg=lambda text, name=name: f"buffer {name}: {text}")
+
+
+class Own(nn.Module):
+    """Two layers with something in between."""
+
+    def __init__(self, between: Any, training: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.between, self.only = nn.Linear(4, 6), nn.Linear(6, 3), between, training
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(self.between(h) if self.training or not self.only else h)

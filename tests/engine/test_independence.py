@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine.separate import B, M
+from engine.separate import B, M, Own
 from torch import Tensor, nn
 
 import multitudes as mt
@@ -98,18 +98,6 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.multitudes_tests.mixing(x, self.share)
-
-
-class Own(nn.Module):
-    """Two layers with something in between."""
-
-    def __init__(self, between: Any, training: bool = False) -> None:
-        super().__init__()
-        self.a, self.b, self.between, self.only = nn.Linear(4, 6), nn.Linear(6, 3), between, training
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        return self.b(self.between(h) if self.training or not self.only else h)
 
 
 class TestLeaks:

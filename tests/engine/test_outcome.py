@@ -9,24 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine.separate import B, M
+from engine.separate import B, M, Own
 from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import run_loop, run_vmap
 from multitudes.engine.outcome import Outcome, aside, close, difference, precise, run, run_reference, undone
-
-
-class Own(nn.Module):
-    """Two layers with something in between."""
-
-    def __init__(self, between: Any, training: bool = False) -> None:
-        super().__init__()
-        self.a, self.b, self.between, self.only = nn.Linear(4, 6), nn.Linear(6, 3), between, training
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        return self.b(self.between(h) if self.training or not self.only else h)
 
 
 def outcome(**changes: Any) -> Outcome:
