@@ -84,7 +84,7 @@ def test_model(verb: Callable[..., Any], model: Any) -> None:
         ({"at": {"no.such.*": mt.Deep()}}, "at= matches nothing"),
         ({"at": {"0": mt.TreeNet()}}, r"must be a Deep with members=4"),
         ({"at": {"0": mt.Deep(members=3)}}, r"must be a Deep with members=4"),
-        ({"at": {"0": mt.Deep(reduction="mean")}}, "no settings that differ by layer"),
+        ({"at": {"0": mt.Deep(reduction="mean")}}, "reduction cannot differ by layer; no setting may"),
         ({"batch_axis": 2}, "batch_axis=2"),
         ({"batch_axis": [0, 0]}, r"names 2 inputs, but the call has 1"),
     ],

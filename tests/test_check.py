@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws import METHODS
+from laws import taken
 from laws.compare import assert_exact, convert
 from torch import Tensor, nn
 from zoo import ZOO
@@ -94,8 +94,7 @@ def test_a_loop_that_is_not_its_members_is_found(monkeypatch: pytest.MonkeyPatch
         mt.check(ens, case.example())
 
 
-@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize("case", ["resnet", "transformer_encoder", "branching", "reassigning"])
+@pytest.mark.parametrize(("kind", "case"), taken("resnet", "transformer_encoder", "branching", "reassigning"))
 def test_it_holds_for_what_is_right(kind: type[mt.Method], case: str) -> None:
     """No false alarm; every law that was tried stands in the table."""
     result = mt.check(convert(kind(), ZOO[case]), ZOO[case].example())

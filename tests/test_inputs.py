@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -90,3 +92,26 @@ def test_slots_and_their_join() -> None:
     joined = join_slots(call, AXES)
     assert torch.equal(joined.args[0], x.flatten(0, 1))
     assert torch.equal(joined.args[1], torch.cat(list(y), dim=1))
+
+
+def test_a_call_is_described_and_made_again() -> None:
+    """Structure, constants, shapes and dtypes by JSON; values are ones."""
+    call = mt.Inputs(
+        torch.zeros(2, 3),
+        [torch.zeros(2, dtype=torch.long), (None, 2.5)],
+        mask={"a": torch.ones(2, dtype=torch.bool)},
+        flag="x",
+    )
+    again = mt.Inputs.like(json.loads(json.dumps(call.described())), torch.device("cpu"))
+    assert again.described() == call.described()
+    assert again.args[0].tolist() == [[1.0] * 3] * 2
+    assert again.args[1][1] == (None, 2.5)
+    assert again.kwargs["mask"]["a"].dtype == torch.bool
+    assert again.kwargs["flag"] == "x"
+
+
+def test_what_json_cannot_hold_is_named() -> None:
+    """When it is needed, not before."""
+    description = mt.Inputs(torch.zeros(2), object()).described()
+    with pytest.raises(mt.InputError, match="the example has a object"):
+        mt.Inputs.like(description, torch.device("cpu"))

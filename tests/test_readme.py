@@ -70,6 +70,7 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_table_of_methods_is_current() -> None:
-    done = run(["docs/methods_table.py", "--check"], ROOT)
+@pytest.mark.parametrize("table", ["docs/methods_table.py", "docs/cost_table.py"])
+def test_tables_are_current(table: str) -> None:
+    done = run([table, "--check"], ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from nets.convolutional import WideResNet, wide_resnet_28_10
 from torch import Tensor, nn
-from zoo import ZOO
 
 import multitudes as mt
-from multitudes.structure import blocks, is_layer, last_layers, last_third, observe, own_tensors
+from multitudes.structure import block_starts, blocks, is_layer, last_layers, last_third, observe, own_tensors
+from zoo import ZOO
 
 
 def seen(case: str) -> object:
@@ -119,3 +119,49 @@ def test_a_module_that_never_runs_has_no_start() -> None:
     assert structure.started("idle") is None
     assert structure.started("first") < structure.started("second")
     assert structure.started("") == 0
+
+
+def starts(case: str) -> set[str]:
+    """The first layers of the residual blocks of a model of the zoo."""
+    return block_starts(seen(case))
+
+
+def test_block_starts_of_residual_networks() -> None:
+    """The first convolutions of each block, however its shortcut is made: convolved, padded or left as it is."""
+    for case, ending in (
+        ("resnet", "conv1"),
+        ("resnet_bottleneck", "conv1"),
+        ("wideresnet", "conv1"),
+        ("pyramidnet", "conv1"),
+        ("convnext", "depthwise"),
+    ):
+        names = [name for name, _ in ZOO[case].model().named_modules()]
+        found = {name for name in names if "." in name and name.endswith(ending)}
+        assert starts(case) == found
+        assert len(found) >= 3 or case == "convnext"
+
+
+def test_networks_without_residuals_have_no_starts() -> None:
+    """Sums of biases and concatenations are no residuals."""
+    for case in ("mlp", "cnn", "densenet", "unet", "lstm", "one_layer"):
+        assert starts(case) == set()
+
+
+def test_block_starts_in_parallel() -> None:
+    """Query, key and value all stand first; a sum of two ways of the same length has no shortcut."""
+
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.q, self.k, self.v, self.out = (nn.Linear(4, 4) for _ in range(5))
+            self.left, self.right, self.head = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            x = x + self.out(torch.tanh(self.q(x)) * self.k(x) + self.v(x))
+            x = torch.tanh(self.left(x)) + self.right(x)
+            x += 1.0
+            return self.head(x)
+
+    found = block_starts(observe(Parallel(), mt.Inputs(torch.randn(2, 4))))
+    assert found == {"q", "k", "v"}

@@ -154,6 +154,14 @@ APART = Refusal(
     "Rows given to members apart leave a shared moving average no one value.", mt.RunError, "buffer average is shared"
 )
 
+
+def not_thinned(reason: str, names: str) -> Refusal:
+    """Why a model cannot be thinned by its channels; a factory would do."""
+    return Refusal(reason, mt.ConversionError, rf"cannot be thinned to 0.5 by channels:\n  {names}[\s\S]*factory")
+
+
+FEATURES = not_thinned("A hidden layer that is an output must keep its width.", "it has no channels to lose")
+
 REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "tied", EVERY): TIED,
     ("TreeNet", "tied", EVERY): TIED,
@@ -163,6 +171,26 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ),
     ("MultiHead", "reassigning", "by_rows"): APART,
     ("TreeNet", "reassigning", "by_rows"): APART,
+    ("Packed", "pyramidnet", EVERY): not_thinned(
+        "The padding of its shortcuts is a number.", "what is left of it does not run"
+    ),
+    ("Packed", "lstm", EVERY): not_thinned(
+        "Recurrent layers are thinned by their constructor.", r"lstm \(LSTM\) stays as it is"
+    ),
+    ("Packed", "in_place", EVERY): not_thinned("Channels are lost sight of in what is written in place.", "what is left"),
+    ("Packed", "tied", EVERY): not_thinned("The width of its norm is a number.", "what is left of it does not run"),
+    ("Packed", "checkpoint_reentrant", EVERY): not_thinned("What is run without a graph cannot be traced.", "what is left"),
+    ("Packed", "one_layer", EVERY): not_thinned("There is nothing between input and output.", "it has no channels to lose"),
+    ("Packed", "several_inputs", EVERY): not_thinned(
+        "An input is as wide as a hidden layer.", "what is left of it does not run"
+    ),
+    ("Packed", "dict_output", EVERY): FEATURES,
+    ("Packed", "tuple_output", EVERY): FEATURES,
+    ("Packed", "dataclass_output", EVERY): FEATURES,
+    ("Packed", "namedtuple_output", EVERY): FEATURES,
+    ("Packed", "weight_norm", EVERY): not_thinned("A computed weight has no channels of its own.", "what is left"),
+    ("Packed", "table", EVERY): not_thinned("A buffer outside the state has the width of a layer.", "what is left"),
+    ("Packed", "reassigning", EVERY): not_thinned("A buffer has the width of a layer.", "what is left of it does not run"),
     ("Single", "resnet", "public"): Refusal(
         "The network itself comes from no paper.", AssertionError, "Single names no reference"
     ),

@@ -19,5 +19,6 @@ from multitudes.inputs import Inputs as Inputs
 from multitudes.method import Method as Method
 from multitudes.methods import *  # noqa: F403
 from multitudes.plan import Plan as Plan
+from multitudes.resize import resize as resize
 
 __version__ = "0.1.0"

@@ -36,23 +36,34 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
         raise InputError(f"chunk={chunk!r}: at least one member must be run at once")
 
 
-def check_names(model: nn.Module, method: Method, keep: Sequence[str], at: Mapping[str, Method] | None) -> None:
-    """Refuses a model without parameters, and entries of keep= and at= that match nothing or say nothing."""
+def check_names(model: nn.Module, keep: Sequence[str]) -> None:
+    """Refuses a model without parameters or with argument names of ours, and entries of keep= that match nothing."""
     if not any(True for _ in model.parameters()):
         raise InputError(f"{type(model).__name__} has no parameters, so there is nothing that members could differ in")
     taken = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
     if taken:
         raise InputError(f"forward has an argument {taken.pop()!r}, which means something else to an ensemble: rename it")
-    names = [name for name, _ in model.named_modules()]
-    names_matching(names, list(keep), "keep=")
-    names_matching(names, list(at or {}), "at=")
+    names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
+
+
+def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | None) -> dict[str, Method]:
+    """What at= says of each module, later entries last; refuses what matches nothing, or differs where it may not."""
     if at is not None and not isinstance(at, Mapping):
         raise InputError(f"at={at!r}: give a mapping of globs to methods")
+    hits = names_matching([name for name, _ in model.named_modules()], list(at or {}), "at=")
+    found: dict[str, Method] = {}
     for glob, other in (at or {}).items():
         if type(other) is not type(method) or other.members != method.members:
             raise InputError(f"at={{{glob!r}: {other}}} must be a {type(method).__name__} with members={method.members}")
-        if other != method:
-            raise InputError(f"{type(method).__name__} has no settings that differ by layer: at={{{glob!r}: {other}}}")
+        mine, theirs = method.settings(), other.settings()
+        wrong = [name for name in mine if mine[name] != theirs[name] and name not in method.by_layer]
+        if wrong:
+            may = f"only {', '.join(method.by_layer)} may" if method.by_layer else "no setting may"
+            raise InputError(f"at={{{glob!r}: {other}}}: {', '.join(wrong)} cannot differ by layer; {may}")
+        for name in hits[glob]:
+            found.pop(name, None)
+            found[name] = other
+    return found
 
 
 def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_at_least: int = 2) -> Inputs:

@@ -146,7 +146,7 @@ def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 
 def _neutral(begun: Draft) -> Iterator[Law]:
     """Copies under neutral settings against the model given."""
-    neutral = replace(begun.with_method(begun.method.neutral()), start="copies")
+    neutral = replace(begun.with_method(begun.method.neutral(), {}), start="copies")
     engine, inputs = precise(neutral.stack(neutral.method.members), begun.inputs)
     base = copied(begun.base, torch.float64 if inputs is not begun.inputs else None)
     for part in base.modules():

@@ -128,21 +128,25 @@ def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
         own = fresh_inputs(begun.inputs)
         return base(*own.args, **own.kwargs)
 
-    def some() -> Any:
-        return run_loop(few, fresh_inputs(begun.inputs))
+    def some(count: int) -> Callable[[], Any]:
+        engine = few_members(few, count)
+        return lambda: run_loop(engine, fresh_inputs(begun.inputs))
 
-    def at(count: int, measure: Callable[[Callable[[], Any]], int]) -> int:
-        one, more = measure(single), measure(some)
-        return one if few.members == 1 else more + (count - few.members) * (more - one) // (few.members - 1)
+    def line(measure: Callable[[Callable[[], Any]], int]) -> tuple[int, int]:
+        """What one member costs, and what each further one adds."""
+        one, more = measure(some(1)), measure(some(few.members))
+        return one, (more - one) // max(few.members - 1, 1)
 
     shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in few.owned)
     own = sum(p[0].numel() for n, p in few.template.named_parameters() if n in few.owned)
     size = max((p.element_size() for p in base.parameters()), default=4)
     parameters = shared + own * members
-    counts = Counts(parameters, sum(p.numel() for p in base.parameters()), at(members, multiply_adds), multiply_adds(single))
-    at_once = at(min(engine.chunk or members, members), saved_numbers)
-    kept = at(members, saved_numbers)
-    return counts, {"train": (2 * parameters + kept) * size, "eval": (parameters + at_once) * size}
+    (work, work_each), (kept, kept_each) = line(multiply_adds), line(saved_numbers)
+    in_base = sum(p.numel() for p in base.parameters()), multiply_adds(single)
+    counts = Counts(parameters, in_base[0], work + (members - 1) * work_each, in_base[1], own, work_each)
+    at_once = kept + (min(engine.chunk or members, members) - 1) * kept_each
+    all_kept = kept + (members - 1) * kept_each
+    return counts, {"train": (2 * parameters + all_kept) * size, "eval": (parameters + at_once) * size}
 
 
 def stack_models(models: Sequence[nn.Module], example: Any, **options: Any) -> Ensemble:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from multitudes.arguments import check_method, check_names, check_options, checked_example
+from multitudes.arguments import check_method, check_names, check_options, checked_example, layer_settings
 from multitudes.engine.state import Engine, batch_norms, copy_with, like, named_tensors, owner
 from multitudes.ensemble import in_layout
 from multitudes.errors import InputError
@@ -38,12 +38,21 @@ class Draft:
     batch_axis: BatchAxis
     chunk: int | None
     plan: Plan
+    at: Mapping[str, Method]
+    """The modules for which the method has other settings."""
     owned: frozenset[str] = frozenset()
     shared_norms: frozenset[str] = frozenset()
 
-    def with_method(self, method: Method) -> Draft:
+    def with_method(self, method: Method, at: Mapping[str, Method]) -> Draft:
         """The draft of another method for the same model."""
-        return replace(self, method=method, model=method.prepare(self.base, self.factory, self.inputs, self.seed))
+        model = method.prepare(self.base, self.factory, self.inputs, self.seed, at)
+        return replace(self, method=method, at=at, model=model)
+
+    @property
+    def full(self) -> bool:
+        """Whether a member has the tensors that the given model has."""
+        shapes = [[(name, tensor.shape) for name, tensor in named_tensors(net)] for net in (self.base, self.model)]
+        return shapes[0] == shapes[1]
 
     @property
     def on_meta(self) -> bool:
@@ -76,9 +85,12 @@ class Draft:
     def fresh(self, m: int) -> tuple[nn.Module, dict[str, str]]:
         """Member m, started anew, and the rule by which each tensor was initialised."""
         seed = member_seed(self.seed, m)
+        if self.method.keeps_weights:
+            own = self.method.start(self.base, self.inputs, seed, self.at)
+            return own, dict.fromkeys(dict(named_tensors(own)), "channels of the given model")
         if self.factory is None:
             return fresh(self.model, seed)
-        made = self.method.prepare(built(self.factory, 1.0, seed), self.factory, self.inputs, seed)
+        made = self.method.prepare(built(self.factory, 1.0, seed), self.factory, self.inputs, seed, self.at)
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.model, made))
         if ours != theirs:
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
@@ -102,27 +114,31 @@ def draft(
     check_method(model, method)
     check_options(start, chunk, keep)
     if seed is None:
-        seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, (), device="cpu"))
     elif isinstance(seed, bool) or not isinstance(seed, int):
         raise InputError(f"seed={seed!r}: give a whole number, or None")
     factory = None if isinstance(model, nn.Module) else model
     net = model if isinstance(model, nn.Module) else built(model, 1.0, seed)
-    check_names(net, method, keep, at)
+    check_names(net, keep)
+    settings = layer_settings(net, method, at)
     inputs = checked_example(net, example, batch_axis)
     kept = kept_modules(net, keep)
     refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
-    shapes = tuple((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in inputs.tensors())
-    empty = Plan(type(net).__name__, method, (), (), refused, example=shapes)
-    begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty)
+    empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings)
+    begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty, settings)
     if refused:
         return begun
     if type(method).prepare is not Method.prepare:
         _observed(begun)  # an example that the model rejects is answered before its network is changed
-    begun = begun.with_method(method)
+    begun = begun.with_method(method, settings)
+    if start == "copies" and not begun.full:
+        raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
     net = begun.model
     layout = without(method.layout(_observed(begun)), kept)
     layout = with_norms(net, layout)
     owned = _owned(net, layout)
+    if kept and method.keeps_weights:
+        raise InputError(f"keep={list(keep)}: members of {method} keep channels of their own, so they can share no layer")
     if kept and not owned and method.members > 1:
         raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
     norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
@@ -218,8 +234,9 @@ def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
         elif own:
             shared.append(entry(begun.model, name, "one for all members" if begun.method.members > 1 else "as it is given"))
     notes: tuple[str, ...] = (layout.note,) if layout.note else ()
-    if owned and begun.start == "fresh" and begun.factory is None:
-        notes += ("what members own starts anew: the given weights are not used there (start='copies' would)",)
+    if owned and begun.start == "fresh" and begun.factory is None and not begun.method.keeps_weights:
+        instead = " (start='copies' would)" if begun.full else ""
+        notes += (f"what members own starts anew: the given weights are not used there{instead}",)
     return replace(begun.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
 
 

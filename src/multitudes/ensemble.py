@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
 from multitudes.method import Batch, Criterion, Method
+from multitudes.norms import estimate_norms
 from multitudes.tasks import checked, combine
 
 if TYPE_CHECKING:
@@ -211,10 +212,10 @@ class Ensemble(nn.Module):
         if not chosen:
             raise InputError("subset([]) would leave no member")
         template = bake(self.template, self._slice(lambda tensor: tensor[chosen]))
-        method = replace(self.method, members=len(chosen))
+        method = self.method.subset(len(chosen))
         engine = replace(self.engine, template=template, members=len(chosen), picked=dict(self.engine.picked))
         engine.refresh()
-        counts = self.plan.counts and self.plan.counts.for_members(len(chosen), self.members)
+        counts = self.plan.counts and self.plan.counts.with_fewer(self.members - len(chosen))
         planned = replace(self.plan, method=method, counts=counts)
         return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned)
 
@@ -239,6 +240,8 @@ class Ensemble(nn.Module):
             shape = own[name].shape[1:] if name in owned else own[name].shape
             if state_dict[name].shape != shape:
                 wrong.append(f"{name} is {list(state_dict[name].shape)} instead of {list(shape)}")
+        if wrong and {n: t.shape for n, t in self.base.state_dict().items()} == {n: t.shape for n, t in state_dict.items()}:
+            raise InputError(f"members of {self.method} are no copies of the base model: load it there, and convert it again")
         if wrong:
             raise InputError(f"this is not a checkpoint of the base model: {'; '.join(sorted(wrong))}")
         with torch.no_grad():
@@ -249,6 +252,11 @@ class Ensemble(nn.Module):
 
     def _is_tied_owned(self, tensor: Tensor) -> bool:
         return any(tensor is t for n, t in named_tensors(self.template) if n in self.engine.owned)
+
+    def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
+        """BatchNorm's running statistics as the averages over a few batches: after `Packed(pretrained=True)`, for example."""
+        estimate_norms(self, batches)
+        return self
 
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves the executors again on `x`, times them, and takes the faster one in each mode; tensors stay as they are."""

@@ -23,7 +23,9 @@ from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, settings
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
-from multitudes.method import Method
+from multitudes.initialise import built
+from multitudes.inputs import Inputs
+from multitudes.method import Factory, Method
 from multitudes.plan import Counts, Entry, Plan
 
 FORMAT = 1
@@ -60,30 +62,69 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def load(path: str | PathLike[str], model: nn.Module | None = None) -> Ensemble:
-    """The ensemble in a file; `model` gives the base model's architecture (its weights are not used).
+def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) -> Ensemble:
+    """The ensemble in a file; `model`, or its factory, gives the base model's architecture (its weights are not used).
 
-    It comes back in the mode, the dtypes and the executors it was saved with, on the model's device.
+    It comes back in the mode, the dtypes and the executors it was saved with, on the model's device. Networks of
+    `multitudes.models` need not be given: the file holds their arguments.
     """
     source = Path(path)
     about, tensors = _read(source)
-    if model is not None and not isinstance(model, nn.Module):
-        raise InputError(f"give the architecture as an nn.Module, not {model!r}")
-    if model is None:
-        raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+    if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
+        raise InputError(f"give the architecture as an nn.Module or a factory, not {model!r}")
     try:
-        return _rebuilt(source, about, tensors, model)
+        return _rebuilt(source, about, tensors, model or _network(source, about))
     except FileError:
         raise
     except Exception as error:  # whatever its description says, it is read as data and cannot be followed
         raise FileError(f"{source} does not describe an ensemble: {type(error).__name__}: {error}") from error
 
 
-def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module) -> Ensemble:
+def _network(source: Path, about: dict[str, Any]) -> nn.Module:
+    """One of our networks, by the arguments in the file."""
+    from multitudes import models
+
+    kind = getattr(models, str(about["model"]), None)
+    if about["arguments"] is None or not isinstance(kind, type) or not issubclass(kind, models.Network):
+        raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+    with torch.device("meta"):
+        return kind(**about["arguments"])
+
+
+def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
+    """The base model, and the network that one member is made of."""
+    factory = None if isinstance(model, nn.Module) else model
+    base = model if isinstance(model, nn.Module) else built(model, 1.0, int(about["seed"]))
+    if type(method).prepare is Method.prepare:
+        return base, base
+    if wrong := _other_settings(about, base):
+        raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}")
+    place = next(tensor.device for _, tensor in named_tensors(base))
+    inputs = Inputs.like(about["plan"]["example"], place)
+    return base, method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+
+
+def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
+    """In what a model is not the saved one, tensors apart."""
+    saved, here = about["architecture"], settings(model)
+    found = [f"{n or 'the model'} is {saved.get(n)} there and {here.get(n)} here" for n in saved if saved[n] != here.get(n)]
+    if type(model).__name__ != about["model"]:
+        found.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
+    return found
+
+
+def _at(source: Path, about: dict[str, Any]) -> dict[str, Method]:
+    """The other settings that some modules have."""
+    others = about["plan"]["at"]
+    return {name: _method(source, {"method": about["method"], "settings": other}) for name, other in others.items()}
+
+
+def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | Factory) -> Ensemble:
     from multitudes.convert import skeleton
 
     method = _method(source, about)
-    template = _filled(source, about, model, tensors)
+    given, network = _prepared(source, about, method, model)
+    template = _filled(source, about, network, tensors, [] if network is not given else _other_settings(about, given))
     engine = Engine(
         template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
         batch_axis=about["batch_axis"], chunk=about["chunk"], traits=_traits(about),
@@ -96,8 +137,10 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
     if unknown:
         raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
-    base = skeleton(model)
-    return Ensemble(engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(about, method))
+    base = skeleton(given)
+    return Ensemble(
+        engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method)
+    )
 
 
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
@@ -123,6 +166,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "multitudes": __version__,
         "torch": torch.__version__,
         "model": type(ensemble.template).__name__,
+        "arguments": getattr(ensemble.base, "arguments", None),
         "method": type(ensemble.method).__name__,
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
@@ -200,8 +244,8 @@ def _method(path: Path, about: dict[str, Any]) -> Method:
         raise FileError(f"{path} gives {about['method']} settings it cannot have: {error}") from error
 
 
-def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """The model's architecture with the file's tensors."""
+def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor], others: list[str]) -> nn.Module:
+    """The model's architecture with the file's tensors; `others` are its other differences from the one saved."""
     owned, frozen = set(about["owned"]), set(about["frozen"])
     members = about["settings"]["members"]
     wrong = [f"no {name}" for name, _ in named_tensors(model) if name not in tensors]
@@ -215,12 +259,8 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
             place = "cpu" if tensor.is_meta else tensor.device
             values[name] = like(tensor, tensors[name].to(place, copy=True))  # aligned memory of its own
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
-    if type(model).__name__ != about["model"]:
-        wrong.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
-    saved, here = about["architecture"], settings(model)
-    wrong += [f"{n or 'the model'} is {saved.get(n)} there and {here.get(n)} here" for n in saved if saved[n] != here.get(n)]
-    if wrong:
-        raise FileError(f"{path} is of another architecture: {'; '.join(wrong[:6])}")
+    if wrong or others:
+        raise FileError(f"{path} is of another architecture: {'; '.join([*others[:1], *wrong, *others[1:]][:6])}")
     template = copy_with(model, values)
     training = set(about["training"])
     for name, part in template.named_modules():
@@ -233,12 +273,12 @@ def _traits(about: dict[str, Any]) -> Traits:
     return Traits(**saved)
 
 
-def _planned(about: dict[str, Any], method: Method) -> Plan:
+def _planned(source: Path, about: dict[str, Any], method: Method) -> Plan:
     saved = dict(about["plan"])
+    saved["at"] = _at(source, about)
     for kind in ("converted", "shared", "refused"):
         saved[kind] = tuple(Entry(**entry) for entry in saved[kind])
     saved["counts"] = Counts(**saved["counts"]) if saved["counts"] else None
     saved["proven"] = {mode: tuple(names) for mode, names in saved["proven"].items()}
     saved["notes"] = tuple(saved["notes"])
-    saved["example"] = tuple((tuple(shape), dtype) for shape, dtype in saved["example"])
     return Plan(method=method, **saved)

@@ -5,7 +5,8 @@ A fresh member is initialised by the first of these that changes a tensor:
 1. the factory, where one stands for the model;
 2. the model's own ``init_weights`` or ``_init_weights``, or that of the part that has one;
 3. ``reset_parameters`` of each layer;
-4. else a redraw from a normal distribution with the mean and standard deviation of the given tensor.
+4. else a redraw from a normal distribution with the mean and standard deviation of the given tensor (of a resized one,
+   divided by the root of the ratio of its inputs).
 
 A parameter that is constant in the given model (zeros, ones, a layer scale) stays as it is: that is how its author starts
 it. Buffers stay too, except for running statistics, which are reset.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,8 +60,11 @@ def built(factory: Factory, ratio: float, seed: int) -> nn.Module:
     return model
 
 
-def fresh(model: nn.Module, seed: int) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of the model that starts anew, and the rule by which each tensor was initialised."""
+def fresh(model: nn.Module, seed: int, resized_from: nn.Module | None = None) -> tuple[nn.Module, dict[str, str]]:
+    """A copy of the model that starts anew, and the rule by which each tensor was initialised.
+
+    Of a model that was made of a wider one, the latter says what a weight's deviation is and how many inputs it was for.
+    """
     new = bake(model, {})
     rules: dict[str, str] = {}
     with torch.no_grad(), seeded(seed, model):
@@ -73,8 +78,9 @@ def fresh(model: nn.Module, seed: int) -> tuple[nn.Module, dict[str, str]]:
             if callable(reset) and not done and not _required(reset):
                 _run(name, part, reset.__name__, reset, rules)
         given = dict(named_tensors(model))
+        wider = dict(named_tensors(resized_from)) if resized_from is not None else given
         for name, tensor in named_tensors(new):
-            _finish(name, tensor, given[name], rules)
+            _finish(name, tensor, given[name], wider[name], rules)
         for name, part in new.named_modules():
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
@@ -96,7 +102,7 @@ def _run(name: str, part: nn.Module, called: str, how: Callable[[], Any], rules:
     return bool(changed)
 
 
-def _finish(name: str, tensor: Tensor, given: Tensor, rules: dict[str, str]) -> None:
+def _finish(name: str, tensor: Tensor, given: Tensor, wider: Tensor, rules: dict[str, str]) -> None:
     """Keeps what must stay, and redraws what nothing else has initialised."""
     if not isinstance(tensor, nn.Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
         tensor.copy_(given)
@@ -105,8 +111,9 @@ def _finish(name: str, tensor: Tensor, given: Tensor, rules: dict[str, str]) -> 
         tensor.copy_(given)
         rules[name] = "constant"
     elif name not in rules:
-        tensor.normal_().mul_(given.std()).add_(given.mean())
-        rules[name] = "redrawn with its mean and deviation"
+        inputs = [math.prod(t.shape[1:]) if t.ndim > 1 and t.shape[0] > 1 else 1 for t in (wider, tensor)]
+        tensor.normal_().mul_(wider.std() * math.sqrt(inputs[0] / inputs[1])).add_(wider.mean())
+        rules[name] = "redrawn with its mean and deviation" + (" for its number of inputs" if inputs[0] != inputs[1] else "")
 
 
 def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,44 @@ class Inputs:
         """The same call with other tensors."""
         args, kwargs = tree.refill((self.args, self.kwargs), values)
         return Inputs(*args, **kwargs)
+
+    def described(self) -> dict[str, Any]:
+        """The call as JSON: its structure, its constants, shapes and dtypes, without values."""
+        return {"args": [_described(a) for a in self.args], "kwargs": {k: _described(v) for k, v in self.kwargs.items()}}
+
+    @classmethod
+    def like(cls, description: Mapping[str, Any], device: torch.device) -> Inputs:
+        """A call of the described structure, on tensors of ones."""
+        args = [_like(a, device) for a in description["args"]]
+        return cls(*args, **{key: _like(value, device) for key, value in description["kwargs"].items()})
+
+
+KINDS = {"list": list, "tuple": tuple, "dict": dict}
+
+
+def _described(value: Any) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        return {"kind": "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"kind": "plain", "value": value}
+    if type(value) in (list, tuple):
+        return {"kind": type(value).__name__, "parts": [_described(part) for part in value]}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"kind": "dict", "parts": {key: _described(part) for key, part in value.items()}}
+    return {"kind": "other", "type": type(value).__name__}
+
+
+def _like(description: Mapping[str, Any], device: torch.device) -> Any:
+    kind = description["kind"]
+    if kind == "tensor":
+        return torch.ones(description["shape"], dtype=getattr(torch, description["dtype"]), device=device)
+    if kind == "plain":
+        return description["value"]
+    if kind not in KINDS:
+        raise InputError(f"the example has a {description['type']}, which a file does not hold")
+    if kind == "dict":
+        return {key: _like(part, device) for key, part in description["parts"].items()}
+    return KINDS[kind](_like(part, device) for part in description["parts"])
 
 
 def _show(value: Any) -> str:

@@ -7,7 +7,7 @@ shell take their lists from it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -67,6 +67,9 @@ class Method:
     draws: ClassVar[bool] = False
     """Whether members are drawn."""
 
+    by_layer: ClassVar[tuple[str, ...]] = ()
+    """The settings that may differ from layer to layer, by `at=`."""
+
     def __post_init__(self) -> None:
         if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
             raise InputError(f"{type(self).__name__}(members={self.members!r}): members must be a whole number of at least 1")
@@ -78,9 +81,20 @@ class Method:
         """Every method there is, yours included."""
         return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
 
-    def prepare(self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int) -> nn.Module:
-        """The network that one member is made of; by default the model itself."""
+    def prepare(
+        self: M, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, M]
+    ) -> nn.Module:
+        """The network that one member is made of; by default the model itself. `at` has other settings for some modules."""
         return model
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether each member starts with weights of the given model, by `start`, instead of anew."""
+        return False
+
+    def start(self: M, model: nn.Module, inputs: Inputs, seed: int, at: Mapping[str, M]) -> nn.Module:
+        """A member with weights of the given model, chosen by its seed."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how members start")
 
     def layout(self, structure: Structure) -> Layout:
         """Which parts of the model belong to members."""
@@ -89,6 +103,10 @@ class Method:
     def neutral(self: M) -> M:
         """The settings under which, started from copies, the ensemble is the base model."""
         return replace(self, members=1)
+
+    def subset(self: M, count: int) -> M:
+        """The settings of an ensemble of so many of the members."""
+        return replace(self, members=count)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
         """What one training step is called with; by default every member sees every row."""

@@ -29,15 +29,17 @@ class Counts:
     base_parameters: int
     multiply_adds: int
     base_multiply_adds: int
+    parameters_each: int
+    """What one more member adds."""
+    multiply_adds_each: int
 
-    def for_members(self, count: int, members: int) -> Counts:
-        """The counts with `count` members instead of `members`: each adds what it owns."""
-        if count == members or members == 1:
-            return self
-        step = (self.parameters - self.base_parameters) // (members - 1)
-        work = (self.multiply_adds - self.base_multiply_adds) // (members - 1)
-        fewer = members - count
-        return replace(self, parameters=self.parameters - fewer * step, multiply_adds=self.multiply_adds - fewer * work)
+    def with_fewer(self, fewer: int) -> Counts:
+        """The counts without so many members."""
+        return replace(
+            self,
+            parameters=self.parameters - fewer * self.parameters_each,
+            multiply_adds=self.multiply_adds - fewer * self.multiply_adds_each,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,10 @@ class Plan:
     """Estimated peak memory in bytes, for the example's number of rows."""
     counts: Counts | None = None
     notes: tuple[str, ...] = ()
-    example: tuple[tuple[tuple[int, ...], str], ...] = ()
-    """Shape and dtype of each tensor of the example."""
+    example: dict[str, Any] = field(default_factory=dict)
+    """The call that the example is: its structure, shapes and dtypes."""
+    at: dict[str, Method] = field(default_factory=dict)
+    """The modules for which the method has other settings."""
 
     def cost_line(self) -> str:
         """Cost against the base model, in a few words."""
@@ -80,6 +84,8 @@ class Plan:
         head = Table("", "", show_header=False, box=None, pad_edge=False)
         head.add_row("model", self.model)
         head.add_row("method", str(self.method))
+        for name, other in self.at.items():
+            head.add_row(f"at {name}", ", ".join(f"{key}={getattr(other, key)!r}" for key in other.by_layer))
         for note in self.notes:
             head.add_row("", note)
         if self.executor:

@@ -213,3 +213,45 @@ def last_third(structure: Structure) -> str:
         return module
 
     return search("", 0)
+
+
+def block_starts(structure: Structure) -> set[str]:
+    """The first layers of every residual block: those on the longer way of its sum that no other layer of it comes before.
+
+    A residual sum joins two ways that part at a common tensor, and the way with fewer layers is the shortcut. Both are found
+    in the autograd graph, so that a residual network shows its blocks however it is written.
+    """
+    order = _outputs_first(structure.ends)
+    place = {node: index for index, node in enumerate(order)}
+    layers = set(structure.layers())
+    starts: set[str] = set()
+    for node in order:
+        ways = [source for source, _ in node.next_functions if source in place]
+        if not node.name().startswith("AddBackward") or len(ways) != 2:
+            continue
+        behind = [set(_outputs_first((way,))) for way in ways]
+        fork = min((place[n] for n in behind[0] & behind[1]), default=len(order))
+        between = [
+            {n: structure.made[n][0] for n in way if place[n] < fork and n in structure.made and structure.made[n][0] in layers}
+            for way in behind
+        ]
+        shorter, longer = sorted(between, key=lambda way: len(set(way.values())))
+        if len(set(shorter.values())) < len(set(longer.values())) and fork < len(order):
+            starts |= {name for n, name in longer.items() if not (set(_outputs_first((n,))) - {n}) & longer.keys()}
+    return starts
+
+
+def _outputs_first(ends: tuple[Any, ...]) -> list[Any]:
+    """All autograd nodes behind these, each before the nodes that it was computed from."""
+    done: list[Any] = []
+    seen: set[Any] = set()
+    stack = [(node, False) for node in ends]
+    while stack:
+        node, leaving = stack.pop()
+        if leaving:
+            done.append(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((source, False) for source, _ in node.next_functions)
+    return done[::-1]

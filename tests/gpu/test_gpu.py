@@ -12,6 +12,7 @@ from engine.separate import M, answer, assert_same_buffers, assert_same_gradient
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.models import ResNet
 from multitudes.cost import multiply_adds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -341,3 +342,36 @@ def test_the_zoo_converts_and_checks() -> None:
             mt.check(ens, call)
     print("\n".join(refused))
     assert len(refused) <= len(zoo.ZOO) // 4
+
+
+class TestPacked:
+    @pytest.mark.filterwarnings("ignore:There is a performance drop")
+    @pytest.mark.parametrize("net", ["CNN", "ViT"])
+    def test_thin_members_are_separate_networks(self, net: str) -> None:
+        """Thinned by channels on the device, values and gradients by every proven executor."""
+        ens = mt.ensemble(NETS[net]().to("cuda", torch.float64), mt.Packed(members=M, alpha=M / 2), images())
+        assert {p.device.type for p in ens.parameters()} == {"cuda"}
+        for way in ("call", *(name for name in ens.engine.proven["train"] if name != "fold")):
+            assert_separate(copy.deepcopy(ens), images(), way, training=True, steps=2)
+        mt.check(ens, images())
+
+    def test_pretrained_members_keep_weights_on_the_device(self) -> None:
+        """And their statistics are estimated there."""
+        net = CNN().to("cuda", torch.float64)
+        ens = mt.ensemble(net, mt.Packed(members=M, alpha=M / 2, pretrained=True), images(), seed=0)
+        weight = ens.get_parameter("head.weight")
+        assert all(bool((net.head.weight == column[:, None]).all(0).any()) for m in range(M) for column in weight[m].T)
+        ens.estimate_norms([images() for _ in range(3)])
+        assert all(buffer.device.type == "cuda" for buffer in ens.buffers())
+
+    def test_groups_run_in_channels_last(self) -> None:
+        """A network of ours in bfloat16, by its constructor."""
+        net = ResNet(18, width=0.5).to("cuda", memory_format=torch.channels_last)
+        ens = mt.ensemble(
+            net,
+            mt.Packed(members=M, alpha=M / 2, gamma=2),
+            images(torch.float32),
+            at={"layer4.1": mt.Packed(members=M, alpha=M / 2, gamma=4)},
+        )
+        with torch.autocast("cuda", torch.bfloat16):
+            assert ens(images(torch.float32)).dtype == torch.bfloat16

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from zoo import Case
+import pytest
+from zoo import Case, refusal
 
 import multitudes as mt
 from laws import carrying, graphs, meaning
 
 METHODS = {kind.__name__: kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.")}
 """The methods there are, by name."""
+
+
+def taken(*cases: str) -> list[Any]:
+    """Every method with every one of these models that it takes, as parameters `kind` and `case`."""
+    pairs = [(name, case) for case in cases for name in METHODS if refusal(name, case, "member") is None]
+    return [pytest.param(METHODS[name], case, id=f"{case}-{name}") for name, case in pairs]
+
 
 Law = Callable[[mt.Method, Case], None]
 

@@ -25,7 +25,8 @@ def law_untouched(method: mt.Method, case: Case) -> None:
     next(model.parameters()).requires_grad_(False)
     before, values = fingerprint(model), {n: t.detach().clone() for n, t in named_tensors(model)}
     mt.plan(model, method, x, seed=0, batch_axis=case.batch_axis)
-    ens = mt.ensemble(model, method, x, seed=0, batch_axis=case.batch_axis, start="copies")
+    mt.ensemble(model, method.neutral(), x, seed=0, batch_axis=case.batch_axis, start="copies")
+    ens = mt.ensemble(model, method, x, seed=0, batch_axis=case.batch_axis)
     mt.check(ens, x)
     mt.cost(ens, x, repeats=1)
     _steps(ens, case, 1)

@@ -1,0 +1,103 @@
+"""The table of costs in README.md: every method on the CIFAR ResNet-18 and ResNet-50, beside the single network.
+
+python docs/cost_table.py            prints it, in about a minute
+python docs/cost_table.py --write    puts it into README.md
+python docs/cost_table.py --check    fails if README.md has other parameters or multiply-adds: latency is each machine's own
+
+Latency is that of one thread of a CPU, as a multiple of the single network's, both timed in turn.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+import multitudes as mt
+from multitudes.models import Network, resnet18, resnet50
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
+NETWORKS = {"ResNet-18": resnet18, "ResNet-50": resnet50}
+BATCH = 8
+EXTRA = [mt.Packed(members=4, alpha=2, gamma=2)]
+"""Settings that stand in the table beside each method's own."""
+
+Counts = dict[tuple[str, str], tuple[int, int]]
+"""Parameters and multiply-adds of one image, by network and method."""
+
+
+def methods() -> list[mt.Method]:
+    """Every method of the library with its own settings, and some more."""
+    ours = [kind() for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")]
+    return sorted([*ours, *EXTRA], key=lambda method: (type(method) is not mt.Single, type(method).__name__, len(label(method))))
+
+
+def label(method: mt.Method) -> str:
+    """The method as one would type it, without what is its default."""
+    fields = {name: value for name, value in method.settings().items() if value != getattr(type(method)(), name)}
+    return f"{type(method).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
+
+
+def counts() -> Counts:
+    """All counts, on the meta device."""
+    x, found = torch.empty(2, 3, 32, 32, device="meta"), {}
+    for name, build in NETWORKS.items():
+        with torch.device("meta"):
+            net = build()
+        for method in methods():
+            planned = mt.plan(net, method, x).counts
+            assert planned is not None
+            found[name, label(method)] = planned.parameters, planned.multiply_adds // 2
+    return found
+
+
+def measured(net: Network, method: mt.Method) -> str:
+    """Memory of a training step, and latency, against the single network's."""
+    x = torch.randn(BATCH, 3, 32, 32)
+    ens = mt.ensemble(net, method, torch.randn(2, 3, 8, 8), seed=0, check=False)  # a small example converts as well
+    cost = mt.cost(ens, x, repeats=7)
+    memory = f"{cost.ensemble.memory / 2**20:.0f} MiB"
+    return f"{memory} | {cost.ensemble.latency / cost.base.latency:.2f} ×"
+
+
+def table() -> str:
+    """One row for each network and method."""
+    torch.set_num_threads(1)
+    lines = ["| network | method | parameters | multiply-adds | memory | latency |", "|---|---|---:|---:|---:|---:|"]
+    for (name, method), (parameters, work) in counts().items():
+        settings = next(m for m in methods() if label(m) == method)
+        lines.append(f"| {name} | `{method}` | {parameters:,} | {work / 1e9:.3f} G | {measured(NETWORKS[name](), settings)} |")
+    return "\n".join(lines)
+
+
+def written(text: str) -> Counts:
+    """The counts that a text has, multiply-adds to three digits of a billion."""
+    rows = re.findall(r"\| (ResNet-\d+) \| `(.+?)` \| ([\d,]+) \| ([\d.]+) G \|", text)
+    return {(name, method): (int(n.replace(",", "")), round(float(g) * 1000)) for name, method, n, g in rows}
+
+
+def main(option: str | None) -> int:
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    if option == "--check":
+        current = {key: (parameters, round(work / 1e6)) for key, (parameters, work) in counts().items()}
+        if written(old) != current:
+            print(f"{README.name} is behind the methods: python docs/cost_table.py --write")
+            return 1
+        return 0
+    if option not in (None, "--write"):
+        print(__doc__)
+        return 2
+    new = table()
+    print(new)
+    if option == "--write":
+        README.write_text(f"{before}{BEGIN}\n\n{new}\n\n{END}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2] or [None]))
