@@ -10,7 +10,7 @@ TESTS = OMP_NUM_THREADS=1 MULTITUDES_SEED=$(SEED) $(PYTHON)
 # The stamp stands for the default interpreter only: another one is used as it is.
 ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
 
-.PHONY: demo test test-full test-gpu lint format
+.PHONY: demo test test-full test-gpu zoo costs lint format
 
 demo: $(ready)  ## a model as an ensemble by every method there is: plans, costs, disagreement of members
 	@$(PYTHON) examples/demo.py
@@ -25,6 +25,12 @@ test-full: $(ready)  ## what is slow, group by group; rotated by SEED, which is 
 test-gpu: $(ready)  ## by hand, on a machine with CUDA
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -m gpu
 
+costs: $(ready)  ## README's table of what methods cost
+	@$(PYTHON) docs/cost_table.py
+
+zoo: .venv-zoo/installed  ## timm's networks by every method, in an environment of their own
+	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/foreign
+
 lint: $(ready)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
@@ -38,4 +44,11 @@ format: $(ready)
 	@echo "Installing multitudes and its tools into .venv: once, a few minutes"
 	python3 -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+# An environment of its own: timm brings torchvision, which must not be where the other tests run.
+.venv-zoo/installed: pyproject.toml constraints.txt
+	@echo "Installing multitudes and timm into .venv-zoo: once, a few minutes"
+	python3 -m venv .venv-zoo
+	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e . hypothesis pytest pytest-xdist timm
 	@touch $@

@@ -82,7 +82,7 @@ def by_timm(model: Any, ratio: float, device: torch.device = CPU) -> nn.Module |
         return None
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
     changed["num_classes"] = getattr(classifier, "out_features", getattr(model, "num_classes", 1000))
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    size = next((part.img_size for part in model.modules() if getattr(part, "img_size", None)), None)
     if "img_size" in takes and size is not None:
         changed["img_size"] = size
     kind, module = type(model), sys.modules[type(model).__module__]
