@@ -32,7 +32,7 @@ Counts = dict[tuple[str, str], tuple[int, int]]
 def methods() -> list[mt.Method]:
     """Every method of the library with its own settings, and some more."""
     ours = [kind() for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")]
-    return sorted([*ours, *EXTRA], key=lambda method: (type(method) is not mt.Single, type(method).__name__, len(label(method))))
+    return sorted([*ours, *EXTRA], key=lambda m: (type(m) is not mt.Single, type(m).__name__, len(label(m))))
 
 
 def label(method: mt.Method) -> str:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from nets.convolutional import WideResNet, wide_resnet_28_10
 from torch import Tensor, nn
+from zoo import ZOO
 
 import multitudes as mt
 from multitudes.structure import block_starts, blocks, is_layer, last_layers, last_third, observe, own_tensors
-from zoo import ZOO
 
 
 def seen(case: str) -> object:

@@ -153,7 +153,7 @@ def test_the_rules_on_a_resnet() -> None:
     ]  # fmt: skip
     four = grouped(net, 4, meta_images())
     assert four == {
-        **{n: 2 for n in found},
+        **dict.fromkeys(found, 2),
         **{n: 4 for n in found if n[:6] in ("layer3", "layer4") and n != "layer3.0.shortcut.0"},
     }
 
