@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ import safetensors.torch
 import torch
 from laws.compare import assert_exact, assert_same, convert
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes import files
+from multitudes import files, models
 from multitudes.engine.state import named_tensors
 
 CASE = ZOO["resnet"]
@@ -330,3 +331,43 @@ def test_training_draws_start_from_the_saved_seed(saved: Path) -> None:
     draws = [torch.rand(3, generator=net.generator) for net in (ens, one, two)]
     assert_exact(draws[1:], [draws[0]] * 2)
     assert not torch.equal(draws[0], torch.rand(3, generator=convert(mt.Deep(), CASE, seed=9).generator))
+
+
+def test_a_subclass_of_our_networks_is_not_loaded_as_its_parent(tmp_path: Path) -> None:
+    """Its forward is not known to the file: the model has to be given."""
+
+    class ResNet(models.ResNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).tanh()
+
+    x = torch.randn(2, 3, 8, 8)
+    ens = mt.ensemble(ResNet(18, width=0.0625), mt.Packed(), x, seed=0).eval()
+    mt.save(ens, tmp_path / "a")
+    with pytest.raises(mt.FileError, match="give the architecture"):
+        mt.load(tmp_path / "a")
+    torch.testing.assert_close(mt.load(tmp_path / "a", ResNet(18, width=0.0625))(x), ens(x))
+
+
+def test_an_attribute_called_arguments_is_the_models_own(tmp_path: Path) -> None:
+    """Whatever it holds."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    net.arguments = object()  # type: ignore[assignment]
+    mt.save(mt.ensemble(net, mt.Deep(), torch.randn(2, 4)), tmp_path / "a")
+
+
+def test_what_could_not_be_made_again_is_not_saved(tmp_path: Path) -> None:
+    """An example of a kind that a file cannot describe is refused when there is still something to save."""
+
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Any) -> Tensor:
+            return self.last(self.first(x["x"]))
+
+    x = OrderedDict(x=torch.randn(2, 4))
+    ens = mt.ensemble(Takes(), mt.Packed(), x)
+    with pytest.raises(mt.InputError, match="the example has a OrderedDict"):
+        mt.save(ens, tmp_path / "a")
+    assert not (tmp_path / "a").exists()

@@ -74,3 +74,15 @@ def test_without_batches_nothing_changes() -> None:
     with pytest.raises(mt.InputError, match="no batches were given"):
         ens.estimate_norms([])
     assert_same(dict(ens.named_buffers()), before)
+
+
+def test_a_failure_leaves_statistics_as_they_were() -> None:
+    """In the second batch as in the first; one tensor is no list of batches."""
+    ens = convert(mt.Deep(), CASE)
+    before = {n: b.clone() for n, b in ens.named_buffers()}
+    with pytest.raises(RuntimeError):
+        ens.estimate_norms([*batches(1), torch.randn(2, 5, dtype=torch.float64)])
+    with pytest.raises(mt.InputError, match=r"estimate_norms\(\[x\]\)"):
+        ens.estimate_norms(batches(1)[0])
+    assert_same(dict(ens.named_buffers()), before)
+    assert not ens.training

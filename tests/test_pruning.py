@@ -456,7 +456,7 @@ TOKENS = mt.Inputs(torch.randn(2, 6, 4))
 @pytest.mark.parametrize(
     ("how", "ratio", "why"),
     [
-        ("sizes", 2 / 3, "attention has 4 heads instead of 6"),  # of two rows
+        ("sizes", 2 / 3, "over 4 maps instead of 6"),  # of two rows
         ("both", 0.5, "does not run"),
         ("heads", 7 / 12, "does not run"),
     ],

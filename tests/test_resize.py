@@ -136,10 +136,10 @@ def test_the_report_in_words() -> None:
     assert str(Resizing(0.5, "channels")) == "resized to 0.5 of the width by channels"
     rounded = dict.fromkeys("abcde", (2.5, 3))
     assert str(Resizing(1 / 3, "the factory", rounded)) == (
-        "resized to 0.333333 of the width by the factory; rounded: a 2.5 → 3, b 2.5 → 3, c 2.5 → 3 and 2 more"
+        "resized to 0.333333 of the width by the factory; not exact: a 2.5 → 3, b 2.5 → 3, c 2.5 → 3 and 2 more"
     )
     assert str(Resizing(2, "its constructor", dict.fromkeys("abc", (0.5, 1)), {"a": 2})) == (
-        "resized to 2 of the width by its constructor; rounded: a 0.5 → 1, b 0.5 → 1, c 0.5 → 1; 1 layers in groups"
+        "resized to 2 of the width by its constructor; not exact: a 0.5 → 1, b 0.5 → 1, c 0.5 → 1; 1 layers in groups"
     )
 
 
@@ -275,6 +275,8 @@ def test_the_given_model_is_untouched(kind: str) -> None:
 def test_modes_dtype_and_what_is_frozen_carry_over(kind: str, dtype: torch.dtype) -> None:
     """By every way."""
     net = used(kind).to(dtype)
+    for part in net.modules():
+        part._forward_hooks.clear()  # with a hook, a constructor's network would be none of the given one's
     new = mt.resize(net, 0.5, PICTURES.to(dtype))
     assert new.resizing.way == {"constructor": "its constructor", "channels": "channels"}[kind]
     assert flags(new) == flags(net)
@@ -540,3 +542,36 @@ def test_conversion_by_hand_is_what_packed_does() -> None:
     found = mt.plan(net, mt.Packed(members=4, alpha=2), PICTURES).counts
     assert found is not None
     assert found.parameters == 4 * sum(p.numel() for p in thin.parameters())
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_hooks_and_functions_of_a_user_are_not_lost(ratio: float) -> None:
+    """A network of ours with a hook is thinned by channels, which keep it, and not made wider without it."""
+    net = small_resnet()
+    net.conv1.register_forward_hook(lambda *_: None)
+    if ratio < 1:
+        assert len(mt.resize(net, ratio, PICTURES).conv1._forward_hooks) == 1
+    else:
+        with pytest.raises(mt.ConversionError, match="with 1 hooks"):
+            mt.resize(net, ratio, PICTURES)
+
+
+def test_constants_and_layouts_carry_over() -> None:
+    """Zeros that close a branch stay zeros, buffers keep their values, channels stay last, by every way."""
+    net = small_resnet().to(memory_format=torch.channels_last)
+    nn.init.zeros_(net.layer1[0].bn2.weight)
+    for model in (net, nn.Sequential(net, nn.Identity())):
+        new = mt.resize(model, 0.5, PICTURES)
+        inner = new if model is net else new[0]
+        assert not inner.layer1[0].bn2.weight.any()
+        assert inner.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_bad_input_of_resize_is_answered() -> None:
+    """An example that the model rejects, a lazy layer, a seed that is none."""
+    with pytest.raises(mt.InputError, match="the model rejects the example"):
+        mt.resize(small_resnet(), 0.5, torch.randn(2, 5))
+    with pytest.raises(mt.ConversionError, match="lazy layer"):
+        mt.resize(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), 0.5, X)
+    with pytest.raises(mt.InputError, match="seed='a'"):
+        mt.resize(perceptron(8), 0.5, X, seed="a")  # type: ignore[arg-type]

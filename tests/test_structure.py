@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -165,3 +167,45 @@ def test_block_starts_in_parallel() -> None:
 
     found = block_starts(observe(Parallel(), mt.Inputs(torch.randn(2, 4))))
     assert found == {"q", "k", "v"}
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda x, f: x - f,
+        lambda x, f: torch.lerp(x, f, 0.5),
+        lambda x, f: torch.stack([x, f]).sum(0),
+        lambda x, f: torch.cat([x[None], f[None]]).mean(0),
+        lambda x, f: torch.addcmul(x, f, f),
+        lambda x, f: x + 0.5 * f + 1,
+    ],
+    ids=["minus", "lerp", "stack", "cat", "addcmul", "scaled"],
+)
+def test_sums_of_any_kind(join: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A residual block is one however its two ways are joined."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.a, self.b, self.head = (nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head(join(x, self.b(torch.tanh(self.a(x)))))
+
+    assert block_starts(observe(Block(), mt.Inputs(torch.randn(2, 4)))) == {"a"}
+
+
+def test_a_sum_of_three_ways() -> None:
+    """Both branches beside the shortcut have a first layer."""
+
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.a, self.b, self.c, self.d, self.head = (nn.Linear(4, 4) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head(x + self.b(torch.tanh(self.a(x))) + self.d(torch.tanh(self.c(x))))
+
+    assert block_starts(observe(Three(), mt.Inputs(torch.randn(2, 4)))) == {"a", "c"}

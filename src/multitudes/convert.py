@@ -111,9 +111,9 @@ def settled(begun: Draft, engine: Engine) -> Plan:
     notes = begun.plan.notes
     if engine.traits.coupled:
         notes += (f"in training, BatchNorm {', '.join(sorted(engine.traits.coupled))} is shared over members: run by fold",)
-    weights = [rule for name, rule in init.items() if name in engine.parameters()]
-    if weights and begun.start == "fresh" and all(rule == "constant" for rule in weights):
-        notes += ("members start equal, and stay so on the same data: all that they own is constant in the given model",)
+    own = [tensor for name, tensor in named_tensors(few.template) if name in few.owned]
+    if few.members > 1 and begun.start == "fresh" and own and not begun.on_meta and all((t == t[:1]).all() for t in own):
+        notes += ("members start equal, and stay so on the same data: all that they own is the same for each",)
     ways = replace(begun.plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
     return replace(ways, init=init, memory=memory, counts=counts, notes=notes)
 

@@ -41,6 +41,8 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
         raise FileError(
             f"{extra[0] or 'the model'} keeps state of its own (get_extra_state), which a file of tensors cannot hold"
         )
+    if type(ensemble.method).prepare is not Method.prepare and _arguments(ensemble.base) is None:
+        Inputs.like(ensemble.plan.example, torch.device("meta"))  # what could not be made again is refused now, not at loading
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(ensemble.template)}
     text = json.dumps(_described(ensemble), sort_keys=True)
     header = {"multitudes": text, "sha256": _digest(text, tensors)}
@@ -166,7 +168,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "multitudes": __version__,
         "torch": torch.__version__,
         "model": type(ensemble.template).__name__,
-        "arguments": getattr(ensemble.base, "arguments", None),
+        "arguments": _arguments(ensemble.base),
         "method": type(ensemble.method).__name__,
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
@@ -185,6 +187,14 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "architecture": settings(ensemble.base),
         "plan": {k: v for k, v in dataclasses.asdict(ensemble.plan).items() if k != "method"},
     }
+
+
+def _arguments(base: nn.Module) -> dict[str, Any] | None:
+    """The arguments of one of our networks, by which it can be made again."""
+    from multitudes import models
+
+    ours = isinstance(base, models.Network) and getattr(models, type(base).__name__, None) is type(base)
+    return base.arguments if ours else None  # type: ignore[return-value]
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -107,7 +107,7 @@ def _finish(name: str, tensor: Tensor, given: Tensor, wider: Tensor, rules: dict
     if not isinstance(tensor, nn.Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
         tensor.copy_(given)
         rules[name] = "kept"
-    elif _is_constant(given) and not (given.numel() == 1 and name in rules and given.item() not in (0, 1)):
+    elif is_constant(given) and not (given.numel() == 1 and name in rules and given.item() not in (0, 1)):
         tensor.copy_(given)
         rules[name] = "constant"
     elif name not in rules:
@@ -150,5 +150,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.is_meta or torch.equal(a, b)
 
 
-def _is_constant(tensor: Tensor) -> bool:
+def is_constant(tensor: Tensor) -> bool:
+    """Whether all entries are equal."""
     return tensor.is_meta or bool((tensor == tensor.flatten()[:1]).all())

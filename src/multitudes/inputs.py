@@ -49,7 +49,7 @@ class Inputs:
 
     @classmethod
     def like(cls, description: Mapping[str, Any], device: torch.device) -> Inputs:
-        """A call of the described structure, on tensors of ones."""
+        """A call of the described structure, on ones, and zeros for whole numbers."""
         args = [_like(a, device) for a in description["args"]]
         return cls(*args, **{key: _like(value, device) for key, value in description["kwargs"].items()})
 
@@ -72,11 +72,14 @@ def _described(value: Any) -> dict[str, Any]:
 def _like(description: Mapping[str, Any], device: torch.device) -> Any:
     kind = description["kind"]
     if kind == "tensor":
-        return torch.ones(description["shape"], dtype=getattr(torch, description["dtype"]), device=device)
+        dtype = getattr(torch, description["dtype"])
+        make = torch.ones if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else torch.zeros
+        return make(description["shape"], dtype=dtype, device=device)  # a whole number may be an index: 0 is always one
     if kind == "plain":
         return description["value"]
     if kind not in KINDS:
-        raise InputError(f"the example has a {description['type']}, which a file does not hold")
+        kind = description["type"]
+        raise InputError(f"the example has a {kind}, which a file cannot describe: convert with plain tensors, lists and dicts")
     if kind == "dict":
         return {key: _like(part, device) for key, part in description["parts"].items()}
     return KINDS[kind](_like(part, device) for part in description["parts"])

@@ -24,7 +24,9 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
     modes = {part: part.training for part in module.modules()}
     momenta = [norm.momentum for norm in norms]
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    seen = 0
+    if isinstance(batches, torch.Tensor):
+        raise InputError("give batches, not one tensor: ens.estimate_norms([x])")
+    seen, done = 0, False
     try:
         module.train()
         for part in module.modules():
@@ -37,12 +39,13 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
             call = Inputs.of(batch[0] if isinstance(batch, (list, tuple)) else batch)
             module(*call.args, **call.kwargs)
             seen += 1
+        done = seen > 0
     finally:
         for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
             norm.momentum = momentum
-            for name, buffer in norm.named_buffers() if not seen else ():
+            for name, buffer in norm.named_buffers() if not done else ():
                 buffer.copy_(buffers[name])
         for part, mode in modes.items():
             part.training = mode
-    if not seen:
+    if not done:
         raise InputError("no batches were given, so BatchNorm's statistics stay as they are")

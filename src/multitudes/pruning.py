@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes import tree
+from multitudes.audit import attended, inputs_of, misplaced, other_outputs
 from multitudes.engine.outcome import fresh_inputs
-from multitudes.engine.state import bake, plain_attention
+from multitudes.engine.state import bake
 from multitudes.errors import ConversionError
 from multitudes.inputs import Inputs
 from multitudes.structure import is_layer, last_layers, observe
@@ -68,7 +68,7 @@ def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = fir
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     ends = last_layers(observe(model, inputs))[0]
-    if is_transformers(model) and _attended(model, inputs)[1]:  # finding its channels may take forever
+    if is_transformers(model) and attended(model, inputs)[1]:  # finding its channels may take forever
         raise ConversionError(
             f"{type(model).__name__} cannot be thinned by channels: its attention is that of transformers.\n{ADVICE}"
         )
@@ -76,8 +76,10 @@ def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = fir
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="torch_pruning")  # its guesses are looked at afterwards
-            _thin(new, ratio, inputs, ends, expected, choose)
+            read = _thin(new, ratio, inputs, ends, expected, choose)
         wrong = [*_tied_again(model, new), *_wrong(model, new, expected, inputs)]
+        if choose is not first_channels and not wrong:
+            wrong = list(misplaced(model, new, read, inputs))
     except Exception as error:  # whatever torch-pruning trips over: the network cannot be taken apart by channels
         wrong = [f"what is left of it does not run: {type(error).__name__}: {error}"]
     if wrong:
@@ -91,15 +93,20 @@ def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = fir
     return new
 
 
-def _thin(model: nn.Module, ratio: float, inputs: Inputs, ends: set[str], expected: dict[str, int], choose: Chooser) -> None:
-    """Takes channels from every group, and says how wide each layer should be now."""
+def _thin(
+    model: nn.Module, ratio: float, inputs: Inputs, ends: set[str], expected: dict[str, int], choose: Chooser
+) -> dict[str, list[int]]:
+    """Takes channels from every group; says how wide each layer should be now, and which of its inputs each still reads."""
     graph = _graph(model, inputs)
+    layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, (_ConvNd, nn.Linear))]
+    read = {layer: list(range(inputs_of(layer))) for layer in layers}
     for group in _groups(graph, model, ends):
         count = width_of(group.layer)
         keep = min(count, nearest(count * ratio, group.multiple))
         expected.update(dict.fromkeys(group.layers, keep))
         if keep < count:
-            _prune(graph, group, keep, choose)
+            _prune(graph, group, keep, choose, read)
+    return {name: read[part] for name, part in model.named_modules() if part in read}
 
 
 def _graph(model: nn.Module, inputs: Inputs) -> Any:
@@ -140,7 +147,7 @@ def _multiple(items: Any) -> int:
     return multiple
 
 
-def _prune(graph: Any, group: Group, keep: int, choose: Chooser) -> None:
+def _prune(graph: Any, group: Group, keep: int, choose: Chooser, read: dict[nn.Module, list[int]]) -> None:
     """Takes from a group all channels but those chosen, as many from each head, or block of a grouped convolution."""
     import torch_pruning as tp
 
@@ -156,6 +163,10 @@ def _prune(graph: Any, group: Group, keep: int, choose: Chooser) -> None:
     gone = graph.get_pruning_group(group.layer, group.handler, [c for c in range(count) if c not in stay])
     if not graph.check_pruning_group(gone):
         return
+    for item in gone:
+        layer, lost = item.dep.target.module, set(item.idxs)
+        if layer in read and not graph.is_out_channel_pruning_fn(item.dep.handler):
+            read[layer] = [channel for place, channel in enumerate(read[layer]) if place not in lost]
     norms = [(i.dep.target.module, set(i.idxs)) for i in gone if isinstance(i.dep.target.module, nn.LayerNorm)]
     before = [dict(norm.named_parameters()) for norm, _ in norms]
     gone.prune()
@@ -198,51 +209,3 @@ def _wrong(model: nn.Module, new: nn.Module, expected: dict[str, int], inputs: I
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):
         yield "it has no channels to lose: every layer gives an output, or is too narrow"
     yield from other_outputs(model, new, inputs)
-
-
-def other_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
-    """Outputs that have another shape than before (hidden states beside them may), and attention with other heads."""
-    (before, heads), (after, heads_now) = (_attended(net, inputs) for net in (model, new))
-    found = dict(tree.leaves(after))
-    first = next((name for name, leaf in tree.leaves(before) if isinstance(leaf, Tensor)), "")
-    for name, tensor in tree.leaves(before):
-        shape = getattr(found.get(name), "shape", None)
-        hidden = name != first and "hidden_state" in name
-        if isinstance(tensor, Tensor) and shape != tensor.shape and not hidden:
-            where = f"the output {name}" if name else "the output"
-            yield f"{where} is {list(shape or ())} instead of {list(tensor.shape)}"
-    if heads != heads_now:
-        yield f"attention has {_heads(heads_now)} heads instead of {_heads(heads)}"
-
-
-def _heads(shapes: list[tuple[int, int, int]]) -> str:
-    return "/".join(map(str, sorted({count for count, _, _ in shapes}))) or "no"
-
-
-def _attended(net: nn.Module, inputs: Inputs) -> tuple[Any, list[tuple[int, int, int]]]:
-    """The output in eval mode, and each attention's number of maps (rows × heads) and their sizes."""
-    watch, own = _Attention(), fresh_inputs(inputs)
-    with torch.no_grad(), plain_attention(), watch:
-        output = bake(net, {}).eval()(*own.args, **own.kwargs)
-    return output, watch.maps
-
-
-class _Attention(TorchDispatchMode):
-    """Notes the shape of every softmax over a map, by itself or inside an attention kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps: list[tuple[int, int, int]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._overloadpacket.__name__
-        if name.startswith("_scaled_dot_product") and "backward" not in name:
-            query, key = args[0], args[1]
-            self.maps.append((math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]))
-        elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2:
-            self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
-        return func(*args, **(kwargs or {}))

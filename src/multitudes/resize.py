@@ -16,16 +16,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.arguments import checked_example
+from multitudes.audit import other_outputs
 from multitudes.constructors import HEADS, by_config, by_constructor, by_timm
 from multitudes.engine.outcome import aside
 from multitudes.engine.state import named_tensors
 from multitudes.errors import ConversionError, InputError
-from multitudes.initialise import built, fresh, seeded
+from multitudes.initialise import built, fresh, is_constant, seeded
 from multitudes.inputs import Inputs
 from multitudes.method import Factory
-from multitudes.pruning import ADVICE, other_outputs, pruned, width_of
+from multitudes.pruning import ADVICE, pruned, width_of
+from multitudes.refusals import refusals
 from multitudes.structure import last_layers, observe
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
@@ -49,7 +52,7 @@ class Resizing:
         text = f"resized to {self.ratio:g} of the width by {self.way}"
         if self.rounded:
             shown = [f"{name} {asked:g} → {got}" for name, (asked, got) in self.rounded.items()]
-            text += f"; rounded: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+            text += f"; not exact: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
         return text + (f"; {len(self.grouped)} layers in groups" if self.grouped else "")
 
 
@@ -67,9 +70,21 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
         raise InputError(f"ratio={ratio!r}: say how many times as wide the network should be, a number above 0")
     if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise InputError(f"seed={seed!r}: give a whole number, or None")
     seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
     given = model if isinstance(model, nn.Module) else built(model, 1.0, seed)
+    if reasons := refusals(given):
+        raise ConversionError(
+            f"{type(given).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
+        )
     inputs = checked_example(given, example, 0)
+    try:
+        observe(given, inputs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
     return resized(given, None if isinstance(model, nn.Module) else model, ratio, inputs, seed)
 
 
@@ -80,9 +95,9 @@ def resized(model: nn.Module, factory: Factory | None, ratio: float, inputs: Inp
         wrong = list(_odd(model, new, ratio, inputs))
         if wrong:
             raise ConversionError(f"the factory's network at ratio {ratio:g} is not what it should be: {'; '.join(wrong[:4])}")
-        return _reported(model, new, ratio, "the factory", inputs)
+        return reported(model, new, ratio, "the factory", inputs)
     if ratio == 1:
-        return _reported(model, fresh(model, seed)[0], ratio, "nothing", inputs)
+        return reported(model, fresh(model, seed)[0], ratio, "nothing", inputs)
     tried = []
     for name, way in WAYS.items():
         try:
@@ -90,7 +105,7 @@ def resized(model: nn.Module, factory: Factory | None, ratio: float, inputs: Inp
         except Exception as error:  # a foreign constructor may fail in any way: it was no way then
             found, wrong = None, [f"{type(error).__name__}: {error}"]
         if found is not None and not wrong:
-            return _reported(model, found, ratio, name, inputs)
+            return reported(model, found, ratio, name, inputs)
         if wrong:
             tried.append(f"  by {name}: {'; '.join(wrong[:3])}")
     if ratio > 1:
@@ -100,7 +115,7 @@ def resized(model: nn.Module, factory: Factory | None, ratio: float, inputs: Inp
         thin = pruned(model, ratio, inputs)
     except ConversionError as error:
         raise ConversionError("\n".join([str(error), *tried])) from error
-    return _reported(model, fresh(thin, seed, resized_from=model)[0], ratio, "channels", inputs)
+    return reported(model, fresh(thin, seed, resized_from=model)[0], ratio, "channels", inputs)
 
 
 def _made(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int) -> tuple[nn.Module | None, list[str]]:
@@ -119,7 +134,7 @@ def _made(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int) -
     return new, [*_lost(model, same)] or [*_odd(model, new, ratio, inputs)]
 
 
-def _reported(model: nn.Module, new: nn.Module, ratio: float, way: str, inputs: Inputs) -> nn.Module:
+def reported(model: nn.Module, new: nn.Module, ratio: float, way: str, inputs: Inputs) -> nn.Module:
     """The new model, with what became of its widths."""
     structure = observe(model, inputs)
     ends = last_layers(structure)[0]
@@ -128,17 +143,39 @@ def _reported(model: nn.Module, new: nn.Module, ratio: float, way: str, inputs: 
         asked, got = width_of(model.get_submodule(name)) * ratio, width_of(new.get_submodule(name))
         if got != asked and name not in ends:
             rounded[name] = (asked, got)
-    new.resizing = Resizing(ratio, way, rounded)  # type: ignore[assignment]
+    if not hasattr(new, "resizing"):  # a part of the model may have that name
+        new.resizing = Resizing(ratio, way, rounded)  # type: ignore[assignment]
+    return in_layout_of(model, new)
+
+
+def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
+    """The new model, with weights in the memory layout that the given one's have."""
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        rank = 4 if layout is torch.channels_last else 5
+        weights = [t for _, t in named_tensors(model) if t.ndim == rank and min(t.shape[1:]) > 1]
+        if weights and all(t.is_contiguous(memory_format=layout) and not t.is_contiguous() for t in weights):
+            new = new.to(memory_format=layout)  # type: ignore[call-overload]
     return new
 
 
 def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
-    """The new model on the given one's device, in its dtypes and modes, frozen where it is frozen."""
+    """The new model on the given one's device, in its dtypes, layouts and modes, frozen where it is frozen.
+
+    What is constant in the given model stays so, and buffers of the same shape keep their values, as in any fresh member.
+    """
     given = dict(named_tensors(model))
     for name, tensor in named_tensors(new):
-        if name in given:
-            tensor.data = tensor.data.to(given[name].device, given[name].dtype)
-            tensor.requires_grad_(given[name].requires_grad)
+        if name not in given:
+            continue
+        tensor.data = tensor.data.to(given[name].device, given[name].dtype)
+        tensor.requires_grad_(given[name].requires_grad)
+        if isinstance(tensor, nn.Parameter) and given[name].numel() > 1 and is_constant(given[name]) and not tensor.is_meta:
+            tensor.data.fill_(given[name].flatten()[0])
+        elif not isinstance(tensor, nn.Parameter) and tensor.shape == given[name].shape:
+            tensor.data.copy_(given[name])
+    for part in new.modules():
+        if isinstance(part, _NormBase):
+            part.reset_running_stats()
     modes = {name: part.training for name, part in model.named_modules()}
     for name, part in new.named_modules():
         part.training = modes.get(name, model.training)
@@ -157,10 +194,22 @@ def _told(model: nn.Module) -> dict[str, Any]:
     """Everything that can be said of a model without its values."""
     found: dict[str, Any] = {}
     for name, part in model.named_modules():
-        own = {k: v for k, v in vars(part).items() if k[0] != "_" and isinstance(v, (bool, int, float, str, tuple))}
-        del own["training"]
-        found[name] = f"{type(part).__name__}({part.extra_repr()}) {own}"
+        own = {k: _plain(v) for k, v in vars(part).items() if k[0] != "_" and k not in ("training", "resizing")}
+        hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))
+        own = {k: v for k, v in own.items() if v is not None}
+        found[name] = f"{type(part).__name__}({part.extra_repr()}) {own}" + (f" with {hooks} hooks" if hooks else "")
     return {**found, **{f"{name} (tensor)": list(tensor.shape) for name, tensor in named_tensors(model)}}
+
+
+def _plain(value: Any) -> Any:
+    """What can be compared of an attribute: numbers, words, functions by name, and collections of these."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", None)
 
 
 def _odd(model: nn.Module, new: nn.Module, ratio: float, inputs: Inputs) -> Iterator[str]:

@@ -216,29 +216,47 @@ def last_third(structure: Structure) -> str:
 
 
 def block_starts(structure: Structure) -> set[str]:
-    """The first layers of every residual block: those on the longer way of its sum that no other layer of it comes before.
+    """The first layers of every residual block: those on the longer ways of its sum that no other layer of it comes before.
 
-    A residual sum joins two ways that part at a common tensor, and the way with fewer layers is the shortcut. Both are found
+    A residual sum joins ways that part at a common tensor, and the way with the fewest layers is the shortcut. They are found
     in the autograd graph, so that a residual network shows its blocks however it is written.
     """
     order = _outputs_first(structure.ends)
     place = {node: index for index, node in enumerate(order)}
+    users: dict[Any, int] = {}
+    for node in order:
+        for source, _ in node.next_functions:
+            users[source] = users.get(source, 0) + 1
     layers = set(structure.layers())
+    made = {node: name for node, (name, _) in structure.made.items() if name in layers}
     starts: set[str] = set()
     for node in order:
-        ways = [source for source, _ in node.next_functions if source in place]
-        if not node.name().startswith("AddBackward") or len(ways) != 2:
+        ways = _summands(node, users)
+        if len(ways) < 2:
             continue
         behind = [set(_outputs_first((way,))) for way in ways]
-        fork = min((place[n] for n in behind[0] & behind[1]), default=len(order))
-        between = [
-            {n: structure.made[n][0] for n in way if place[n] < fork and n in structure.made and structure.made[n][0] in layers}
-            for way in behind
-        ]
-        shorter, longer = sorted(between, key=lambda way: len(set(way.values())))
-        if len(set(shorter.values())) < len(set(longer.values())) and fork < len(order):
-            starts |= {name for n, name in longer.items() if not (set(_outputs_first((n,))) - {n}) & longer.keys()}
+        fork = min((place[n] for n in set.intersection(*behind)), default=len(order))
+        between = [{n: made[n] for n in way if place[n] < fork and n in made} for way in behind]
+        fewest = min(len(set(way.values())) for way in between)
+        for way in between if fork < len(order) else ():
+            if len(set(way.values())) > fewest:
+                starts |= {name for n, name in way.items() if not (set(_outputs_first((n,))) - {n}) & way.keys()}
     return starts
+
+
+def _summands(node: Any, users: dict[Any, int]) -> list[Any]:
+    """What a sum adds up, sums in it that serve nothing else included; nothing for what is no sum."""
+    kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
+    parts = [source for source, _ in node.next_functions if source is not None]
+    if kind in ("Sum", "Mean") and len(parts) == 1 and parts[0].name() in ("StackBackward0", "CatBackward0"):
+        return [source for source, _ in parts[0].next_functions if source is not None]
+    if kind not in ("Add", "Sub", "Lerp", "Addcmul"):
+        return []
+    found = []
+    for part in parts:
+        inner = _summands(part, users) if users.get(part) == 1 else []
+        found += inner or [part]
+    return [part for part in found if "AccumulateGrad" not in part.name()]
 
 
 def _outputs_first(ends: tuple[Any, ...]) -> list[Any]:

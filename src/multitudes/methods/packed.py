@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.engine.state import bake
-from multitudes.errors import InputError
+from multitudes.errors import ConversionError, InputError
 from multitudes.inputs import Inputs
 from multitudes.method import Factory, Layout, Method, inside, owned_modules
-from multitudes.pruning import Chooser, pruned
-from multitudes.resize import Resizing, resized
+from multitudes.pruning import ADVICE, Chooser, pruned
+from multitudes.resize import Resizing, reported, resized
 from multitudes.structure import Structure, block_starts, observe
 
 CHANNELS_PER_GROUP = 64
@@ -55,6 +55,8 @@ class Packed(Method):
         super().__post_init__()
         if self.of is not None and (isinstance(self.of, bool) or not isinstance(self.of, int) or self.of < 1):
             raise InputError(f"Packed(of={self.of!r}): of must be a whole number of at least 1")
+        if self.of is not None and self.of < self.members:
+            raise InputError(f"Packed(members={self.members}, of={self.of}): of must be what members are a subset of")
         most = self.of or self.members
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 1 <= self.alpha <= most:
             raise InputError(f"Packed(members={self.members}, alpha={self.alpha!r}): alpha must be a number from 1 to {most}")
@@ -86,9 +88,12 @@ class Packed(Method):
 
     def start(self, model: nn.Module, inputs: Inputs, seed: int, at: Mapping[str, Packed]) -> nn.Module:
         """A share of the given model's channels, chosen by the member's seed."""
-        thin = pruned(model, self.ratio, inputs, important_and_random(seed)) if self.ratio < 1 else bake(model, {})
-        thin.resizing = Resizing(self.ratio, "channels, whose weights are kept")  # type: ignore[assignment]
-        return self._grouped(thin, inputs, at)
+        try:
+            thin = pruned(model, self.ratio, inputs, important_and_random(seed)) if self.ratio < 1 else bake(model, {})
+        except ConversionError as error:
+            what = str(error).replace(ADVICE, "Packed(pretrained=False) starts anew, and takes a factory too")
+            raise ConversionError(what) from error
+        return self._grouped(reported(model, thin, self.ratio, "channels, whose weights are kept", inputs), inputs, at)
 
     def layout(self, structure: Structure) -> Layout:
         """Everything carries members."""
@@ -118,7 +123,7 @@ def important_and_random(seed: int) -> Chooser:
 
     def choose(importance: Tensor, keep: int) -> list[int]:
         ranked = importance.cpu().argsort(descending=True).tolist()
-        best, rest = ranked[: (keep + 1) // 2], ranked[(keep + 1) // 2 :]
+        best, rest = ranked[: keep // 2], ranked[keep // 2 :]
         drawn = torch.randperm(len(rest), generator=generator)[: keep - len(best)].tolist()
         return sorted([*best, *(rest[i] for i in drawn)])
 
@@ -131,13 +136,14 @@ def groups_of(model: nn.Module, gamma: int, inputs: Inputs, at: Mapping[str, int
         return {}
     structure = observe(model, inputs)
     skipped = {*structure.layers()[:1], *(block_starts(structure) if gamma > 1 else ())}
-    found = {}
+    found, unheard = {}, set(at.values())
     for name in structure.layers():
         layer = model.get_submodule(name)
         if type(layer) not in (*CONVOLUTIONS, nn.Linear):
             continue
         own, sides = _sides(layer)
         said = [times for module, times in at.items() if inside(name, [module])]
+        unheard -= set(said)
         if said:
             groups = own * said[-1]
             if any(side % groups for side in sides):
@@ -148,6 +154,11 @@ def groups_of(model: nn.Module, gamma: int, inputs: Inputs, at: Mapping[str, int
             groups = max(wide, default=own) if name not in skipped else own
         if groups > own:
             found[name] = groups
+    if unheard:
+        names = [name for name, times in at.items() if times in unheard]
+        raise InputError(
+            f"at= has gamma for {', '.join(names)}, where no Linear or Conv1d to Conv3d layer is run: only these take it"
+        )
     return found
 
 
@@ -198,6 +209,7 @@ def regrouped(model: nn.Module, groups: Mapping[str, int]) -> nn.Module:
             columns = slice(group % times * size, (group % times + 1) * size)
             made.weight.data[rows] = weight.data[rows, columns]
         made.weight.requires_grad_(weight.requires_grad)
+        vars(made).update((key, value) for key, value in vars(layer).items() if key.endswith("_hooks"))
         made.bias = layer.bias
         made.train(layer.training)
         for parent in list(new.modules()):  # under each of its names
