@@ -1,6 +1,6 @@
 """The table of costs in README.md: every method on the CIFAR ResNet-18 and ResNet-50, beside the single network.
 
-python docs/cost_table.py            prints it, in about a minute
+python docs/cost_table.py            prints it, in about five minutes
 python docs/cost_table.py --write    puts it into README.md
 python docs/cost_table.py --check    fails if README.md has other parameters or multiply-adds: latency is each machine's own
 
@@ -58,9 +58,9 @@ def measured(net: Network, method: mt.Method) -> str:
     """Memory of a training step, and latency, against the single network's."""
     x = torch.randn(BATCH, 3, 32, 32)
     ens = mt.ensemble(net, method, torch.randn(2, 3, 8, 8), seed=0, check=False)  # a small example converts as well
-    cost = mt.cost(ens, x, repeats=7)
+    cost = mt.cost(ens, x, repeats=15)
     memory = f"{cost.ensemble.memory / 2**20:.0f} MiB"
-    return f"{memory} | {cost.ensemble.latency / cost.base.latency:.2f} ×"
+    return f"{memory} | {cost.ensemble.latency / cost.base.latency:.1f} ×"
 
 
 def table() -> str:
