@@ -352,7 +352,10 @@ def test_an_attribute_called_arguments_is_the_models_own(tmp_path: Path) -> None
     """Whatever it holds."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     net.arguments = object()  # type: ignore[assignment]
-    mt.save(mt.ensemble(net, mt.Deep(), torch.randn(2, 4)), tmp_path / "a")
+    x = torch.randn(2, 4)
+    ens = mt.ensemble(net, mt.Deep(), x)
+    mt.save(ens, tmp_path / "a")
+    torch.testing.assert_close(mt.load(tmp_path / "a", net)(x), ens(x))
 
 
 def test_what_could_not_be_made_again_is_not_saved(tmp_path: Path) -> None:
