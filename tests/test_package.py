@@ -16,8 +16,8 @@ import pytest
 import multitudes as mt
 
 PUBLIC = """
-    Check CheckError ConversionError Cost Deep Ensemble FileError InputError Inputs Method MultiHead MultitudesError
-    Packed Plan RunError Single TreeNet check cost ensemble load plan resize save
+    BatchEnsemble Check CheckError ConversionError Cost Deep Ensemble FileError InputError Inputs Masksembles Method
+    MultiHead MultitudesError Packed Plan RunError Single TreeNet check cost ensemble load masks plan resize save
 """.split()
 
 IMPORT = """

@@ -160,6 +160,8 @@ def not_thinned(reason: str, names: str) -> Refusal:
     return Refusal(reason, mt.ConversionError, rf"cannot be thinned to 0.5 by channels:\n  {names}[\s\S]*factory")
 
 
+UNKNOWN = Refusal("What a layer multiplies by has to be known.", mt.ConversionError, "and nothing is known of how")
+
 FEATURES = not_thinned("A hidden layer that is an output must keep its width.", "it has no channels to lose")
 
 REFUSALS: dict[tuple[str, str, str], Refusal] = {
@@ -171,6 +173,13 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ),
     ("MultiHead", "reassigning", "by_rows"): APART,
     ("TreeNet", "reassigning", "by_rows"): APART,
+    ("BatchEnsemble", "lstm", EVERY): UNKNOWN,
+    ("BatchEnsemble", "weight_norm", EVERY): UNKNOWN,
+    ("Masksembles", "lstm", EVERY): UNKNOWN,
+    ("Masksembles", "weight_norm", EVERY): UNKNOWN,
+    ("Masksembles", "one_layer", EVERY): Refusal(
+        "The network's input gets no mask.", mt.ConversionError, "no layer behind the first has 2 channels"
+    ),
     ("Packed", "pyramidnet", EVERY): not_thinned(
         "The padding of its shortcuts is a number.", "what is left of it does not run"
     ),

@@ -16,6 +16,7 @@ from multitudes.errors import RunError as RunError
 from multitudes.files import load as load
 from multitudes.files import save as save
 from multitudes.inputs import Inputs as Inputs
+from multitudes.masks import masks as masks
 from multitudes.method import Method as Method
 from multitudes.methods import *  # noqa: F403
 from multitudes.plan import Plan as Plan

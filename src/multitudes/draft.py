@@ -51,8 +51,8 @@ class Draft:
     @property
     def full(self) -> bool:
         """Whether a member has the tensors that the given model has."""
-        shapes = [[(name, tensor.shape) for name, tensor in named_tensors(net)] for net in (self.base, self.model)]
-        return shapes[0] == shapes[1]
+        own = {name: tensor.shape for name, tensor in named_tensors(self.model)}
+        return all(own.get(name) == tensor.shape for name, tensor in named_tensors(self.base))
 
     @property
     def on_meta(self) -> bool:
@@ -86,8 +86,8 @@ class Draft:
         """Member m, started anew, and the rule by which each tensor was initialised."""
         seed = member_seed(self.seed, m)
         if self.method.keeps_weights:
-            own = self.method.start(self.base, self.inputs, seed, self.at)
-            return own, dict.fromkeys(dict(named_tensors(own)), "channels of the given model")
+            own = self.method.start(self.base, self.model, self.inputs, self.seed, m, self.at)
+            return own, dict.fromkeys(dict(named_tensors(own)), "by the method, of the given weights")
         if self.factory is None:
             return fresh(self.model, seed)
         made = self.method.prepare(built(self.factory, 1.0, seed), self.factory, self.inputs, seed, self.at)
@@ -128,8 +128,11 @@ def draft(
     begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty, settings)
     if refused:
         return begun
-    if type(method).prepare is not Method.prepare:
-        _observed(begun)  # an example that the model rejects is answered before its network is changed
+    if type(method).prepare is not Method.prepare:  # an example that the model rejects is answered before it is changed
+        reasons = method.refused(_observed(begun))
+        refused = tuple(entry(net, n, why) for n, why in reasons.items() if not inside(n, kept))
+        if refused:
+            return replace(begun, plan=replace(begun.plan, refused=refused))
     begun = begun.with_method(method, settings)
     if start == "copies" and not begun.full:
         raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
@@ -137,7 +140,7 @@ def draft(
     layout = without(method.layout(_observed(begun)), kept)
     layout = with_norms(net, layout)
     owned = _owned(net, layout)
-    if kept and method.keeps_weights:
+    if kept and method.keeps_weights and not method.shares_weights:
         raise InputError(f"keep={list(keep)}: members of {method} keep channels of their own, so they can share no layer")
     if kept and not owned and method.members > 1:
         raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
@@ -230,9 +233,11 @@ def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
             refused.append(entry(begun.model, name, torn[name]))
         elif own & owned:
             some = "" if own <= owned else f": {', '.join(sorted(own & owned))}"
-            converted.append(entry(begun.model, name, f"each member has its own{some}"))
+            said = layout.because.get(name)
+            converted.append(entry(begun.model, name, said or f"each member has its own{some}"))
         elif own:
-            shared.append(entry(begun.model, name, "one for all members" if begun.method.members > 1 else "as it is given"))
+            usual = "one for all members" if begun.method.members > 1 else "as it is given"
+            shared.append(entry(begun.model, name, layout.because.get(name, usual)))
     notes: tuple[str, ...] = (layout.note,) if layout.note else ()
     if owned and begun.start == "fresh" and begun.factory is None and not begun.method.keeps_weights:
         instead = " (start='copies' would)" if begun.full else ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
-from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_fold_rows, run_rows
+from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_each_row, run_fold_rows, run_rows, takes_rows
 from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
 from multitudes.engine.state import bake, hooked, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
@@ -107,6 +107,9 @@ class Ensemble(nn.Module):
         engine = self.engine
         if engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
             right = engine.traits.fold_slots if per_member else "fold" in engine.proven["train"]
+            wanted = engine.picked["train"] == "vmap" or torch.compiler.is_dynamo_compiling() or not right
+            if not per_member and wanted and self._vmap_is_right(per_member):
+                return "vmap"
             if engine.members > 1 and not right:
                 raise RunError(
                     f"BatchNorm {', '.join(coupled)} is shared by members and would need the rows of all of them at once, "
@@ -144,10 +147,13 @@ class Ensemble(nn.Module):
         count = rows(call, self.engine.batch_axis)
         if members.shape != (count,) or members.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
             raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
-        if count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
+        traced = torch.compiler.is_compiling()
+        if not traced and count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
         if not count:
             return tree.take(EXECUTORS["loop"](self.engine, call), 0)
+        if takes_rows(self.engine):
+            return run_each_row(self.engine, call, members)
         shared = batch_coupled(self.engine, per_member=True)
         return (run_fold_rows if shared else run_rows)(self.engine, call, members)
 

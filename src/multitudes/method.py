@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -49,6 +49,8 @@ class Layout:
     tensors: frozenset[str] = frozenset()
     note: str = ""
     """What the plan should say about the choice."""
+    because: Mapping[str, str] = field(default_factory=dict)
+    """What the plan should say about single modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +89,19 @@ class Method:
         """The network that one member is made of; by default the model itself. `at` has other settings for some modules."""
         return model
 
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Modules that the method cannot take, and why; by default none."""
+        return {}
+
     @property
     def keeps_weights(self) -> bool:
         """Whether each member starts with weights of the given model, by `start`, instead of anew."""
         return False
 
-    def start(self: M, model: nn.Module, inputs: Inputs, seed: int, at: Mapping[str, M]) -> nn.Module:
-        """A member with weights of the given model, chosen by its seed."""
+    def start(
+        self: M, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, M]
+    ) -> nn.Module:
+        """Member m with weights of the given model; `network` is what `prepare` made of it, the seed the ensemble's."""
         raise NotImplementedError(f"{type(self).__name__} does not say how members start")
 
     def layout(self, structure: Structure) -> Layout:
@@ -115,6 +123,8 @@ class Method:
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
         """The members' losses, joined."""
+        if "rows" in batch.kwargs:
+            return criterion(outputs, batch.target)
         losses = []
         for m in range(self.members):
             target = tree.take(batch.target, m) if batch.per_member else batch.target
@@ -134,6 +144,14 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """The fields by name, as they are saved."""
         return dataclasses.asdict(self)
+
+
+def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
+    """The same data, each row by one member: blocks of rows, as even as they can be, beginning with any member."""
+    count = next(len(t) for t in tree.tensors(batch.target) if t.ndim)
+    first = int(torch.randint(members, (), generator=rng))
+    rows = (torch.arange(count) * members // max(count, members) + first) % members
+    return replace(batch, kwargs={**batch.kwargs, "rows": rows})
 
 
 def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dict[str, list[str]]:

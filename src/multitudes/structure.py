@@ -22,6 +22,10 @@ from multitudes.inputs import Inputs
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0", "CdistBackward0")
+SEEN_THROUGH = """View UnsafeView Reshape ReshapeAlias Expand Select Slice Unsqueeze Squeeze Permute Transpose T ToCopy Repeat
+    Clone Index IndexSelect Narrow Split SplitWithSizes Unbind Alias UpsampleBicubic2D UpsampleBilinear2D""".split()
+"""Operations that leave a tensor's entries what they are: names of their autograd nodes."""
+ENTRYWISE = "Add Sub Mul Cat Stack Embedding Where".split()
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -273,3 +277,41 @@ def _outputs_first(ends: tuple[Any, ...]) -> list[Any]:
             stack.append((node, True))
             stack.extend((source, False) for source, _ in node.next_functions)
     return done[::-1]
+
+
+def first_layers(structure: Structure) -> set[str]:
+    """The layers that no other layer comes before: those on the network's inputs."""
+    layers = set(structure.layers())
+    nodes = {node: name for node, (name, _) in structure.made.items() if name in layers}
+    found = set(nodes.values())
+    for node, name in nodes.items():
+        if any(nodes.get(other, name) != name for other in _outputs_first((node,))):
+            found.discard(name)
+    return found
+
+
+def added(structure: Structure) -> set[str]:
+    """The parameters that are only ever added, scaled entry by entry or put beside something: tokens, positions, scales."""
+    consumers: dict[Any, list[Any]] = {}
+    for node in _outputs_first(structure.ends):
+        for source, _ in node.next_functions:
+            consumers.setdefault(source, []).append(node)
+    found = set()
+    for leaf in consumers:
+        name = structure.names.get(id(getattr(leaf, "variable", None)))
+        if name is not None and _only_added(leaf, consumers):
+            found.add(name)
+    return found
+
+
+def _only_added(leaf: Any, consumers: dict[Any, list[Any]]) -> bool:
+    queue, seen = [leaf], set()
+    while queue:
+        for user in consumers.get(queue.pop(), []):
+            kind = user.name().removesuffix("Backward0").removesuffix("Backward1")
+            if kind in SEEN_THROUGH and user not in seen:
+                seen.add(user)
+                queue.append(user)
+            elif kind not in (*SEEN_THROUGH, *ENTRYWISE):
+                return False
+    return True

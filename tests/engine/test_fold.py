@@ -298,11 +298,14 @@ class TestFoldInEval:
         ens = mt.ensemble(shared_norm(), mt.Deep(members=M), torch.randn(B, 4))
         assert_separate(ens, torch.randn(B, 4), "fold", training=True, steps=3)
 
-    def test_a_trunks_norm_is_not_folded_in_training(self) -> None:
-        """It would count each row M times."""
-        ens = mt.ensemble(shared_norm(), mt.MultiHead(members=M, head="3"), torch.randn(B, 4))
-        assert "fold" not in ens.engine.proven["train"]
-        assert "count" in ens.engine.why["fold"]
+    def test_a_trunks_norm_sees_each_row_once_in_training(self) -> None:
+        """Its statistics are those of one network, not of M times the rows."""
+        net, x = shared_norm(), torch.randn(B, 4)
+        ens = mt.ensemble(net, mt.MultiHead(members=M, head="3"), x).train()
+        assert "fold" in ens.engine.proven["train"]
+        run_fold(ens.engine, mt.Inputs(x))
+        net.train()(x)
+        torch.testing.assert_close(dict(ens.named_buffers()), dict(net.named_buffers()))
 
     def test_the_template_is_as_it_was(self) -> None:
         """The forwards that fold puts in for the time of a call are taken out, after a failure too."""

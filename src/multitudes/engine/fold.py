@@ -28,7 +28,7 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     folded = join_slots(inputs, engine.batch_axis) if per_member else tile_rows(inputs, engine.batch_axis, engine.members)
     count = rows(folded, engine.batch_axis) // engine.members
     places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
-    output = _run(engine, folded, places)
+    output = _run(engine, folded, places, tiled=not per_member)
     axis = row_axis(engine)
 
     def unfold(tensor: Tensor) -> Tensor:
@@ -43,6 +43,19 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
 def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     """Each row by the member that `members` ``[B]`` gives it. Shape: ``[B, ...]``."""
     return _run(engine, inputs, [(members == m).nonzero().flatten() for m in range(engine.members)])
+
+
+def run_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
+    """The same in one pass, where every layer with member tensors takes those of each row, ``[B, ...]``."""
+    own = [(name, tensor) for name, tensor in named_tensors(engine.template) if name in engine.owned]
+    return call(engine, {name: tensor[members.to(tensor.device)] for name, tensor in own}, inputs)[0]
+
+
+def takes_rows(engine: Engine) -> bool:
+    """Whether every layer with member tensors can take those of each row: it says so, and its rows are the first axis."""
+    found = sites(engine)
+    first = all(call_[0][0] == 0 for name in found for call_ in engine.row_axes.get(name, [[[None]]]))
+    return first and all(getattr(type(site), "takes_rows", False) for site in found.values())
 
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
@@ -117,12 +130,12 @@ def _grown(name: str, small: tuple[int, ...], large: tuple[int, ...], count: int
     return axis
 
 
-def _run(engine: Engine, inputs: Inputs, places: list[Tensor]) -> Tree:
+def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = False) -> Tree:
     total = sum(len(place) for place in places)
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
     if engine.traits.mutates:
         inputs = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
-    with guard, _folded(engine, places, total):
+    with guard, _folded(engine, places, total), _counted_once(engine) if tiled else contextlib.nullcontext():
         return engine.template(*inputs.args, **inputs.kwargs)
 
 
@@ -146,6 +159,29 @@ def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
             del site.forward
             if had:
                 site.forward = before
+
+
+@contextlib.contextmanager
+def _counted_once(engine: Engine) -> Iterator[None]:
+    """While it lasts, a BatchNorm layer of the trunk sees each row once: all members' are the same there."""
+    changed = []
+    norms = batch_norms(engine.template)
+
+    def once(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        y = forward(x.narrow(0, 0, x.shape[0] // engine.members))
+        return y.repeat(engine.members, *(1 for _ in y.shape[1:]))
+
+    try:
+        for name in engine.shared_norms - engine.traits.coupled:
+            if engine.members > 1 and uses_batch(norms[name]):
+                changed.append((norms[name], "forward" in vars(norms[name]), vars(norms[name]).get("forward")))
+                norms[name].forward = functools.partial(once, norms[name].forward)  # type: ignore[method-assign]
+        yield
+    finally:
+        for norm, had, before in changed:
+            del norm.forward
+            if had:
+                norm.forward = before  # type: ignore[assignment]
 
 
 class _Inner(nn.Module):

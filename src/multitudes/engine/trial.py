@@ -59,6 +59,7 @@ def settle(engine: Engine, inputs: Inputs) -> None:
                 why = _fails(executor, replace(engine, traits=trial.traits), example, mode)
             if why is None:
                 proven.append(name)
+                trial.proven[mode] = tuple(proven)
             else:
                 engine.why.setdefault(name, why)
         trial.proven[mode] = engine.proven[mode] = tuple(proven)
@@ -253,7 +254,9 @@ def _forbids(
     slow = [str(warning.message) for warning in heard if "batching rule" in str(warning.message)]
     if slow:
         return f"{_named(slow[0])} would be run member by member"
-    if name == "fold" and engine.traits.coupled:  # with these norms the loop says something else: compared without them
+    if engine.traits.coupled and mode == "train":  # with these norms the loop says something else: compared without them
+        if name == "fold" and "vmap" in engine.proven["train"] and (odd := _unlike_vmap(own, inputs, outcome)):
+            return odd
         with bypassed(own.template, engine.traits.coupled):
             outcome, loop = run(executor, own, inputs, mode), run_reference(own, inputs, mode)
     if loop.random:
@@ -262,22 +265,28 @@ def _forbids(
     return odd and f"{odd} from the loop's"
 
 
+def _unlike_vmap(engine: Engine, inputs: Inputs, outcome: Outcome) -> str | None:
+    """In what fold differs from vmap, where norms are shared: there the two have only each other to be compared with."""
+    vmap = replace(engine, template=copied(engine.template))
+    odd = difference(outcome, run(run_vmap, vmap, inputs, "train")) if not outcome.random else None
+    return odd and f"{odd} from vmap's"
+
+
 def _vmap_trap(engine: Engine, mode: str) -> str | None:
     names = hooked(engine.template)
     if names:
         return f"hooks on {names[0] or 'the model'} would see all members at once"
     if engine.traits.copies:
         return "forward is run again during backward (checkpointing)"
-    if engine.traits.coupled and mode == "train":
-        return f"shared BatchNorm {sorted(engine.traits.coupled)[0]} needs the rows of all members"
+    bare = [n for n in engine.traits.coupled if (norm := batch_norms(engine.template)[n]).weight is norm.running_mean is None]
+    if bare and mode == "train":
+        return f"the shared BatchNorm {sorted(bare)[0]} has no tensor of its own by which it could be told from others"
     return None
 
 
 def _fold_trap(engine: Engine, mode: str) -> str | None:
     if engine.traits.steered:
         return "values decide what is computed, and there are several members' in a batch"
-    if mode == "train" and engine.shared_norms and not engine.traits.coupled:
-        return "the trunk's BatchNorm would count each row once for every member"
     return forbidden(engine) if mode == "train" else None
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from multitudes import tree
+from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.state import Engine, call, has_attention, plain_attention
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs, axes
@@ -27,7 +28,9 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """All members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
     noise = SharedNoise() if engine.shares and engine.template.training else contextlib.nullcontext()
-    with guard, noise:
+    norms = [engine.template.get_submodule(name) for name in sorted(engine.traits.coupled)] if engine.template.training else []
+    coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
+    with guard, coupled, noise:
         size = min(engine.chunk or engine.members, engine.members)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]

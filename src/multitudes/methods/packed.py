@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from multitudes.engine.state import bake
 from multitudes.errors import ConversionError, InputError
+from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs
 from multitudes.method import Factory, Layout, Method, inside, owned_modules
 from multitudes.pruning import ADVICE, Chooser, pruned
@@ -77,7 +78,7 @@ class Packed(Method):
         if self.pretrained:
             if factory is not None:
                 raise InputError("Packed(pretrained=True) takes channels of a trained model: give the model, not a factory")
-            return self.start(model, inputs, seed, at)
+            return self.start(model, model, inputs, seed, 0, at)
         thin = model if self.ratio == 1 else resized(model, factory, self.ratio, inputs, seed)
         return self._grouped(thin, inputs, at)
 
@@ -86,10 +87,13 @@ class Packed(Method):
         """By `pretrained`."""
         return self.pretrained
 
-    def start(self, model: nn.Module, inputs: Inputs, seed: int, at: Mapping[str, Packed]) -> nn.Module:
-        """A share of the given model's channels, chosen by the member's seed."""
+    def start(
+        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, Packed]
+    ) -> nn.Module:
+        """A share of the given model's channels, chosen by the member's own seed."""
+        choose = important_and_random(member_seed(seed, m))
         try:
-            thin = pruned(model, self.ratio, inputs, important_and_random(seed)) if self.ratio < 1 else bake(model, {})
+            thin = pruned(model, self.ratio, inputs, choose) if self.ratio < 1 else bake(model, {})
         except ConversionError as error:
             what = str(error).replace(ADVICE, "Packed(pretrained=False) starts anew, and takes a factory too")
             raise ConversionError(what) from error

@@ -1,0 +1,193 @@
+"""BatchEnsemble: one network, whose layers each member scales by two vectors of its own.
+
+Wen, Tran, Ba, "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", ICLR 2020,
+https://arxiv.org/abs/2002.06715
+
+Member m has the weights W ∘ (s_m r_mᵀ), which are never formed: y = ((x ∘ r_m) W) ∘ s_m + b_m (eq. 5). Here r is `alpha`, for
+what a layer takes, and s is `gamma`, for what it gives. A bias belongs to members where the layer has one. Norms are shared,
+with one set of statistics over the rows of all members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from multitudes.engine.state import bake
+from multitudes.errors import InputError
+from multitudes.initialise import member_seed
+from multitudes.inputs import Inputs
+from multitudes.layers import along_channels, attend, channels, known_layers, product_of, projections, unknown_layers
+from multitudes.method import Batch, Factory, Layout, Method, split_rows
+from multitudes.structure import Structure
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
+
+FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchEnsemble(Method):
+    """Rank-1 factors on every layer: ``[M, B, ...]``."""
+
+    init: Literal["normal", "signs", "ones"] = "normal"
+    """How factors start: N(1, 0.5), as 1 or -1, or all at one."""
+
+    feed: Literal["all", "split"] = "all"
+    """In training, whether each member sees every row, or rows are split among members."""
+
+    lr_factor: float = 1.0
+    """The learning rate of factors and members' biases, times that of the shared weights."""
+
+    reduction: Literal["sum", "mean"] = "mean"
+    """The members' losses are averaged, since they share their weights."""
+
+    shares_weights = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init not in ("normal", "signs", "ones"):
+            raise InputError(f"BatchEnsemble(init={self.init!r}): say 'normal', 'signs' or 'ones'")
+        if self.feed not in ("all", "split"):
+            raise InputError(f"BatchEnsemble(feed={self.feed!r}): say 'all' or 'split'")
+        if isinstance(self.lr_factor, bool) or not isinstance(self.lr_factor, (int, float)) or not 0 <= self.lr_factor < 1e9:
+            raise InputError(f"BatchEnsemble(lr_factor={self.lr_factor!r}): give a number of at least 0")
+
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Layers that own a matrix, and of which nothing is known."""
+        return unknown_layers(structure)
+
+    def prepare(
+        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, BatchEnsemble]
+    ) -> nn.Module:
+        """The model with factors at one, and its own weights."""
+        new = bake(model, {})
+        for _, layer in known_layers(new):
+            scale(layer)
+        return new
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Members start with the given weights, scaled by factors of their own."""
+        return True
+
+    def start(
+        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, BatchEnsemble]
+    ) -> nn.Module:
+        """Member m's factors."""
+        new = bake(network, {})
+        generator = torch.Generator().manual_seed(member_seed(seed, m))
+        with torch.no_grad():
+            for name, factor in new.named_parameters():
+                if name.rpartition(".")[2] in FACTORS:
+                    factor.copy_(drawn(factor.shape, self.init, generator))
+        return new
+
+    def layout(self, structure: Structure) -> Layout:
+        """Factors and biases of converted layers."""
+        tensors = set()
+        for name, layer in structure.model.named_modules():
+            if isinstance(layer, Scaled):
+                own = dict(structure.model.get_submodule(name).named_parameters())
+                keys = [k for k in own if k in FACTORS or k in ("bias", "in_proj_bias", "out_proj.bias")]
+                tensors |= {f"{name}.{key}" if name else key for key in keys}
+        return Layout(tensors=frozenset(tensors))
+
+    def neutral(self) -> BatchEnsemble:
+        """All factors at one."""
+        return replace(self, members=1, init="ones")
+
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+        """With feed="split", each row by one member."""
+        whole = super().batch(inputs, target, rng, per_member)
+        return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
+
+    def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Shared weights; factors, without decay and with their own learning rate; members' biases, with that rate too."""
+        groups: dict[str, dict[str, Any]] = {
+            "shared": {"lr": lr, "weight_decay": weight_decay},
+            "factors": {"lr": lr * self.lr_factor, "weight_decay": 0.0},
+            "biases": {"lr": lr * self.lr_factor, "weight_decay": weight_decay},
+        }
+        for name, parameter in ensemble.named_parameters():
+            owned = name in ensemble.engine.owned
+            kind = "factors" if name.rpartition(".")[2] in FACTORS and owned else "biases" if owned else "shared"
+            if parameter.requires_grad:
+                groups[kind].setdefault("params", []).append(parameter)
+                groups[kind].setdefault("names", []).append(name)
+        return [group for group in groups.values() if "params" in group]
+
+
+def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
+    """Factors as they start."""
+    if init == "ones":
+        return torch.ones(shape)
+    if init == "signs":
+        return torch.randint(2, shape, generator=generator) * 2.0 - 1.0
+    return 1 + 0.5 * torch.randn(shape, generator=generator)
+
+
+class Scaled:
+    """A layer with factors: what is in its class before the layer's own."""
+
+
+class ScaledProduct(Scaled):
+    """A linear layer or convolution between its factors."""
+
+    takes_rows = True
+
+    alpha: Tensor
+    gamma: Tensor
+    bias: Tensor | None
+    product: Any
+
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """Shape: as the layer's own."""
+        layer: Any = self
+        y = self.product(self, x * along_channels(layer, self.alpha, x))
+        y = y * along_channels(layer, self.gamma, y)
+        return y if self.bias is None else y + along_channels(layer, self.bias, y)
+
+
+class ScaledAttention(Scaled, nn.MultiheadAttention):
+    """Attention whose four projections stand between factors."""
+
+    alpha: Tensor
+    gamma: Tensor
+    alpha_out: Tensor
+    gamma_out: Tensor
+
+    def forward(  # noqa: D102
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        alpha = self.alpha.split([self.embed_dim, self.kdim, self.vdim])
+        factors = zip(projections(self), self.gamma.view(3, -1, 1), alpha, strict=True)
+        out = self.out_proj.weight * self.gamma_out[:, None] * self.alpha_out
+        return attend(self, call, [w * s * r for w, s, r in factors], out)
+
+
+def scale(layer: Any) -> None:
+    """Gives a layer factors at one, in place; its own tensors and names stay."""
+    weight = next(layer.parameters())
+    options = {"dtype": weight.dtype, "device": weight.device}
+
+    def ones(size: int) -> nn.Parameter:
+        return nn.Parameter(torch.ones(size, **options))
+
+    if isinstance(layer, nn.MultiheadAttention):
+        layer.__class__ = ScaledAttention
+        layer.alpha, layer.gamma = ones(layer.embed_dim + layer.kdim + layer.vdim), ones(3 * layer.embed_dim)
+        layer.alpha_out, layer.gamma_out = ones(layer.embed_dim), ones(layer.embed_dim)
+        return
+    product, (inputs, outputs) = product_of(layer), channels(layer)
+    assert product is not None, f"{type(layer).__name__} is not a known layer"
+    kind = type(layer)
+    layer.__class__ = type(f"Scaled{kind.__name__}", (ScaledProduct, kind), {"product": staticmethod(product)})
+    layer.alpha, layer.gamma = ones(inputs), ones(outputs)

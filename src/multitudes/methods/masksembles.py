@@ -1,0 +1,239 @@
+"""Masksembles: one network, of which each member uses its own fixed share of the channels.
+
+Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334
+
+Masks are drawn once (§3.2, `multitudes.masks`) and kept as buffers; nothing is rescaled. In training the rows of a batch are
+split among members, one mask for each row in all layers; at prediction every member sees every row. The scale S sets how much
+masks overlap: with S = 1 all members are the network itself, with S → ∞ they have no channel in common.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from multitudes.engine.state import bake
+from multitudes.errors import ConversionError, InputError
+from multitudes.initialise import member_seed
+from multitudes.inputs import Inputs
+from multitudes.layers import along_channels, attend, channels, known_layers, projections, unknown_layers
+from multitudes.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
+from multitudes.method import Batch, Factory, Layout, Method, inside, split_rows
+from multitudes.pruning import nearest
+from multitudes.resize import resized
+from multitudes.structure import Structure, first_layers, last_layers, observe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masksembles(Method):
+    """A mask for each member and layer: ``[M, B, ...]``."""
+
+    scale: float = 2.0
+    """How little masks overlap, S, from 1 on."""
+
+    width: Literal["same", "grow"] = "same"
+    """Whether masks take channels from layers as they are, or layers grow so that each mask leaves `capacity` of them."""
+
+    capacity: float = 1.0
+    """With width="grow", the channels that each mask leaves, as a share of the given layer's."""
+
+    position: Literal["before", "after"] = "before"
+    """Whether masks stand before layers, but not on the network's input, or behind them, but not on its output."""
+
+    feed: Literal["all", "split"] = "split"
+    """In training, whether each member sees every row, or rows are split among members."""
+
+    fewest: int = 10
+    """A layer with fewer channels gets no masks: of so few they would be equal, or leave nothing."""
+
+    reduction: Literal["sum", "mean"] = "mean"
+    """The members' losses are averaged, since they share their weights."""
+
+    shares_weights = True
+    by_layer: ClassVar[tuple[str, ...]] = ("scale",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = {"width": ("same", "grow"), "position": ("before", "after"), "feed": ("all", "split")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                text = " or ".join(map(repr, allowed))
+                raise InputError(f"Masksembles({name}={getattr(self, name)!r}): say {text}")
+        if isinstance(self.fewest, bool) or not isinstance(self.fewest, int) or self.fewest < 1:
+            raise InputError(f"Masksembles(fewest={self.fewest!r}): give a whole number of at least 1")
+        for name, least in (("scale", 1.0), ("capacity", 0.0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf or not value:
+                raise InputError(f"Masksembles({name}={value!r}): give a number of at least {least:g}")
+        if self.width == "same" and self.capacity != 1.0:
+            raise InputError("Masksembles(capacity=...) says how layers grow: give width='grow' too")
+
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Layers that own a matrix, and of which nothing is known."""
+        return unknown_layers(structure)
+
+    def prepare(
+        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, Masksembles]
+    ) -> nn.Module:
+        """The model, grown or not, with masks that are all ones yet."""
+        grows = self.width == "grow" and self.ratio != 1
+        new = bake(resized(model, factory, self.ratio, inputs, seed) if grows else model, {})
+        structure = observe(new, inputs)
+        left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
+        for name, layer in list(known_layers(new)):
+            if name in left_out or name not in structure.order or self._width(layer) < self.fewest:
+                continue
+            said = [method.scale for module, method in at.items() if inside(name, [module])]
+            if said or not grows:
+                ones = ones_for(self._width(layer), self.members, said[-1] if said else self.scale)
+            else:
+                wanted = nearest(self.capacity * self._width(model.get_submodule(name)))
+                ones = min(self._width(layer), max(wanted, math.ceil(self._width(layer) / self.members)))
+            mask(layer, self.position, ones)
+        if not any(isinstance(part, Masked) for part in new.modules()):
+            where = "behind the first" if self.position == "before" else "before the last"
+            raise ConversionError(
+                f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask; "
+                "Masksembles(fewest=2) would take narrower ones"
+            )
+        return new
+
+    @property
+    def ratio(self) -> float:
+        """How much wider layers are made, so that each mask leaves `capacity` of the given channels."""
+        return self.capacity * columns_per_one(self.members, self.scale) if self.width == "grow" else 1.0
+
+    def _width(self, layer: Any) -> int:
+        """How many channels a layer has where its mask stands."""
+        if isinstance(layer, nn.MultiheadAttention):
+            return layer.embed_dim
+        return channels(layer)[0 if self.position == "before" else 1]
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Members start with the given weights."""
+        return True
+
+    def start(
+        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, Masksembles]
+    ) -> nn.Module:
+        """Member m's masks."""
+        new = bake(network, {})
+        for index, layer in enumerate(part for part in new.modules() if isinstance(part, Masked)):
+            for key, buffer in masks_in(layer).items():
+                own = member_seed(seed, 2 * index + (key != "mask"))
+                buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
+        return new
+
+    def layout(self, structure: Structure) -> Layout:
+        """The masks; the plan says how many ones they have, and why a layer has none."""
+        tensors, because = set(), {}
+        ends = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
+        for name, layer in structure.model.named_modules():
+            if isinstance(layer, Masked):
+                tensors |= {f"{name}.{key}" if name else key for key in masks_in(layer)}
+                features = self._width(layer)
+                scale = effective_scale(features, self.members, layer.ones)
+                iou = overlap(_table(features, self.members, layer.ones, 0))
+                because[name] = f"masks of {layer.ones} ones in {features}, scale {scale:.3g}, IoU {iou:.2f}"
+        for name, layer in known_layers(structure.model):
+            if name not in because and name in ends:
+                because[name] = f"on the network's {'input' if self.position == 'before' else 'output'}"
+            elif name not in because and self._width(layer) < self.fewest:
+                because[name] = f"{self._width(layer)} channels are too few for masks, which need {self.fewest}"
+        resizing = getattr(structure.model, "resizing", None)
+        note = f"{resizing}: the given weights are not used" if resizing and self.width == "grow" else ""
+        return Layout(tensors=frozenset(tensors), because=because, note=note)
+
+    def neutral(self) -> Masksembles:
+        """Masks of ones."""
+        return replace(self, members=1, scale=1.0, width="same", capacity=1.0)
+
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+        """With feed="split", each row by one member."""
+        whole = super().batch(inputs, target, rng, per_member)
+        return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
+
+
+@functools.lru_cache(maxsize=512)
+def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
+    return masks_of(features, members, ones, torch.Generator().manual_seed(seed))
+
+
+class Masked:
+    """A layer with a mask: what is in its class before the layer's own."""
+
+    mask: Tensor
+    ones: int
+
+
+def masks_in(layer: Any) -> dict[str, Tensor]:
+    """The masks of a layer, by name."""
+    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in ("mask", "mask_out")}
+
+
+class MaskedBefore(Masked):
+    """A layer that sees only its mask's share of what it takes."""
+
+    takes_rows = True
+
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """Shape: as the layer's own."""
+        layer: Any = self
+        return super().forward(x * along_channels(layer, self.mask, x), *args)  # type: ignore[misc]
+
+
+class MaskedAfter(Masked):
+    """A layer that gives only its mask's share."""
+
+    takes_rows = True
+
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """Shape: as the layer's own."""
+        layer: Any = self
+        y = super().forward(x, *args)  # type: ignore[misc]
+        return y * along_channels(layer, self.mask, y)
+
+
+class MaskedAttention(Masked, nn.MultiheadAttention):
+    """Attention with masks before its projections: one for what comes in, one for its output's."""
+
+    mask_out: Tensor
+
+    def forward(  # noqa: D102
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        weights = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
+        return attend(self, call, weights, self.out_proj.weight * self.mask_out)
+
+
+class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
+    """Attention with a mask behind it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Shape: as the module's own."""
+        output, maps = super().forward(*args, **kwargs)
+        return output * self.mask, maps
+
+
+def mask(layer: Any, position: str, ones: int) -> None:
+    """Gives a layer masks of ones, in place, that are to have so many ones."""
+    weight = next(layer.parameters())
+    attention, before = isinstance(layer, nn.MultiheadAttention), position == "before"
+    if attention:
+        layer.__class__ = MaskedAttention if before else AttentionMaskedAfter
+    else:
+        kind = type(layer)
+        layer.__class__ = type(f"Masked{kind.__name__}", (MaskedBefore if before else MaskedAfter, kind), {})
+    size = layer.embed_dim if attention else channels(layer)[0 if before else 1]
+    layer.ones = ones
+    for key in ("mask", "mask_out") if attention and before else ("mask",):
+        layer.register_buffer(key, torch.ones(size, dtype=weight.dtype, device=weight.device))

@@ -1,0 +1,128 @@
+"""Masksembles: members are networks with channels cut out; rows are split among them; limits of the scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws.compare import assert_same
+from torch import Tensor, nn
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes.methods.masksembles import Masked
+from multitudes.models import MLP, resnet18
+
+X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
+IMAGES = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+
+
+def perceptron() -> nn.Module:
+    return MLP(5, (16, 12), 3, norm="hidden").double()
+
+
+def masks_of(ens: mt.Ensemble) -> dict[str, Tensor]:
+    """The masks of every layer, ``[M, C]``."""
+    return {name: buffer for name, buffer in ens.named_buffers() if name.endswith("mask")}
+
+
+@pytest.mark.parametrize("feed", ["split", "all"])
+def test_one_step_is_that_of_networks_cut_out(feed: str) -> None:
+    """Weights of dropped channels sliced away, rows of all members normalised together: loss and every gradient."""
+    ens = mt.ensemble(perceptron(), mt.Masksembles(members=3, feed=feed), X, seed=0).train()  # type: ignore[arg-type]
+    batch = ens.batch(X, Y)
+    loss = ens.reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy)
+    loss.backward()
+    state = {name: p.detach().clone().requires_grad_() for name, p in ens.named_parameters()}
+    rows = batch.kwargs["rows"] if feed == "split" else torch.arange(3).repeat_interleave(6)
+    x, y = (X, Y) if feed == "split" else (X.repeat(3, 1), Y.repeat(3))
+    expected = F.cross_entropy(sliced(state, masks_of(ens), x, rows), y)
+    expected.backward()
+    assert_same(loss.detach(), expected.detach())
+    assert_same({n: p.grad for n, p in ens.named_parameters()}, {n: t.grad for n, t in state.items()})
+
+
+def sliced(state: dict[str, Tensor], masks: dict[str, Tensor], x: Tensor, rows: Tensor) -> Tensor:
+    """The perceptron row by row, each linear layer on the kept channels of the row's member alone."""
+    h = x @ state["layers.0.weight"].T + state["layers.0.bias"]
+    for norm, layer in (("layers.1", "layers.3"), ("layers.4", "layers.6")):
+        h = (h - h.mean(0)) / (h.var(0, unbiased=False) + 1e-5).sqrt() * state[f"{norm}.weight"] + state[f"{norm}.bias"]
+        h = h.relu()
+        kept = [masks[f"{layer}.mask"][m].nonzero().flatten() for m in rows]
+        weight, bias = state[f"{layer}.weight"], state[f"{layer}.bias"]
+        h = torch.stack([row[k] @ weight[:, k].T + bias for row, k in zip(h, kept, strict=True)])
+    return h
+
+
+def test_masks_are_saved_and_no_parameters() -> None:
+    """Persistent, in the layer's dtype; another ensemble takes them from the state dict."""
+    one, other = (mt.ensemble(perceptron(), mt.Masksembles(), X, seed=seed).eval() for seed in (0, 1))
+    assert {t.dtype for t in masks_of(one).values()} == {torch.float64}
+    assert not any("mask" in name for name, _ in one.named_parameters())
+    assert not torch.equal(one(X), other(X))
+    other.load_state_dict(one.state_dict())
+    assert_same(other(X), one(X))
+
+
+def test_where_masks_are() -> None:
+    """Before: not on the input, but on the head's; after: not on the output, but on the stem's; narrow layers are shared."""
+    net = resnet18(width=0.25).double()
+    before = mt.ensemble(net, mt.Masksembles(), IMAGES, seed=0)
+    after = mt.ensemble(net, mt.Masksembles(position="after"), IMAGES, seed=0)
+    ours = [{n for n, part in e.template.named_modules() if isinstance(part, Masked)} for e in (before, after)]
+    convolutions = {n for n, part in net.named_modules() if isinstance(part, nn.Conv2d)}
+    assert ours[0] == (convolutions | {"fc"}) - {"conv1"}
+    assert ours[1] == convolutions
+    narrow = mt.plan(MLP(5, (16, 8), 3).double(), mt.Masksembles(), X)
+    assert {e.name: e.reason for e in narrow.shared}["layers.4"] == "8 channels are too few for masks, which need 10"
+    assert [e.name for e in narrow.converted] == ["layers.2"]
+    assert "masks of 8 ones in 16" in narrow.converted[0].reason
+
+
+def test_at_gives_other_scales() -> None:
+    """From the third stage on, for example."""
+    net = resnet18(width=0.25).double()
+    wide = mt.Masksembles(scale=2.0)
+    ens = mt.ensemble(net, mt.Masksembles(scale=1.0), IMAGES, at={"layer3": wide, "layer4": wide, "fc": wide}, seed=0)
+    shares = {name: mask.mean().item() for name, mask in masks_of(ens).items()}
+    assert all((share == 1) == (name.split(".")[0] in ("layer1", "layer2")) for name, share in shares.items())
+
+
+def test_growing_keeps_the_capacity() -> None:
+    """Each mask leaves as many channels as the given layer has; for our models, or a factory."""
+    net = resnet18(width=0.25).double()
+    ens = mt.ensemble(net, mt.Masksembles(width="grow"), IMAGES, seed=0)
+    assert ens.template.layer2[0].conv2.in_channels == 60  # 32 × 2 (1 − (1 − 1/2)^4)
+    assert set(masks_of(ens)["layer2.0.conv2.mask"].sum(1).tolist()) == {32.0}
+    with pytest.raises(mt.ConversionError, match=r"cannot be made 1\.875 times as wide"):
+        mt.ensemble(ZOO["resnet"].model(), mt.Masksembles(width="grow", fewest=2), ZOO["resnet"].example())
+
+
+def test_the_limits_of_the_scale() -> None:
+    """At 1 every member is the network; far beyond, members have no channel in common."""
+    net = MLP(5, (16, 16), 3).double()
+    same = mt.ensemble(net, mt.Masksembles(scale=1.0), X, seed=0).eval()
+    assert_same(same(X)[2], net.eval()(X))
+    apart = mt.ensemble(net, mt.Masksembles(scale=1e6), X, seed=0)
+    assert all(bool((mask.sum(0) == 1).all()) for mask in masks_of(apart).values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"scale": 0.5}, "scale=0.5"),
+        ({"scale": float("inf")}, "scale=inf"),
+        ({"width": "wide"}, "say 'same' or 'grow'"),
+        ({"position": "between"}, "position='between'"),
+        ({"feed": "some"}, "feed='some'"),
+        ({"capacity": 0.5}, "give width='grow' too"),
+        ({"width": "grow", "capacity": 0.0}, "capacity=0.0"),
+        ({"fewest": 0}, "fewest=0"),
+    ],
+)
+def test_bad_settings(fields: dict[str, Any], says: str) -> None:
+    """Said at once."""
+    with pytest.raises(mt.InputError, match=says):
+        mt.Masksembles(**fields)
