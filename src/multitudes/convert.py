@@ -110,7 +110,8 @@ def settled(begun: Draft, engine: Engine) -> Plan:
     counts, memory = _costs(begun, engine, few_members(few, begun.trial_members))
     notes = begun.plan.notes
     if engine.traits.coupled:
-        notes += (f"in training, BatchNorm {', '.join(sorted(engine.traits.coupled))} is shared over members: run by fold",)
+        names = ", ".join(sorted(engine.traits.coupled))
+        notes += (f"in training, BatchNorm {names} is shared: one set of statistics over the rows of all members",)
     own = [tensor for name, tensor in named_tensors(few.template) if name in few.owned]
     if few.members > 1 and begun.start == "fresh" and own and not begun.on_meta and all((t == t[:1]).all() for t in own):
         notes += ("members start equal, and stay so on the same data: all that they own is the same for each",)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from multitudes.arguments import check_method, check_names, check_options, checked_example, layer_settings
-from multitudes.engine.state import Engine, batch_norms, copy_with, like, named_tensors, owner
-from multitudes.ensemble import in_layout
+from multitudes.engine.state import Engine, batch_norms, copy_with, in_layout, like, named_tensors, owner
 from multitudes.errors import InputError
 from multitudes.initialise import built, fresh, member_seed, seeded
 from multitudes.inputs import BatchAxis, Inputs, rows
@@ -42,6 +41,8 @@ class Draft:
     """The modules for which the method has other settings."""
     owned: frozenset[str] = frozenset()
     shared_norms: frozenset[str] = frozenset()
+    plain: bool = True
+    """Nothing but a converted layer itself reads its weights."""
 
     def with_method(self, method: Method, at: Mapping[str, Method]) -> Draft:
         """The draft of another method for the same model."""
@@ -80,6 +81,7 @@ class Draft:
         template = copy_with(self.model, values)
         engine = Engine(template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk)
         engine.refresh()
+        engine.traits = replace(engine.traits, plain=self.plain)
         return engine
 
     def fresh(self, m: int) -> tuple[nn.Module, dict[str, str]]:
@@ -87,7 +89,7 @@ class Draft:
         seed = member_seed(self.seed, m)
         if self.method.keeps_weights:
             own = self.method.start(self.base, self.model, self.inputs, self.seed, m, self.at)
-            return own, dict.fromkeys(dict(named_tensors(own)), "by the method, of the given weights")
+            return own, dict.fromkeys(dict(named_tensors(own)), self.method.origin)
         if self.factory is None:
             return fresh(self.model, seed)
         made = self.method.prepare(built(self.factory, 1.0, seed), self.factory, self.inputs, seed, self.at)
@@ -137,7 +139,8 @@ def draft(
     if start == "copies" and not begun.full:
         raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
     net = begun.model
-    layout = without(method.layout(_observed(begun)), kept)
+    structure = _observed(begun)
+    layout = without(method.layout(structure), kept)
     layout = with_norms(net, layout)
     owned = _owned(net, layout)
     if kept and method.keeps_weights and not method.shares_weights:
@@ -145,7 +148,9 @@ def draft(
     if kept and not owned and method.members > 1:
         raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
     norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
-    return replace(begun, owned=owned, shared_norms=norms, plan=_entries(begun, layout, owned))
+    converted = {owner(name) for name in owned}
+    plain = not any(owner(name) in converted for name in structure.elsewhere)
+    return replace(begun, owned=owned, shared_norms=norms, plain=plain, plan=_entries(begun, layout, owned))
 
 
 def _observed(begun: Draft) -> Structure:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from multitudes import tree
 from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_each_row, run_fold_rows, run_rows, takes_rows
 from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
-from multitudes.engine.state import bake, hooked, is_channels_last, kept_tensors, named_tensors
+from multitudes.engine.state import bake, hooked, in_layout, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
@@ -37,9 +37,12 @@ class Ensemble(nn.Module):
     model's names without a prefix; tensors that belong to members have the shape ``[M, ...]``.
     """
 
-    def __init__(self, engine: Engine, method: Method, *, task: str, seed: int, base: nn.Module, plan: Plan) -> None:
+    def __init__(
+        self, engine: Engine, method: Method, *, task: str, seed: int, base: nn.Module, plan: Plan, compact: bool = False
+    ) -> None:
         super().__init__()
         self.method = method
+        self.is_compact = compact
         self.task = checked(task)
         self.seed = seed
         self.engine = engine
@@ -204,9 +207,11 @@ class Ensemble(nn.Module):
         return norms
 
     def member(self, m: int) -> nn.Module:
-        """Member m as a plain module of the base model's kind: a detached copy with the same outputs."""
+        """Member m as a plain module of the base model's kind, with its names: a detached copy with the same outputs."""
         index = self._index(m)
         member = bake(self.template, self._slice(lambda tensor: tensor[index]))
+        if self.engine.traits.plain:
+            self.method.plain(member)
         for part in member.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters()
@@ -223,7 +228,18 @@ class Ensemble(nn.Module):
         engine.refresh()
         counts = self.plan.counts and self.plan.counts.with_fewer(self.members - len(chosen))
         planned = replace(self.plan, method=method, counts=counts)
-        return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned)
+        return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned, compact=self.is_compact)
+
+    def compact(self) -> Ensemble:
+        """An ensemble for prediction with the same outputs, without what its members do not use: a detached copy.
+
+        The plan has the multiply-adds before and after, and what has become of each layer.
+        """
+        if self.is_compact:
+            raise InputError("this ensemble is compact already")
+        if not self.engine.traits.plain:
+            raise InputError("forward reads weights of converted layers by itself, so that nothing can be worked into them")
+        return self.method.compact(self)
 
     def average(self, output: str | None = None) -> nn.Module:
         """A plain module ``[B, K]`` for code that knows no members: the log of the mean probability, by the task.
@@ -241,6 +257,8 @@ class Ensemble(nn.Module):
             raise InputError(f"start={start!r}: say 'copies' or 'fresh'")
         own = dict(self.state_dict(keep_vars=True))
         owned = set(self.engine.owned) | {n for n, t in own.items() if self._is_tied_owned(t)}
+        added = own.keys() - self.base.state_dict().keys()
+        own = {name: tensor for name, tensor in own.items() if name not in added}  # what the method adds stays as it is
         wrong = [f"missing {n}" for n in own if n not in state_dict] + [f"unknown {n}" for n in state_dict if n not in own]
         for name in own.keys() & state_dict.keys():
             shape = own[name].shape[1:] if name in owned else own[name].shape
@@ -294,7 +312,9 @@ class Ensemble(nn.Module):
         return best
 
     def train(self, mode: bool = True) -> Ensemble:
-        """Training or eval mode, as the model itself sets it."""
+        """Training or eval mode, as the model itself sets it; a compact ensemble is for prediction alone."""
+        if mode and self.is_compact:
+            raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
         self.template.train(mode)
         self.training = mode
         return self
@@ -380,15 +400,3 @@ class Average(nn.Module):
         if name not in found:
             raise InputError(f"the model returns {', '.join(found)}: say which is meant, ens.average(output=...)")
         return combine(found[name], self.ensemble.task)
-
-
-def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
-    """A tensor in a memory format; with a member axis, each member's slice in it."""
-    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
-    if rank is None:
-        return tensor.contiguous()
-    if tensor.ndim - owned != rank:
-        return tensor
-    flat = tensor.flatten(0, 1) if owned else tensor
-    placed: Tensor = flat.to(memory_format=layout)
-    return placed.unflatten(0, tensor.shape[:2]) if owned else placed

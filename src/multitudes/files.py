@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multitudes.cut import hollow
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, settings
 from multitudes.ensemble import Ensemble
@@ -126,6 +127,9 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
 
     method = _method(source, about)
     given, network = _prepared(source, about, method, model)
+    if about.get("compact"):
+        method.plain(network)
+        network = hollow(network, tensors, frozenset(about["owned"]))
     template = _filled(source, about, network, tensors, [] if network is not given else _other_settings(about, given))
     engine = Engine(
         template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
@@ -141,8 +145,9 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
     base = skeleton(given)
     return Ensemble(
-        engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method)
-    )
+        engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
+        compact=bool(about.get("compact")),
+    )  # fmt: skip
 
 
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
@@ -177,6 +182,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "shared_norms": sorted(engine.shared_norms),
         "batch_axis": engine.batch_axis,
         "chunk": engine.chunk,
+        "compact": ensemble.is_compact,
         "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
         "proven": engine.proven,
         "picked": engine.picked,

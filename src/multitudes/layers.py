@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,44 +44,57 @@ PRODUCTS: dict[type[nn.Module], Product] = {
 }
 
 
-def _same(layer: Any, x: Tensor) -> Tensor:
-    """timm's Conv2dSame: padded as TensorFlow pads."""
-    from timm.layers import pad_same
-
-    x = pad_same(x, layer.kernel_size, layer.stride, layer.dilation)
-    return F.conv2d(x, layer.weight, None, layer.stride, (0, 0), layer.dilation, layer.groups)
+def _own_weight(layer: Any) -> Tensor:
+    return layer.weight
 
 
-def _standardised(layer: Any, x: Tensor) -> Tensor:
+def _standardised(layer: Any) -> Tensor:
     """timm's StdConv2d: its weight normalised for each output channel."""
-    if "Same" in type(layer).__name__ and layer.same_pad:
-        from timm.layers import pad_same
-
-        x = pad_same(x, layer.kernel_size, layer.stride, layer.dilation)
     flat = layer.weight.reshape(1, layer.out_channels, -1)
-    weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
-    return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+    return F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
 
 
-def _scaled(layer: Any, x: Tensor) -> Tensor:
+def _scaled(layer: Any) -> Tensor:
     """timm's ScaledStdConv2d: normalised, with a learned gain."""
-    if "Same" in type(layer).__name__ and layer.same_pad:
-        from timm.layers import pad_same
-
-        x = pad_same(x, layer.kernel_size, layer.stride, layer.dilation)
     flat, gain = layer.weight.reshape(1, layer.out_channels, -1), (layer.gain * layer.scale).view(-1)
-    weight = F.batch_norm(flat, None, None, weight=gain, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
-    return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+    return F.batch_norm(flat, None, None, weight=gain, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
 
 
-TAUGHT: dict[str, Product] = {
-    "timm.layers.conv2d_same.Conv2dSame": _same,
+TAUGHT: dict[str, Callable[[Any], Tensor]] = {
+    "timm.layers.conv2d_same.Conv2dSame": _own_weight,
     "timm.layers.std_conv.StdConv2d": _standardised,
     "timm.layers.std_conv.StdConv2dSame": _standardised,
     "timm.layers.std_conv.ScaledStdConv2d": _scaled,
     "timm.layers.std_conv.ScaledStdConv2dSame": _scaled,
 }
-"""Layers of other libraries with a forward of their own, by qualified name."""
+"""Layers of other libraries with a forward of their own, by qualified name, and what they convolve with."""
+
+
+def _taught(layer: Any, x: Tensor) -> Tensor:
+    if pads_as_tensorflow(layer):
+        from timm.layers import pad_same
+
+        x = pad_same(x, layer.kernel_size, layer.stride, layer.dilation)
+    return F.conv2d(x, weight_of(layer), None, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def pads_as_tensorflow(layer: Any) -> bool:
+    """Whether one of timm's convolutions pads its input by what it finds it to be."""
+    name = taught_name(layer)
+    return name is not None and "Same" in name and bool(getattr(layer, "same_pad", True))
+
+
+def taught_name(layer: nn.Module) -> str | None:
+    """The name under which a layer of another library is taught, converted or not."""
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(layer).__mro__)
+    return next((name for name in names if name in TAUGHT), None)
+
+
+def weight_of(layer: Any) -> Tensor:
+    """What a known layer multiplies with, as it computes it from its parameters."""
+    name = taught_name(layer)
+    return layer.weight if name is None else TAUGHT[name](layer)
+
 
 SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
 """What all members use as it is, matrices or not."""
@@ -89,8 +103,8 @@ SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
 def product_of(layer: nn.Module) -> Product | None:
     """What a known layer multiplies its input with, without its bias; None for a layer that is not known."""
     kind = type(layer)
-    if (taught := TAUGHT.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:
-        return taught
+    if f"{kind.__module__}.{kind.__qualname__}" in TAUGHT:
+        return _taught
     for parent, product in PRODUCTS.items():
         if isinstance(layer, parent):
             inherited = kind.forward is parent.forward
@@ -117,6 +131,11 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
     if x.shape[0] != values.shape[0]:
         values = values.repeat_interleave(x.shape[0] // values.shape[0], 0)
     return values.view(x.shape[0], *(1 for _ in range(between)), values.shape[1], *(1 for _ in range(trailing)))
+
+
+def channel_axis(layer: Any) -> int:
+    """Where channels stand in what a known layer takes and gives, from the last axis."""
+    return -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
 
 
 def known_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -175,3 +194,47 @@ def projections(layer: Any) -> tuple[Tensor, ...]:
     if layer._qkv_same_embed_dim:
         return layer.in_proj_weight.view(3, layer.embed_dim, layer.embed_dim).unbind()
     return layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
+
+
+def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Values for each channel that a layer takes, and for each that it gives, multiplied in the shape of its weight."""
+    shape, groups = layer.weight.shape, getattr(layer, "groups", 1)
+    takes, gives = inputs.view(groups, -1), outputs.view(groups, -1)
+    first, second = (takes, gives) if isinstance(layer, TRANSPOSED) else (gives, takes)
+    both = first[:, :, None] * second[:, None, :]  # the second axis of a weight has the channels of one group
+    return both.reshape(*shape[:2], *(1 for _ in shape[2:]))
+
+
+def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Gives a converted layer the class that it had, with this weight and bias, in place.
+
+    One that computes its weight becomes the convolution that it is.
+    """
+    kind = type(layer).__bases__[-1]
+    if (name := taught_name(layer)) is not None:
+        kind = nn.Conv2d
+        if pads_as_tensorflow(layer):
+            from timm.layers import Conv2dSame
+
+            kind = Conv2dSame
+        if "Scaled" in name:
+            del layer.gain
+    layer.__class__ = kind
+    layer.weight = _parameter(weight, layer.weight)
+    if bias is not None:
+        layer.bias = _parameter(bias, layer.bias)
+
+
+def plain_projections(layer: Any, weights: Sequence[Tensor], out: Tensor) -> None:
+    """The same for torch's attention, with these weights for its query, key, value and output."""
+    layer.__class__ = nn.MultiheadAttention
+    if layer._qkv_same_embed_dim:
+        layer.in_proj_weight = _parameter(torch.cat(list(weights)), layer.in_proj_weight)
+    else:
+        for name, weight in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), weights, strict=True):
+            setattr(layer, name, _parameter(weight, getattr(layer, name)))
+    layer.out_proj.weight = _parameter(out, layer.out_proj.weight)
+
+
+def _parameter(value: Tensor, like: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.detach().clone(), requires_grad=like.requires_grad)

@@ -69,6 +69,9 @@ class Method:
     draws: ClassVar[bool] = False
     """Whether members are drawn."""
 
+    origin: ClassVar[str] = "by the method"
+    """Where what members own comes from, if they start by `start`."""
+
     by_layer: ClassVar[tuple[str, ...]] = ()
     """The settings that may differ from layer to layer, by `at=`."""
 
@@ -115,6 +118,14 @@ class Method:
     def subset(self: M, count: int) -> M:
         """The settings of an ensemble of so many of the members."""
         return replace(self, members=count)
+
+    def plain(self, member: nn.Module) -> None:
+        """Makes a member's layers those of the given model again, in place, with what the method adds to them worked in."""
+
+    def compact(self, ensemble: Ensemble) -> Ensemble:
+        """An ensemble for prediction with the same outputs, without what its members do not use."""
+        name = type(self).__name__
+        raise InputError(f"{name} has nothing to compact: each of its members uses all that it has")
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
         """What one training step is called with; by default every member sees every row."""

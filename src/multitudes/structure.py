@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 
 from multitudes import tree
 from multitudes.engine.state import bake, named_tensors, owner
@@ -42,6 +43,10 @@ class Structure:
     """Autograd nodes that a module's output came from: the module's name, and when."""
     names: dict[int, str]
     """Names of the parameters of the copy that ran, by identity."""
+    taken: dict[str, list[tuple[Any, ...]]]
+    """For each call of a module, the autograd nodes of the tensors that it was given."""
+    elsewhere: set[str]
+    """Parameters that are read outside the forward of the module that they belong to."""
 
     def started(self, name: str) -> int | None:
         """When the first call in a module's subtree happened; None if none did."""
@@ -143,10 +148,13 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
             parameter.requires_grad_(True)
     order: dict[str, int] = {}
     made: dict[Any, tuple[str, int]] = {}
+    taken: dict[str, list[tuple[Any, ...]]] = {}
     clock = itertools.count()
 
-    def enter(name: str) -> None:
+    def enter(name: str, given: Any) -> None:
         order.setdefault(name, next(clock))
+        nodes = tuple(tensor.grad_fn for tensor in tree.tensors(given) if tensor.grad_fn is not None)
+        taken.setdefault(name, []).append(nodes)
 
     def leave(name: str, output: Any) -> None:
         now = next(clock)
@@ -155,9 +163,10 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
                 made.setdefault(tensor.grad_fn, (name, now))  # the innermost module, whose hook runs first, keeps it
 
     for name, module in probe.named_modules():
-        module.register_forward_pre_hook(lambda *_, name=name: enter(name))
+        module.register_forward_pre_hook(lambda _, args, kwargs, name=name: enter(name, (args, kwargs)), with_kwargs=True)
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
-    with torch.enable_grad():
+    reading = _Reading(probe)
+    with torch.enable_grad(), reading:
         own = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
         output = probe(*own.args, **own.kwargs)
     made_now = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
@@ -165,7 +174,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
-    structure = Structure(model, order, ends, made, names)
+    structure = Structure(model, order, ends, made, names, taken, reading.elsewhere)
     strays = structure.strays()
     if strays:
         raise InputError(
@@ -173,6 +182,39 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
             "and weights into an nn.ParameterList, and let no function hold on to the model itself"
         )
     return structure
+
+
+class _Reading(TorchFunctionMode):
+    """Notices parameters that an operation reads while another module than theirs is running."""
+
+    HARMLESS = frozenset("size dim ndimension numel nelement is_floating_point is_complex stride __len__ __hash__".split())
+    ATTRIBUTES = frozenset("data T mT H mH real imag".split())
+
+    def __init__(self, probe: nn.Module) -> None:
+        super().__init__()
+        self.elsewhere: set[str] = set()
+        self.running: list[nn.Module] = [probe]
+        self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
+        for name, part in probe.named_modules():
+            for key, parameter in part.named_parameters(recurse=isinstance(part, nn.MultiheadAttention)):
+                self.owners.setdefault(id(parameter), (f"{name}.{key}" if name else key, []))[1].append(part)
+            part.register_forward_pre_hook(lambda module, _: self.running.append(module))
+            part.register_forward_hook(self._leave)
+
+    def _leave(self, *_: Any) -> None:
+        self.running.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        reads = getattr(getattr(func, "__self__", None), "__name__", "") in self.ATTRIBUTES if name == "__get__" else True
+        if reads and name not in self.HARMLESS:
+            for tensor in tree.tensors((args, kwargs or {})):
+                owned = self.owners.get(id(tensor))
+                if owned is not None and not any(part is self.running[-1] for part in owned[1]):
+                    self.elsewhere.add(owned[0])
+        return func(*args, **(kwargs or {}))
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:

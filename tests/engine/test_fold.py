@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
+from itertools import product
 
 import pytest
 import torch
@@ -38,15 +39,17 @@ NORMS = {
     "not affine": {"affine": False},
     "cumulative": {"momentum": None},
     "not tracking": {"track_running_stats": False},
+    "bare": {"affine": False, "track_running_stats": False},
 }
 
 
 class TestSharedBatchNorm:
-    @pytest.mark.parametrize("kind", NORMS)
-    def test_is_explicit_folding(self, kind: str) -> None:
-        """Outputs, gradients and statistics of three steps, by the call, which takes fold and says so."""
+    @pytest.mark.parametrize(("kind", "way"), [pair for pair in product(NORMS, ("vmap", "fold")) if pair != ("bare", "vmap")])
+    def test_is_explicit_folding(self, kind: str, way: str) -> None:
+        """Outputs, gradients and statistics of three steps, by the call, which takes vmap or fold and says so."""
         ens = mt.ensemble(shared_norm(**NORMS[kind]), mt.Deep(members=M), torch.randn(B, 4), keep=["1"]).train()
-        assert ens.executor == "fold"
+        ens.engine.picked["train"] = way
+        assert ens.executor == way
         assert "1.weight" not in ens.engine.owned
         twin, norm = with_norm(ens)
         for _ in range(3):
@@ -88,8 +91,10 @@ class TestSharedBatchNorm:
 
     def test_the_plan_says_so(self) -> None:
         planned = mt.plan(shared_norm(), mt.Deep(members=M), torch.randn(B, 4), keep=["1"])
-        assert any("BatchNorm 1" in note and "fold" in note for note in planned.notes)
-        assert "BatchNorm 1" in planned.why["vmap"]
+        assert "in training, BatchNorm 1 is shared: one set of statistics over the rows of all members" in planned.notes
+        assert planned.proven["train"] == ("loop", "vmap", "fold")
+        bare = mt.plan(shared_norm(**NORMS["bare"]), mt.Deep(members=M), torch.randn(B, 4), keep=["1"])
+        assert "BatchNorm 1 has no tensor of its own" in bare.why["vmap"]
 
     def test_a_norm_put_into_eval_mode_couples_nothing(self) -> None:
         """Frozen statistics: the loop and vmap are right again, in training too."""
@@ -114,7 +119,7 @@ class TestSharedBatchNorm:
             nn.Linear(4, 3),
         )
         ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 2, 5, 5), keep=["1", "4"]).train()
-        assert ens.executor == "fold"
+        assert ens.executor == "vmap"
         x = torch.randn(B, 2, 5, 5)
         twin = copy.deepcopy(ens)
         rows = torch.cat(
@@ -220,18 +225,30 @@ class TestNothingIsGuessed:
         else:
             torch.testing.assert_close(found, torch.stack(wanted.chunk(M, 1)))
 
-    @pytest.mark.parametrize("kind", [Centred, Positions])
-    def test_rows_that_see_each_other(self, kind: type[nn.Module]) -> None:
-        """Folded, one member's rows would enter another's mean, or stand at other places: refused in training."""
-        try:
-            ens = mt.ensemble(kind(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"]).train()
-            with pytest.raises(mt.MultitudesError, match=r"norm|rows"):
-                ens(torch.randn(B, 4))
-        except mt.ConversionError as error:
-            assert "norm" in str(error) or "rows" in str(error)
+    def test_rows_that_see_each_other(self) -> None:
+        """Folded, one member's rows would enter another's mean: vmap keeps them apart, but for the shared norm."""
+        ens, x = mt.ensemble(Centred(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"]).train(), torch.randn(B, 4)
+        assert "fold" not in ens.engine.proven["train"]
+        twin = copy.deepcopy(ens)
+        layer, head = twin.get_submodule("layer"), twin.get_submodule("head")
+        hidden = [F.linear(x, w, b) for w, b in zip(layer.weight, layer.bias, strict=True)]
+        rows = twin.get_submodule("norm")(torch.cat([h - 0.5 * h.mean(0) for h in hidden])).chunk(M)
+        wanted = torch.stack([F.linear(part, head.weight[m], head.bias[m]) for m, part in enumerate(rows)])
+        torch.testing.assert_close(ens(x), wanted)
+        torch.testing.assert_close(ens.get_submodule("norm").running_var, twin.get_submodule("norm").running_var)
+        with pytest.raises(mt.RunError, match="fold cannot run this model"):
+            ens(x.expand(M, B, 4), per_member=True)
+
+    def test_places_in_the_batch(self) -> None:
+        """A term for each row's place is that of the member's own batch, not of all members' rows."""
+        ens, x = mt.ensemble(Positions(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"]).train(), torch.randn(B, 4)
+        twin, term = copy.deepcopy(ens), torch.arange(B, dtype=x.dtype).sin()[:, None]
+        layer = twin.get_submodule("layer")
+        hidden = [F.linear(x, w, b) + term for w, b in zip(layer.weight, layer.bias, strict=True)]
+        torch.testing.assert_close(ens(x), twin.get_submodule("norm")(torch.cat(hidden)).unflatten(0, (M, B)))
 
     def test_an_output_without_rows(self) -> None:
-        """A mean over the batch has no row for each member: refused."""
+        """A mean over the batch has no row for each member: not by fold, whose rows are all members'."""
 
         class Mean(nn.Module):
             def __init__(self) -> None:
@@ -241,11 +258,15 @@ class TestNothingIsGuessed:
             def forward(self, x: Tensor) -> Tensor:
                 return self.norm(self.layer(x)).mean(0)
 
-        with pytest.raises(mt.MultitudesError, match="rows"):
-            mt.ensemble(Mean(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"]).train()(torch.randn(B, 4))
+        ens, x = mt.ensemble(Mean(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"]).train(), torch.randn(B, 4)
+        assert "fold" not in ens.engine.proven["train"]
+        twin = copy.deepcopy(ens)
+        layer = twin.get_submodule("layer")
+        rows = torch.cat([F.linear(x, w, b) for w, b in zip(layer.weight, layer.bias, strict=True)])
+        torch.testing.assert_close(ens(x), twin.get_submodule("norm")(rows).unflatten(0, (M, B)).mean(1))
 
-    def test_a_norm_inside_a_members_layer_is_refused_in_training(self) -> None:
-        """A module that owns a member's tensor and calls the shared norm itself: named, with what to do."""
+    def test_a_norm_inside_a_members_layer(self) -> None:
+        """A module that owns a member's tensor and calls the shared norm itself: by vmap; fold would normalise it alone."""
 
         class Layer(nn.Module):
             def __init__(self) -> None:
@@ -255,10 +276,13 @@ class TestNothingIsGuessed:
             def forward(self, x: Tensor) -> Tensor:
                 return self.norm(F.linear(x, self.weight))
 
-        ens = mt.ensemble(Layer(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"])
+        ens, x = mt.ensemble(Layer(), mt.Deep(members=M), torch.randn(B, 4), keep=["norm"]), torch.randn(B, 4)
+        assert_separate(copy.deepcopy(ens), x, training=False)
+        twin = copy.deepcopy(ens.train())
+        rows = torch.cat([F.linear(x, weight) for weight in twin.get_parameter("weight")])
+        torch.testing.assert_close(ens(x), twin.get_submodule("norm")(rows).unflatten(0, (M, B)))
         with pytest.raises(mt.RunError, match=r"BatchNorm norm.*eval mode"):
-            ens.train()(torch.randn(B, 4))
-        assert_separate(ens, torch.randn(B, 4), training=False)
+            ens(x.expand(M, B, 4), per_member=True)
 
     def test_what_only_the_loop_can_run_is_refused_in_training(self) -> None:
         """Control flow over all members' rows at once has no meaning: refused by the norm's name."""

@@ -7,7 +7,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Traits:
     """vmap is also right where each member has inputs of its own."""
     fold_slots: bool = False
     """fold is right in training where each member has inputs of its own."""
+    plain: bool = True
+    """Nothing but a layer itself reads its weights, so that what a method adds can be worked into them."""
     steered: bool = False
     """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
 
@@ -127,7 +129,8 @@ class Engine:
 
     def adopt(self, trial: Engine) -> None:
         """Takes over what a trial on a few members has found."""
-        self.traits, self.why, self.proven, self.row_axes = trial.traits, trial.why, trial.proven, trial.row_axes
+        self.traits = replace(trial.traits, plain=self.traits.plain)
+        self.why, self.proven, self.row_axes = trial.why, trial.proven, trial.row_axes
         self.refresh()
 
 
@@ -140,6 +143,18 @@ def is_channels_last(tensor: Tensor) -> bool:
     """Whether a tensor's memory is laid out with channels last, and not also in the ordinary order."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
     return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
+
+
+def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
+    """A tensor in a memory format; with a member axis, each member's slice in it."""
+    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
+    if rank is None:
+        return tensor.contiguous()
+    if tensor.ndim - owned != rank:
+        return tensor
+    flat = tensor.flatten(0, 1) if owned else tensor
+    placed: Tensor = flat.to(memory_format=layout)
+    return placed.unflatten(0, tensor.shape[:2]) if owned else placed
 
 
 def slots_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:

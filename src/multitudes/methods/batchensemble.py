@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,19 @@ from multitudes.engine.state import bake
 from multitudes.errors import InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs
-from multitudes.layers import along_channels, attend, channels, known_layers, product_of, projections, unknown_layers
+from multitudes.layers import (
+    along_channels,
+    attend,
+    channels,
+    known_layers,
+    over_channels,
+    plain,
+    plain_projections,
+    product_of,
+    projections,
+    unknown_layers,
+    weight_of,
+)
 from multitudes.method import Batch, Factory, Layout, Method, split_rows
 from multitudes.structure import Structure
 
@@ -47,7 +59,8 @@ class BatchEnsemble(Method):
     reduction: Literal["sum", "mean"] = "mean"
     """The members' losses are averaged, since they share their weights."""
 
-    shares_weights = True
+    shares_weights: ClassVar[bool] = True
+    origin: ClassVar[str] = "factors by init, biases of the given model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +111,12 @@ class BatchEnsemble(Method):
                 tensors |= {f"{name}.{key}" if name else key for key in keys}
         return Layout(tensors=frozenset(tensors))
 
+    def plain(self, member: nn.Module) -> None:
+        """Forms W ∘ (s rᵀ)."""
+        for layer in member.modules():
+            if isinstance(layer, Scaled):
+                layer.form()
+
     def neutral(self) -> BatchEnsemble:
         """All factors at one."""
         return replace(self, members=1, init="ones")
@@ -135,6 +154,10 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
 class Scaled:
     """A layer with factors: what is in its class before the layer's own."""
 
+    def form(self) -> None:
+        """Becomes the plain layer with the weights that it has now."""
+        raise NotImplementedError
+
 
 class ScaledProduct(Scaled):
     """A linear layer or convolution between its factors."""
@@ -153,6 +176,13 @@ class ScaledProduct(Scaled):
         y = y * along_channels(layer, self.gamma, y)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
+    def form(self) -> None:
+        """Becomes the plain layer with the weights that it has now."""
+        layer: Any = self
+        weight = weight_of(layer) * over_channels(layer, self.alpha, self.gamma)
+        del layer.alpha, layer.gamma
+        plain(layer, weight, self.bias)
+
 
 class ScaledAttention(Scaled, nn.MultiheadAttention):
     """Attention whose four projections stand between factors."""
@@ -167,10 +197,21 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
         attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        return attend(self, call, *self.weights())
+
+    def weights(self) -> tuple[list[Tensor], Tensor]:
+        """Those of query, key and value, and of the output."""
         alpha = self.alpha.split([self.embed_dim, self.kdim, self.vdim])
         factors = zip(projections(self), self.gamma.view(3, -1, 1), alpha, strict=True)
         out = self.out_proj.weight * self.gamma_out[:, None] * self.alpha_out
-        return attend(self, call, [w * s * r for w, s, r in factors], out)
+        return [w * s * r for w, s, r in factors], out
+
+    def form(self) -> None:
+        """Becomes plain attention with the weights that it has now."""
+        weights, out = self.weights()
+        for name in FACTORS:
+            delattr(self, name)
+        plain_projections(self, weights, out)
 
 
 def scale(layer: Any) -> None:

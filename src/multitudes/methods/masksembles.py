@@ -11,23 +11,38 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from multitudes.compact import compacted
 from multitudes.engine.state import bake
 from multitudes.errors import ConversionError, InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs
-from multitudes.layers import along_channels, attend, channels, known_layers, projections, unknown_layers
+from multitudes.layers import (
+    along_channels,
+    attend,
+    channels,
+    known_layers,
+    over_channels,
+    plain,
+    plain_projections,
+    projections,
+    unknown_layers,
+    weight_of,
+)
 from multitudes.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.method import Batch, Factory, Layout, Method, inside, split_rows
 from multitudes.pruning import nearest
 from multitudes.resize import resized
 from multitudes.structure import Structure, first_layers, last_layers, observe
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +70,8 @@ class Masksembles(Method):
     reduction: Literal["sum", "mean"] = "mean"
     """The members' losses are averaged, since they share their weights."""
 
-    shares_weights = True
+    shares_weights: ClassVar[bool] = True
+    origin: ClassVar[str] = "masks by the seed"
     by_layer: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __post_init__(self) -> None:
@@ -102,6 +118,8 @@ class Masksembles(Method):
                 f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask; "
                 "Masksembles(fewest=2) would take narrower ones"
             )
+        for layer, key, own in _sites(new, seed):
+            layer.overlap[key] = overlap(_table(getattr(layer, key).numel(), self.members, layer.ones, own))
         return new
 
     @property
@@ -125,10 +143,9 @@ class Masksembles(Method):
     ) -> nn.Module:
         """Member m's masks."""
         new = bake(network, {})
-        for index, layer in enumerate(part for part in new.modules() if isinstance(part, Masked)):
-            for key, buffer in masks_in(layer).items():
-                own = member_seed(seed, 2 * index + (key != "mask"))
-                buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
+        for layer, key, own in _sites(new, seed):
+            buffer = getattr(layer, key)
+            buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
         return new
 
     def layout(self, structure: Structure) -> Layout:
@@ -140,7 +157,7 @@ class Masksembles(Method):
                 tensors |= {f"{name}.{key}" if name else key for key in masks_in(layer)}
                 features = self._width(layer)
                 scale = effective_scale(features, self.members, layer.ones)
-                iou = overlap(_table(features, self.members, layer.ones, 0))
+                iou = sum(layer.overlap.values()) / len(layer.overlap)
                 because[name] = f"masks of {layer.ones} ones in {features}, scale {scale:.3g}, IoU {iou:.2f}"
         for name, layer in known_layers(structure.model):
             if name not in because and name in ends:
@@ -150,6 +167,17 @@ class Masksembles(Method):
         resizing = getattr(structure.model, "resizing", None)
         note = f"{resizing}: the given weights are not used" if resizing and self.width == "grow" else ""
         return Layout(tensors=frozenset(tensors), because=because, note=note)
+
+    def plain(self, member: nn.Module) -> None:
+        """Works masks into weights."""
+        for layer in member.modules():
+            if isinstance(layer, Masked):
+                layer.work_in()
+
+    def compact(self, ensemble: Ensemble) -> Ensemble:
+        """Each member without the channels that its masks drop."""
+        masked = {name: layer.mask for name, layer in ensemble.template.named_modules() if isinstance(layer, Masked)}
+        return compacted(ensemble, masked, self.position)
 
     def neutral(self) -> Masksembles:
         """Masks of ones."""
@@ -161,9 +189,9 @@ class Masksembles(Method):
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=1024)
 def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
-    return masks_of(features, members, ones, torch.Generator().manual_seed(seed))
+    return masks_of(features, members, ones, torch.Generator().manual_seed(seed)).bool()
 
 
 class Masked:
@@ -171,11 +199,29 @@ class Masked:
 
     mask: Tensor
     ones: int
+    overlap: dict[str, float]
+
+    def work_in(self) -> None:
+        """Becomes the plain layer with the weights that its mask leaves it."""
+        raise NotImplementedError
 
 
-def masks_in(layer: Any) -> dict[str, Tensor]:
-    """The masks of a layer, by name."""
-    return {key: buffer for key, buffer in layer.named_buffers(recurse=False) if key in ("mask", "mask_out")}
+def masks_in(layer: Any) -> list[str]:
+    """The names of a layer's masks."""
+    return [key for key, _ in layer.named_buffers(recurse=False) if key in ("mask", "mask_out")]
+
+
+def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:
+    """Every layer with masks, the masks' name, and the seed by which they are drawn."""
+    for index, layer in enumerate(part for part in network.modules() if isinstance(part, Masked)):
+        for key in masks_in(layer):
+            yield layer, key, member_seed(seed, 2 * index + (key != "mask"))
+
+
+def _unmasked(layer: Any) -> None:
+    for key in masks_in(layer):
+        delattr(layer, key)
+    del layer.ones, layer.overlap
 
 
 class MaskedBefore(Masked):
@@ -187,6 +233,13 @@ class MaskedBefore(Masked):
         """Shape: as the layer's own."""
         layer: Any = self
         return super().forward(x * along_channels(layer, self.mask, x), *args)  # type: ignore[misc]
+
+    def work_in(self) -> None:
+        """Becomes the plain layer with the weights that its mask leaves it."""
+        layer: Any = self
+        weight = weight_of(layer) * over_channels(layer, self.mask, self.mask.new_ones(channels(layer)[1]))
+        _unmasked(layer)
+        plain(layer, weight, layer.bias)
 
 
 class MaskedAfter(Masked):
@@ -200,6 +253,14 @@ class MaskedAfter(Masked):
         y = super().forward(x, *args)  # type: ignore[misc]
         return y * along_channels(layer, self.mask, y)
 
+    def work_in(self) -> None:
+        """Becomes the plain layer with the weights that its mask leaves it."""
+        layer: Any = self
+        weight = weight_of(layer) * over_channels(layer, self.mask.new_ones(channels(layer)[0]), self.mask)
+        bias = None if layer.bias is None else layer.bias * self.mask
+        _unmasked(layer)
+        plain(layer, weight, bias)
+
 
 class MaskedAttention(Masked, nn.MultiheadAttention):
     """Attention with masks before its projections: one for what comes in, one for its output's."""
@@ -211,8 +272,18 @@ class MaskedAttention(Masked, nn.MultiheadAttention):
         attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        weights = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
-        return attend(self, call, weights, self.out_proj.weight * self.mask_out)
+        return attend(self, call, *self.weights())
+
+    def weights(self) -> tuple[list[Tensor], Tensor]:
+        """Those of query, key and value, and of the output."""
+        read = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
+        return read, self.out_proj.weight * self.mask_out
+
+    def work_in(self) -> None:
+        """Becomes plain attention with the weights that its masks leave it."""
+        weights, out = self.weights()
+        _unmasked(self)
+        plain_projections(self, weights, out)
 
 
 class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
@@ -222,6 +293,15 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
         """Shape: as the module's own."""
         output, maps = super().forward(*args, **kwargs)
         return output * self.mask, maps
+
+    def work_in(self) -> None:
+        """Becomes plain attention with the weights that its mask leaves it."""
+        out, bias = self.out_proj.weight * self.mask[:, None], self.out_proj.bias
+        if bias is not None:
+            self.out_proj.bias = nn.Parameter((bias * self.mask).detach(), requires_grad=bias.requires_grad)
+        weights = projections(self)
+        _unmasked(self)
+        plain_projections(self, weights, out)
 
 
 def mask(layer: Any, position: str, ones: int) -> None:
@@ -234,6 +314,6 @@ def mask(layer: Any, position: str, ones: int) -> None:
         kind = type(layer)
         layer.__class__ = type(f"Masked{kind.__name__}", (MaskedBefore if before else MaskedAfter, kind), {})
     size = layer.embed_dim if attention else channels(layer)[0 if before else 1]
-    layer.ones = ones
+    layer.ones, layer.overlap = ones, {}
     for key in ("mask", "mask_out") if attention and before else ("mask",):
         layer.register_buffer(key, torch.ones(size, dtype=weight.dtype, device=weight.device))

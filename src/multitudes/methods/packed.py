@@ -50,6 +50,7 @@ class Packed(Method):
     of: int | None = None
     """Of a subset: how many members there were, whose widths together are α."""
 
+    origin: ClassVar[str] = "channels of the given model"
     by_layer: ClassVar[tuple[str, ...]] = ("gamma",)
 
     def __post_init__(self) -> None:
