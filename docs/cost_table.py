@@ -2,7 +2,8 @@
 
 python docs/cost_table.py            prints it, in about five minutes
 python docs/cost_table.py --write    puts it into README.md
-python docs/cost_table.py --check    fails if README.md has other parameters or multiply-adds: latency is each machine's own
+python docs/cost_table.py --check    fails if README.md has other parameters or multiply-adds: latency is each machine's own,
+                                     and what compacts has to be converted for its counts, which tests/test_compact.py does
 
 Latency is that of one thread of a CPU, as a multiple of the single network's, both timed in turn.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 
 import multitudes as mt
-from multitudes.models import Network, resnet18, resnet50
+from multitudes.models import resnet18, resnet50
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
@@ -24,6 +25,8 @@ NETWORKS = {"ResNet-18": resnet18, "ResNet-50": resnet50}
 BATCH = 8
 EXTRA = [mt.Packed(members=4, alpha=2, gamma=2)]
 """Settings that stand in the table beside each method's own."""
+
+COMPACT = ".compact()"
 
 Counts = dict[tuple[str, str], tuple[int, int]]
 """Parameters and multiply-adds of one image, by network and method."""
@@ -54,29 +57,38 @@ def counts() -> Counts:
     return found
 
 
-def measured(net: Network, method: mt.Method) -> str:
-    """Memory of a training step, and latency, against the single network's."""
-    x = torch.randn(BATCH, 3, 32, 32)
-    ens = mt.ensemble(net, method, torch.randn(2, 3, 8, 8), seed=0, check=False)  # a small example converts as well
-    cost = mt.cost(ens, x, repeats=15)
-    memory = f"{cost.ensemble.memory / 2**20:.0f} MiB"
-    return f"{memory} | {cost.ensemble.latency / cost.base.latency:.1f} ×"
+def rows(name: str, method: mt.Method) -> list[str]:
+    """A method's row for a network, and one for what it compacts to, if it does."""
+    ens = mt.ensemble(NETWORKS[name](), method, torch.randn(2, 3, 8, 8), seed=0, check=False)  # a small example will do
+    found = [row(name, label(method), ens)]
+    if type(method).compact is not mt.Method.compact:
+        found.append(row(name, label(method) + COMPACT, ens.compact()))
+    return found
+
+
+def row(name: str, text: str, ens: mt.Ensemble) -> str:
+    """Counts of one image, memory of a training step, and latency against the single network's."""
+    cost = mt.cost(ens, torch.randn(BATCH, 3, 32, 32), repeats=15)
+    mine, base = cost.ensemble, cost.base
+    work, memory = f"{mine.multiply_adds / BATCH / 1e9:.3f} G", f"{mine.memory / 2**20:.0f} MiB"
+    return f"| {name} | `{text}` | {mine.parameters:,} | {work} | {memory} | {mine.latency / base.latency:.1f} × |"
 
 
 def table() -> str:
     """One row for each network and method."""
     torch.set_num_threads(1)
     lines = ["| network | method | parameters | multiply-adds | memory | latency |", "|---|---|---:|---:|---:|---:|"]
-    for (name, method), (parameters, work) in counts().items():
-        settings = next(m for m in methods() if label(m) == method)
-        lines.append(f"| {name} | `{method}` | {parameters:,} | {work / 1e9:.3f} G | {measured(NETWORKS[name](), settings)} |")
+    for name in NETWORKS:
+        for method in methods():
+            lines += rows(name, method)
     return "\n".join(lines)
 
 
 def written(text: str) -> Counts:
     """The counts that a text has, multiply-adds to three digits of a billion."""
     rows = re.findall(r"\| (ResNet-\d+) \| `(.+?)` \| ([\d,]+) \| ([\d.]+) G \|", text)
-    return {(name, method): (int(n.replace(",", "")), round(float(g) * 1000)) for name, method, n, g in rows}
+    found = {(name, method): (int(n.replace(",", "")), round(float(g) * 1000)) for name, method, n, g in rows}
+    return {key: counted for key, counted in found.items() if not key[1].endswith(COMPACT)}
 
 
 def main(option: str | None) -> int:

@@ -126,3 +126,37 @@ def test_bad_settings(fields: dict[str, Any], says: str) -> None:
     """Said at once."""
     with pytest.raises(mt.InputError, match=says):
         mt.Masksembles(**fields)
+
+
+def test_far_apart_members_are_disjoint_networks() -> None:
+    """Fig. 5, S → ∞: no weight of hidden layers serves two members, so that what one learns leaves the others as they are."""
+    net = MLP(5, (16, 16), 3, bias=False).double()
+    ens = mt.ensemble(net, mt.Masksembles(scale=1e6), X, seed=0)
+    before = ens(X)
+    F.cross_entropy(before[0], Y).backward()
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            parameter -= parameter.grad
+    after = ens(X)
+    assert not torch.equal(after[0], before[0])
+    assert torch.equal(after[1:], before[1:])
+
+
+def test_many_members_are_dropout() -> None:
+    """Fig. 5, N → ∞: each channel is kept at a rate of 1/S, independently, and outputs have dropout's mean and deviation."""
+    scale, members = 3.0, 400
+    net = MLP(5, (200,), 1).double()
+    ens = mt.ensemble(net, mt.Masksembles(members=members, scale=scale), X, seed=0, check=False)
+    masks = ens.get_buffer("layers.2.mask")
+    assert masks.mean().item() == pytest.approx(1 / scale, abs=0.01)
+    together = (masks.T @ masks / members).fill_diagonal_(0).sum() / (200 * 199)
+    assert together.item() == pytest.approx(1 / scale**2, abs=0.005)
+    hidden = net.layers[1](net.layers[0](X)).detach()
+    weight, bias = net.layers[2].weight.detach()[0], net.layers[2].bias.detach()
+    found = ens(X).detach()[..., 0]
+    terms = hidden * weight
+    mean = terms.sum(1) / scale + bias
+    deviation = ((terms**2).sum(1) * (1 / scale) * (1 - 1 / scale)).sqrt()
+    assert bool(((found.mean(0) - mean).abs() < 5 * deviation / members**0.5).all())
+    fixed = (terms - terms.mean(1, keepdim=True)).norm(dim=1) / terms.norm(dim=1)  # as many ones in each mask as in another
+    assert torch.allclose(found.std(0), deviation * fixed, rtol=0.15)

@@ -114,10 +114,8 @@ class Masksembles(Method):
             mask(layer, self.position, ones)
         if not any(isinstance(part, Masked) for part in new.modules()):
             where = "behind the first" if self.position == "before" else "before the last"
-            raise ConversionError(
-                f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask; "
-                "Masksembles(fewest=2) would take narrower ones"
-            )
+            advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
+            raise ConversionError(f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask{advice}")
         for layer, key, own in _sites(new, seed):
             layer.overlap[key] = overlap(_table(getattr(layer, key).numel(), self.members, layer.ones, own))
         return new
