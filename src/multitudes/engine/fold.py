@@ -47,7 +47,7 @@ def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
 
 def run_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     """The same in one pass, where every layer with member tensors takes those of each row, ``[B, ...]``."""
-    own = [(name, tensor) for name, tensor in named_tensors(engine.template) if name in engine.owned]
+    own = [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
     return call(engine, {name: tensor[members.to(tensor.device)] for name, tensor in own}, inputs)[0]
 
 

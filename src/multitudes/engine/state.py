@@ -6,7 +6,7 @@ import contextlib
 import copy
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,8 @@ class Engine:
     batch_axis: BatchAxis = 0
     chunk: int | None = None
     """How many members may be run at once; None is all."""
+    summed: frozenset[str] = frozenset()
+    """Tensors with a member axis that layers add up, each member's own only where members have inputs of their own."""
     traits: Traits = Traits()
     row_axes: dict[str, list[Any]] = field(default_factory=dict)
     """For each layer that owns member tensors and each of its calls: the axes of the rows in what goes in and comes out."""
@@ -80,6 +82,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.slots = slots_of(self.template)
         self.channels_last = False
+        self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
@@ -96,13 +99,24 @@ class Engine:
         """Whether some tensors are shared, so that there may be work to do once for all members."""
         return len(self.owned) < len(self.slots)
 
+    @contextlib.contextmanager
+    def with_draws(self, draws: Mapping[str, Tensor]) -> Iterator[None]:
+        """For a while other draws than the stored ones, as many members as there are of them."""
+        before = self.drawn, self.members
+        self.drawn, self.members = dict(draws), len(next(iter(draws.values())))
+        try:
+            yield
+        finally:
+            self.drawn, self.members = before
+
     def parameters(self) -> dict[str, Tensor]:
         """All parameters by name, a tied one once."""
         return {name: tensor for name, tensor in self._tensors() if isinstance(tensor, nn.Parameter)}
 
     def buffers(self) -> dict[str, Tensor]:
-        """All buffers by name, a shared one once."""
-        return {name: tensor for name, tensor in self._tensors() if not isinstance(tensor, nn.Parameter)}
+        """All buffers by name, a shared one once; draws that stand in for a while among them."""
+        own = {name: tensor for name, tensor in self._tensors() if not isinstance(tensor, nn.Parameter)}
+        return {**own, **self.drawn}
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         if torch.compiler.is_compiling():

@@ -117,7 +117,7 @@ def _turned(engine: Engine, inputs: Inputs, m: int) -> Tensor:
 
 def few_members(engine: Engine, count: int) -> Engine:
     """The first members as an engine of their own."""
-    parts = {n: t[:count] for n, t in named_tensors(engine.template) if n in engine.owned}
+    parts = {n: t[:count] for n, t in named_tensors(engine.template) if n in engine.owned | engine.summed}
     template = bake(engine.template, parts)
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))
 

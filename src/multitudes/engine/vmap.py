@@ -28,10 +28,11 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """All members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
     noise = SharedNoise() if engine.shares and engine.template.training else contextlib.nullcontext()
-    norms = [engine.template.get_submodule(name) for name in sorted(engine.traits.coupled)] if engine.template.training else []
+    coupled_names = engine.shared_norms if per_member and not engine.summed else engine.traits.coupled
+    norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     with guard, coupled, noise:
-        size = min(engine.chunk or engine.members, engine.members)
+        size = engine.members if engine.summed and per_member else min(engine.chunk or engine.members, engine.members)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     buffers = engine.buffers()
@@ -50,7 +51,8 @@ def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: i
     buffers = engine.buffers()
     counts = engine.common_counts()
     before = {name: value.clone() for name, value in counts.items()}
-    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in engine.owned and n not in counts]
+    names_of = engine.owned | engine.summed if per_member else engine.owned
+    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in names_of and n not in counts]
     stacked = {name: tensor if size == engine.members else tensor[some] for name, tensor in owned}
     stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.private})
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]

@@ -1,0 +1,22 @@
+"""ECMP: Ensemble Cross Model Patching: one network, a few of whose layers have K components, mixed element by element.
+
+Chang, Yao, Williamson, Bradley, "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
+https://arxiv.org/abs/1905.09453
+
+Every element of every patched parameter draws its own component (eq. 5); the rest is as in EMP, which draws one for a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from multitudes.method import Method
+from multitudes.patches import Patching
+
+
+@dataclass(frozen=True, kw_only=True)
+class ECMP(Patching, Method):
+    """One component for each element of patched layers: ``[M, B, ...]``."""
+
+    elementwise: ClassVar[bool] = True
