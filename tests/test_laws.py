@@ -14,6 +14,8 @@ import pytest
 import torch
 from laws import LAWS, METHODS
 from laws.compare import assert_same, call, convert, gradients, row_axis, rows_of, run_by, without_dropout
+from nets.hazards import BatchMean
+from torch import nn
 from zoo import FIVE, HAZARDS, ZOO, refusal
 
 import multitudes as mt
@@ -159,3 +161,11 @@ def test_rows_of_uneven_length(method: mt.Method) -> None:
     for padding in (even, uneven):
         expected = torch.stack([ens.member(m)(x, padding)[b] for b, m in enumerate(members.tolist())])
         assert_same(ens(x, padding, rows=members), expected)
+
+
+def test_inputs_apart_where_rows_see_each_other() -> None:
+    """A mean over rows is each member's own; a shared BatchNorm layer beside it needs all rows at once: refused."""
+    net, x = BatchMean(nn.BatchNorm1d(8)), torch.randn(4, 3, 8)
+    ens = mt.ensemble(net, mt.MultiHead(members=4), x[0], seed=0).train()
+    with pytest.raises(mt.RunError, match=r"BatchNorm more\.0 is shared by members"):
+        ens(x, per_member=True)

@@ -274,6 +274,9 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("Packed", "called_twice", EVERY): AS_WIDE,
     ("Packed", "unpadded", EVERY): AS_WIDE,
     ("Packed", "filled", EVERY): AS_WIDE,
+    ("Packed", "two_views", EVERY): not_thinned(
+        "Channels are lost sight of where a batch is taken apart.", r"second \(Linear\) has 8 channels"
+    ),
     ("Packed", "einsum", EVERY): not_thinned("The number of heads times their width is a number.", "what is left"),
     ("Packed", "loose", EVERY): not_thinned("A matrix that is no layer's has the width of one.", "what is left"),
     ("Packed", "recurrent_between", EVERY): not_thinned("Recurrent layers are thinned by their constructor.", "what is left"),

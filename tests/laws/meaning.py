@@ -128,6 +128,8 @@ def law_per_member(method: mt.Method, case: Case) -> None:
     ens = convert(method, case)
     expected = [call(ens.member(m), c) for m, c in enumerate(calls)]
     for executor in ens.engine.proven["eval"]:
+        if executor == "fold" and not case.alone:  # all members' rows in one batch, which differ here: never taken in eval mode
+            continue
         output = call(run_by(ens, executor), per_member(case, calls), per_member=True)
         for m in range(method.members):
             assert_same(tree.take(output, m), expected[m])

@@ -78,14 +78,15 @@ class Untouched(nn.Module):
 
 
 class BatchMean(nn.Module):
-    """Subtracts the mean over the rows, without a norm that could be asked for it."""
+    """Subtracts the mean over the rows, without a norm that could be asked for it; `more` runs before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: nn.Module) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.first, self.more = nn.Linear(8, 8), nn.Sequential(*more)
+        self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.second(torch.tanh(self.first(x)))
+        h = self.second(torch.tanh(self.more(self.first(x))))
         return self.head(torch.tanh(h - h.mean(0)))
 
 
@@ -137,7 +138,8 @@ class TwoViews(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.second(torch.tanh(self.first(torch.cat([x, x.flip(1)])))))
-        return self.head(h[: len(x)] + 2 * h[len(x) :])
+        there, back = h.unflatten(0, (2, x.shape[0]))
+        return self.head(there + 2 * back)
 
 
 class Windows(nn.Module):
