@@ -11,8 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from laws import LAWS, METHODS
-from zoo import FIVE, ZOO, refusal
+from laws.compare import assert_same, call, convert, gradients, row_axis, rows_of, run_by, without_dropout
+from nets.hazards import BatchMean
+from torch import nn
+from zoo import FIVE, HAZARDS, ZOO, refusal
+
+import multitudes as mt
+from multitudes import tree
 
 SEED = int(os.environ.get("MULTITUDES_SEED", "0"))
 
@@ -21,16 +28,23 @@ GRAPHS = {"compile": ("cnn", "unet"), "compile_sizes": ("cnn",), "export": ("res
 """Laws that trace graphs take seconds: with every change they are tried on these models."""
 ONCE = ("public",)
 """Laws about a method alone."""
+BY_ROW = ("rows", "batching", "by_rows")
+"""Laws that speak of single rows: a base model whose rows depend on each other does not obey them itself."""
 OTHERS = tuple(name for name in LAWS if name not in (*CORE, *ONCE))
 AT_ONCE = 3
 """How many of the other laws a pair of method and model is tried on in one slow run."""
+
+
+def speaks_of(law: str, case: str) -> bool:
+    """Whether the base model itself could obey a law."""
+    return ZOO[case].cnn if law.startswith("compile") else ZOO[case].alone or law not in BY_ROW
 
 
 def tried(law: str, case: str, place: int, seed: int = SEED) -> str | None:
     """Whether a law is tried on a model with every change ("fast"), in the slow run, or not this time."""
     if law in ONCE:
         return "fast" if case == FIVE[0] else None
-    if law.startswith("compile") and not ZOO[case].cnn:
+    if not speaks_of(law, case):
         return None
     if law in GRAPHS and case in GRAPHS[law]:
         return "fast"
@@ -64,10 +78,94 @@ def test_every_law_comes_round() -> None:
     for case in ZOO:
         for law in (*CORE, *OTHERS):
             when = [tried(law, case, place=3, seed=seed) for seed in range(len(OTHERS))]
-            assert all(when) if law in CORE else any(when) or (law.startswith("compile") and not ZOO[case].cnn)
+            assert (all(when) if law in CORE else any(when)) == speaks_of(law, case)
 
 
 def test_five_models_meet_every_law_with_every_change() -> None:
     """No law is left to the slow run alone."""
     fast = {law for law in LAWS for case in ZOO if tried(law, case, 0) == "fast"}
     assert fast == set(LAWS)
+
+
+@pytest.mark.parametrize("case", ZOO)
+def test_whose_rows_are_alone(case: str) -> None:
+    """What the zoo says of a base model holds of it, so that no law is left out for nothing."""
+    net, x, axis = ZOO[case].model(), ZOO[case].example(5), row_axis(ZOO[case])
+    whole, alone = tree.tensors(call(net, x)), True
+    for row in range(5):
+        mine = tree.tensors(call(net, rows_of(ZOO[case], x, torch.tensor([row]))))
+        pairs = [(one, tensor.narrow(axis, row, 1)) for one, tensor in zip(mine, whole, strict=True)]
+        alone &= all(one.shape == entry.shape and torch.allclose(one, entry) for one, entry in pairs)
+    assert alone == ZOO[case].alone
+
+
+KEPT = {"recurrent_between": ("lstm",), "loose": ()}
+"""Parts that members share on purpose, where a model would be refused otherwise."""
+
+
+def sharing() -> Iterator[Any]:
+    """Every method whose members share weights, on every model where that is hazardous."""
+    for method in (mt.Masksembles(members=4, fewest=2, feed="all"), mt.BatchEnsemble(members=4)):
+        name = type(method).__name__
+        for case in HAZARDS:
+            if KEPT.get(case) or not refusal(name, case, "member"):
+                yield pytest.param(method, case, id=f"{case}-{name}")
+
+
+@pytest.mark.parametrize(("method", "case"), list(sharing()))
+def test_members_that_share_weights_where_that_is_hazardous(method: mt.Method, case: str) -> None:
+    """Three rows by each executor against a slow loop over plain members, then in training against each other."""
+    one, options = ZOO[case], {"keep": KEPT[case]} if case in KEPT else {}
+    ens, x = convert(method, one, **options), one.example(3)
+    expected = [call(ens.member(m), x) for m in range(method.members)]
+    for executor in ens.engine.proven["eval"]:
+        output = call(run_by(ens, executor), x)
+        for m, wanted in enumerate(expected):
+            assert_same(tree.take(output, m), wanted)
+    y, found = one.target(expected[0]), []
+    for executor in ens.engine.proven["train"]:
+        if executor == "loop" and ens.engine.traits.coupled:
+            continue
+        ens = run_by(without_dropout(convert(method, one, **options)), executor).train()
+        assert ens.executor == executor
+        loss = ens.reduce(call(ens, x), ens.batch(x, y), one.criterion)
+        found.append((loss.detach(), gradients(ens, loss), dict(ens.named_buffers())))
+    for other in found[1:]:
+        assert_same(other, found[0])
+
+
+@pytest.mark.parametrize(("method", "case"), [p for p in sharing() if ZOO[p.values[1]].alone])
+def test_rows_given_to_members_where_that_is_hazardous(method: mt.Method, case: str) -> None:
+    """Each row by its member alone, with and without gradients, also where another call has another number of entries."""
+    one, options = ZOO[case], {"keep": KEPT[case]} if case in KEPT else {}
+    ens, axis = convert(method, one, **options), row_axis(one)
+    for count in (3, 4):
+        x, members = one.example(count), torch.tensor([2, 0, 3, 0])[:count]
+        whole = [call(ens.member(m), x) for m in range(method.members)]
+        chosen = [tree.apply(lambda t, b=b: t.narrow(axis, b, 1), whole[m]) for b, m in enumerate(members.tolist())]
+        columns = zip(*(tree.tensors(part) for part in chosen), strict=True)
+        expected = tree.refill(chosen[0], [torch.cat(column, axis) for column in columns])
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                assert_same(call(ens, x, rows=members), expected)
+
+
+@pytest.mark.parametrize(
+    "method", [mt.Masksembles(members=4, fewest=2), mt.BatchEnsemble(members=4)], ids=lambda m: type(m).__name__
+)
+def test_rows_of_uneven_length(method: mt.Method) -> None:
+    """Entries that are a multiple of the rows need not be equally many for each, though they were in the example."""
+    x, net = ZOO["unpadded"].example(4).args[0], ZOO["unpadded"].model()
+    even, uneven = (torch.arange(4) >= torch.tensor(kept)[:, None] for kept in ([3, 3, 3, 3], [4, 3, 2, 3]))
+    ens, members = mt.ensemble(net, method, mt.Inputs(x, even), seed=0), torch.tensor([2, 0, 3, 1])
+    for padding in (even, uneven):
+        expected = torch.stack([ens.member(m)(x, padding)[b] for b, m in enumerate(members.tolist())])
+        assert_same(ens(x, padding, rows=members), expected)
+
+
+def test_inputs_apart_where_rows_see_each_other() -> None:
+    """A mean over rows is each member's own; a shared BatchNorm layer beside it needs all rows at once: refused."""
+    net, x = BatchMean(nn.BatchNorm1d(8)), torch.randn(4, 3, 8)
+    ens = mt.ensemble(net, mt.MultiHead(members=4), x[0], seed=0).train()
+    with pytest.raises(mt.RunError, match=r"BatchNorm more\.0 is shared by members"):
+        ens(x, per_member=True)

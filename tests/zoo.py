@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from nets import convolutional as conv
+from nets import hazards as hazard
 from nets import oddities as odd
 from nets import sequences as seq
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ class Case:
     """Whether it compiles into one graph, as convolutional networks do."""
     noisy: bool = False
     """Whether it is random in training by other means than dropout modules."""
+    alone: bool = True
+    """Whether a row's output depends on that row alone, in eval mode: not, for example, on how many others there are."""
     name: str = ""
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64, train: bool = False) -> nn.Module:
@@ -75,6 +78,31 @@ def vector(batch: int) -> Tensor:
 def sequence(batch: int) -> Tensor:
     """Rows of four steps."""
     return torch.randn(batch, 4, 4)
+
+
+def wide(batch: int) -> Tensor:
+    """Rows of eight numbers."""
+    return torch.randn(batch, 8)
+
+
+def steps(batch: int) -> Tensor:
+    """Rows of four steps of eight numbers."""
+    return torch.randn(batch, 4, 8)
+
+
+def steps_first(batch: int) -> Tensor:
+    """Four steps of all rows."""
+    return torch.randn(4, batch, 8)
+
+
+def padded(batch: int) -> mt.Inputs:
+    """Steps, and which of them are padding: none of the first row's, one of the second's, and so on."""
+    return mt.Inputs(steps(batch), torch.arange(4) >= 4 - torch.arange(batch)[:, None] % 3)
+
+
+def nested(batch: int) -> mt.Inputs:
+    """One dictionary that holds everything."""
+    return mt.Inputs({"parts": (wide(batch), [torch.rand(batch, 1)]), "h": wide(batch)})
 
 
 def ids(batch: int) -> Tensor:
@@ -130,8 +158,40 @@ ZOO: dict[str, Case] = {
     "cumulative_batchnorm": Case(lambda: odd.mlp(nn.BatchNorm1d(8, momentum=None)), vector),
     "table": Case(odd.Table, vector),
     "reassigning": Case(odd.Reassigning, vector),
+    "residual": Case(hazard.Residual, wide),
+    "early_token": Case(hazard.EarlyToken, steps),
+    "stored_rows": Case(hazard.StoredRows, steps),
+    "padding_mask": Case(hazard.PaddingMask, padded),
+    "untouched": Case(hazard.Untouched, wide, scores=lambda output: output[0]),
+    "batch_mean": Case(hazard.BatchMean, wide, alone=False),
+    "numbered": Case(hazard.Numbered, wide, alone=False),
+    "steps_first": Case(hazard.StepsFirst, steps_first, scores=lambda output: output.permute(1, 2, 0), batch_axis=1),
+    "last_step": Case(lambda: hazard.StepsFirst(last=True), steps_first, batch_axis=(1,)),
+    "step_major": Case(hazard.StepMajor, steps),
+    "two_views": Case(hazard.TwoViews, wide),
+    "windows": Case(hazard.Windows, steps),
+    "channels_as_rows": Case(hazard.ChannelsAsRows, image),
+    "recurrent_between": Case(hazard.RecurrentBetween, steps),
+    "selected": Case(hazard.Selected, wide),
+    "unpadded": Case(hazard.Unpadded, padded),
+    "filled": Case(hazard.Filled, wide),
+    "input_again": Case(hazard.InputAgain, wide),
+    "branches": Case(hazard.Branches, wide),
+    "called_twice": Case(hazard.CalledTwice, wide),
+    "used_twice": Case(hazard.UsedTwice, wide),
+    "loose": Case(hazard.Loose, wide),
+    "einsum": Case(hazard.Einsum, steps),
+    "squeezed": Case(hazard.Squeezed, image, alone=False),
+    "nested": Case(hazard.Nested, nested, scores=lambda output: output[0]["scores"]),
+    "row_by_row": Case(hazard.RowByRow, wide),
 }
 ZOO = {name: Case(**{**vars(case), "name": name}) for name, case in ZOO.items()}
+
+HAZARDS = (
+    *("dict_output", "branching", "in_place", "densenet", "shufflenet", "transformer_encoder"),
+    *list(ZOO)[list(ZOO).index("residual") :],
+)
+"""Models on which members that share weights go wrong, where they are carried in one pass without care."""
 
 FIVE = ("resnet", "densenet", "vit", "transformer_encoder", "lstm")
 
@@ -164,12 +224,17 @@ UNKNOWN = Refusal("What a layer multiplies by has to be known.", mt.ConversionEr
 
 FEATURES = not_thinned("A hidden layer that is an output must keep its width.", "it has no channels to lose")
 
+AS_WIDE = not_thinned("What a hidden layer gives meets something as wide that cannot be thinned.", "what is left")
+
 REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "tied", EVERY): TIED,
     ("TreeNet", "tied", EVERY): TIED,
     (EVERY, "branching", "export"): Refusal("A graph cannot branch on values.", RuntimeError, "data-dependent"),
     (EVERY, "dataclass_output", "export"): Refusal(
         "torch exports the types it knows.", RuntimeError, "Output.*not a known type"
+    ),
+    (EVERY, "row_by_row", "export"): Refusal(
+        "A graph has a step for each row that it was traced with.", RuntimeError, "specialized it to be a constant"
     ),
     ("MultiHead", "reassigning", "by_rows"): APART,
     ("TreeNet", "reassigning", "by_rows"): APART,
@@ -200,6 +265,21 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("Packed", "weight_norm", EVERY): not_thinned("A computed weight has no channels of its own.", "what is left"),
     ("Packed", "table", EVERY): not_thinned("A buffer outside the state has the width of a layer.", "what is left"),
     ("Packed", "reassigning", EVERY): not_thinned("A buffer has the width of a layer.", "what is left of it does not run"),
+    ("BatchEnsemble", "recurrent_between", EVERY): UNKNOWN,
+    ("BatchEnsemble", "loose", EVERY): UNKNOWN,
+    ("Masksembles", "recurrent_between", EVERY): UNKNOWN,
+    ("Masksembles", "loose", EVERY): UNKNOWN,
+    ("Packed", "residual", EVERY): AS_WIDE,
+    ("Packed", "input_again", EVERY): AS_WIDE,
+    ("Packed", "called_twice", EVERY): AS_WIDE,
+    ("Packed", "unpadded", EVERY): AS_WIDE,
+    ("Packed", "filled", EVERY): AS_WIDE,
+    ("Packed", "two_views", EVERY): not_thinned(
+        "Channels are lost sight of where a batch is taken apart.", r"second \(Linear\) has 8 channels"
+    ),
+    ("Packed", "einsum", EVERY): not_thinned("The number of heads times their width is a number.", "what is left"),
+    ("Packed", "loose", EVERY): not_thinned("A matrix that is no layer's has the width of one.", "what is left"),
+    ("Packed", "recurrent_between", EVERY): not_thinned("Recurrent layers are thinned by their constructor.", "what is left"),
     ("Single", "resnet", "public"): Refusal(
         "The network itself comes from no paper.", AssertionError, "Single names no reference"
     ),

@@ -146,12 +146,12 @@ class CutLayer:
 
     _buffers: dict[str, Tensor | None]
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Shape: as that of the whole layer."""
         axis, (reads, gives, one) = channel_axis(self), map(self._buffers.get, ADDED)
-        x = x if reads is None else x.index_select(axis, reads)
+        x = input if reads is None else input.index_select(axis, reads)
         x = x if one is None else torch.cat([x, one.expand(_one_channel(x, axis))], axis)
-        y: Tensor = super().forward(x, *args)  # type: ignore[misc]
+        y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
         if gives is None:
             return y
         return torch.cat([y, y.new_zeros(_one_channel(y, axis))], axis).index_select(axis, gives)

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
-from multitudes.engine import EXECUTORS, MODES, Engine, batch_coupled, run_each_row, run_fold_rows, run_rows, takes_rows
+from multitudes.engine import (
+    EXECUTORS,
+    MODES,
+    Engine,
+    batch_coupled,
+    rows_lie_together,
+    run_each_row,
+    run_fold_rows,
+    run_rows,
+    takes_rows,
+)
 from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
 from multitudes.engine.state import bake, hooked, in_layout, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
@@ -158,6 +168,11 @@ class Ensemble(nn.Module):
         if takes_rows(self.engine):
             return run_each_row(self.engine, call, members)
         shared = batch_coupled(self.engine, per_member=True)
+        if shared and not rows_lie_together(self.engine):
+            raise RunError(
+                f"BatchNorm {', '.join(shared)} is shared by members and would need all rows at once, but they cannot be told "
+                f"apart: {self.engine.why.get('fold', 'rows have differently many entries')}. Put it into eval mode"
+            )
         return (run_fold_rows if shared else run_rows)(self.engine, call, members)
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:

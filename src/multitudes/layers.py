@@ -18,7 +18,16 @@ from multitudes.structure import NORMS, Structure, added, own_tensors
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-Product = Callable[[Any, Tensor], Tensor]
+Product = Callable[..., Tensor]
+
+
+def without_fast_path(model: nn.Module, kind: type) -> None:
+    """Keeps torch's encoders from their fused inference path, which reads weights and passes by layers of this kind."""
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoderLayer) and any(isinstance(inner, kind) for inner in part.modules()):
+            part.activation_relu_or_gelu = 0
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
 
 
 def _linear(layer: Any, x: Tensor) -> Tensor:
@@ -29,9 +38,9 @@ def _convolution(layer: Any, x: Tensor) -> Tensor:
     return layer._conv_forward(x, layer.weight, None)
 
 
-def _transposed(layer: Any, x: Tensor) -> Tensor:
+def _transposed(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
     padding = layer._output_padding(
-        x, None, layer.stride, layer.padding, layer.kernel_size, len(layer.kernel_size), layer.dilation
+        x, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.kernel_size), layer.dilation
     )
     function = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[len(layer.kernel_size)]
     return function(x, layer.weight, None, layer.stride, layer.padding, padding, layer.groups, layer.dilation)
@@ -61,6 +70,7 @@ def _scaled(layer: Any) -> Tensor:
 
 
 TAUGHT: dict[str, Callable[[Any], Tensor]] = {
+    "timm.layers.linear.Linear": _own_weight,
     "timm.layers.conv2d_same.Conv2dSame": _own_weight,
     "timm.layers.std_conv.StdConv2d": _standardised,
     "timm.layers.std_conv.StdConv2dSame": _standardised,
@@ -71,6 +81,8 @@ TAUGHT: dict[str, Callable[[Any], Tensor]] = {
 
 
 def _taught(layer: Any, x: Tensor) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, layer.weight)
     if pads_as_tensorflow(layer):
         from timm.layers import pad_same
 
@@ -155,8 +167,11 @@ def unknown_layers(structure: Structure) -> dict[str, str]:
     model = structure.model
     known = {name for name, _ in known_layers(model)}
     attention = [name for name in known if isinstance(model.get_submodule(name), nn.MultiheadAttention)]
-    harmless = added(structure)
+    harmless, used = added(structure), structure.walk_back(lambda *_: False)[1]
     found = {}
+    for name in known - structure.order.keys():
+        if any(n in used for n in (f"{name}.{key}" for key, _ in model.get_submodule(name).named_parameters())):
+            found[name] = "its weights are used without calling it, so that members would not differ by it"
     for name, part in model.named_modules():
         if name in known or isinstance(part, SHARED) or any(name.startswith(f"{outer}.") for outer in attention):
             continue
@@ -211,7 +226,7 @@ def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
     One that computes its weight becomes the convolution that it is.
     """
     kind = type(layer).__bases__[-1]
-    if (name := taught_name(layer)) is not None:
+    if (name := taught_name(layer)) is not None and TAUGHT[name] is not _own_weight:
         kind = nn.Conv2d
         if pads_as_tensorflow(layer):
             from timm.layers import Conv2dSame

@@ -659,3 +659,24 @@ class TestRows:
         for executor in ("loop", "vmap"):
             torch.testing.assert_close(EXECUTORS[executor](ens.engine, mt.Inputs(x), True), wanted)
         torch.testing.assert_close(ens(x, per_member=True), wanted)
+
+
+class StepsBefore(nn.Module):
+    """Takes steps before rows, ``[T, B, C]``, and gives rows first, ``[B, K]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).mean(0)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_rows_may_stand_elsewhere_in_outputs(count: int) -> None:
+    """Where they are is seen at conversion, and not taken from the inputs: with as many rows as classes too."""
+    x = torch.randn(4, count, 8)
+    ens = mt.ensemble(StepsBefore(), mt.Deep(), x, batch_axis=1).eval()
+    rows = torch.arange(count) % 4
+    wanted = torch.stack([ens.member(m)(x)[b] for b, m in enumerate(rows.tolist())])
+    torch.testing.assert_close(ens(x, rows=rows), wanted)

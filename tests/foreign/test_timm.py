@@ -63,6 +63,8 @@ METHODS = {
     "MultiHead": mt.MultiHead(members=MEMBERS),
     "TreeNet": mt.TreeNet(members=MEMBERS),
     "Packed": mt.Packed(members=MEMBERS, alpha=1),
+    "BatchEnsemble": mt.BatchEnsemble(members=MEMBERS),
+    "Masksembles": mt.Masksembles(members=MEMBERS),
 }
 
 

@@ -106,6 +106,11 @@ def rows_of(case: Case, inputs: mt.Inputs, index: Tensor) -> mt.Inputs:
     return inputs.refill([t if axis is None else t.index_select(axis, index) for t, axis in pairs])
 
 
+def row_axis(case: Case) -> int:
+    """Where the rows are in one network's output: where the inputs have them, if that is said of all inputs at once."""
+    return case.batch_axis if isinstance(case.batch_axis, int) else 0
+
+
 def per_member(case: Case, calls: list[mt.Inputs]) -> mt.Inputs:
     """One call that gives each member its own: every tensor with rows stacked."""
     axes = case.batch_axis if isinstance(case.batch_axis, tuple) else [case.batch_axis] * len(calls[0].tensors())

@@ -1,4 +1,4 @@
-"""transformers from small configurations: every method that stacks converts each of them, and `check` holds."""
+"""transformers from small configurations: every method converts each of them, and `check` holds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bert() -> tuple[nn.Module, Any]:
     return BertForSequenceClassification(BertConfig(**HEADS, vocab_size=20)), mt.Inputs(ids, attention_mask=mask)
 
 
-METHODS = [mt.Single(), mt.Deep(), mt.MultiHead(), mt.TreeNet(), mt.Packed()]
+METHODS = [mt.Single(), mt.Deep(), mt.MultiHead(), mt.TreeNet(), mt.Packed(), mt.BatchEnsemble(), mt.Masksembles(fewest=8)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from multitudes import tree
-from multitudes.engine.loop import row_axis, slices
+from multitudes.engine.loop import OUTPUT, output_axes, slices
 from multitudes.engine.state import Engine, batch_norms, call, has_attention, named_tensors, owner, plain_attention, uses_batch
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs, join_slots, rows, take_rows, tile_rows
@@ -29,15 +29,13 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     count = rows(folded, engine.batch_axis) // engine.members
     places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
     output = _run(engine, folded, places, tiled=not per_member)
-    axis = row_axis(engine)
-
-    def unfold(tensor: Tensor) -> Tensor:
-        if tensor.ndim <= axis or tensor.shape[axis] != engine.members * count:
-            raise RunError(f"an output of shape {tuple(tensor.shape)} does not have one entry for each of its rows")
-        return torch.stack(tensor.split(count, dim=axis))
-
     tree.plain(output)
-    return tree.apply(unfold, output)
+    unfolded = []
+    for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
+        if axis is None or tensor.ndim <= axis or tensor.shape[axis] != engine.members * count:
+            raise RunError(f"an output of shape {tuple(tensor.shape)} does not have one entry for each of its rows")
+        unfolded.append(torch.stack(tensor.split(count, dim=axis)))
+    return tree.refill(output, unfolded)
 
 
 def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
@@ -52,10 +50,20 @@ def run_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
 
 
 def takes_rows(engine: Engine) -> bool:
-    """Whether every layer with member tensors can take those of each row: it says so, and its rows are the first axis."""
+    """Whether every layer with member tensors can take those of each row: it says so, and its rows are the first axis.
+
+    That a row's entries lie together is what fold takes for granted too: only where it is proven.
+    """
+    if not rows_lie_together(engine):
+        return False
     found = sites(engine)
     first = all(call_[0][0] == 0 for name in found for call_ in engine.row_axes.get(name, [[[None]]]))
     return first and all(getattr(type(site), "takes_rows", False) for site in found.values())
+
+
+def rows_lie_together(engine: Engine) -> bool:
+    """Whether each row has its own entries, equally many, next to each other: proven by fold on the example."""
+    return "fold" in engine.proven["eval"] and not engine.traits.selects
 
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
@@ -93,6 +101,15 @@ def learn_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
             [[_grown(name, *p, count) for p in zip(*side, strict=True)] for side in zip(*pair, strict=True)] for pair in pairs
         ]
     return learned
+
+
+def learn_output(engine: Engine, inputs: Inputs) -> list[int | None]:
+    """Where the rows are in each tensor of an output, seen from one member at two batch sizes."""
+    count = rows(inputs, engine.batch_axis)
+    more = take_rows(inputs, engine.batch_axis, torch.tensor([*range(count), 0]))
+    with torch.no_grad():
+        few, many = (tree.tensors(call(engine, next(slices(engine)), one)[0]) for one in (inputs, more))
+    return [_grown(OUTPUT, tuple(a.shape), tuple(b.shape), count) for a, b in zip(few, many, strict=True)]
 
 
 def _shapes(engine: Engine, inputs: Inputs) -> dict[str, list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]]]:

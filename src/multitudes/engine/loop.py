@@ -11,8 +11,12 @@ from torch import Tensor
 from multitudes import tree
 from multitudes.engine.replay import Replay, Strayed
 from multitudes.engine.state import Engine, call, write_back
+from multitudes.errors import RunError
 from multitudes.inputs import Inputs, slot, take_rows
 from multitudes.tree import Tree
+
+OUTPUT = "(output)"
+"""The name under which an engine keeps the axes of the rows in its outputs."""
 
 
 def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False, seed: int | None = None) -> Tree:
@@ -72,19 +76,26 @@ def run_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     write_back(engine, changed)
     engine.refresh()  # members that had no row did not count this batch
     order = torch.cat(places).argsort()
-    return gather(pieces, order, row_axis(engine))
+    return gather(pieces, order, output_axes(engine, pieces[0]))
 
 
-def row_axis(engine: Engine) -> int:
-    """The axis of the rows in an output: that of the inputs, where they all have the same, else the first."""
-    return engine.batch_axis if isinstance(engine.batch_axis, int) else 0
+def output_axes(engine: Engine, output: Tree) -> list[int | None]:
+    """The axis of the rows in each tensor of an output, as the trial has learned it, else the first."""
+    learned = engine.row_axes.get(OUTPUT)
+    count = len(tree.tensors(output))
+    return learned if learned is not None and len(learned) == count else [0] * count
 
 
-def gather(pieces: list[Tree], order: Tensor, axis: int) -> Tree:
+def gather(pieces: list[Tree], order: Tensor, axes: list[int | None]) -> Tree:
     """The pieces' rows behind each other, then brought into order."""
     columns = zip(*(tree.tensors(piece) for piece in pieces), strict=True)
-    joined = [torch.cat(column, dim=axis) for column in columns]
-    return tree.refill(pieces[0], [whole.index_select(axis, order.to(whole.device)) for whole in joined])
+    joined = []
+    for column, axis in zip(columns, axes, strict=True):
+        if axis is None or sum(part.shape[axis] if part.ndim > axis else 1 for part in column) != len(order):
+            raise RunError(f"an output of shape {tuple(column[0].shape)} does not have one entry for each of its rows")
+        whole = torch.cat(column, dim=axis)
+        joined.append(whole.index_select(axis, order.to(whole.device)))
+    return tree.refill(pieces[0], joined)
 
 
 def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:

@@ -40,6 +40,9 @@ STEERS = frozenset(
 )
 """Functions by which a tensor's values come to steer the program, or the shape of what follows."""
 
+SELECTS = frozenset("_pack_padded_sequence argwhere masked_select nonzero unique unique_consecutive".split())
+"""Functions whose output has as many entries as values say."""
+
 STATEFUL = DRAWS | frozenset("batch_norm instance_norm multi_head_attention_forward scaled_dot_product_attention".split())
 """Functions that do more than compute, and must not be run again for another member."""
 
@@ -91,6 +94,7 @@ class Replay(TorchFunctionMode):
         self.first = True
         self.blind = False
         self.steered = False
+        self.selects = False
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
         """Names tensors that all members have in common from the start."""
@@ -120,9 +124,10 @@ class Replay(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self.selects |= name in SELECTS or (name == "__getitem__" and any(t.dtype is torch.bool for t in _tensors(args)))
         if self.blind:
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         tensors = [*_tensors(args), *_tensors(kwargs)]
         rooted = any(id(tensor) in self.rooted for tensor in tensors)
         if not all(id(tensor) in self.known for tensor in tensors) or (name in DRAWS and not rooted):

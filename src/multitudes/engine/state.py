@@ -48,6 +48,8 @@ class Traits:
     """Nothing but a layer itself reads its weights, so that what a method adds can be worked into them."""
     steered: bool = False
     """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
+    selects: bool = False
+    """Values, of inputs too, decide how many entries there are, so that rows may have differently many."""
 
 
 @dataclass

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from multitudes import tree
-from multitudes.engine.fold import forbidden, learn_rows, run_fold
+from multitudes.engine.fold import forbidden, learn_output, learn_rows, run_fold
 from multitudes.engine.independence import leaks
-from multitudes.engine.loop import members, run_loop
+from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.outcome import (
     Outcome,
     bypassed,
@@ -49,6 +49,7 @@ def settle(engine: Engine, inputs: Inputs) -> None:
     example = inputs
     trial, inputs = precise(engine, inputs)
     loop = _try_loop(trial, inputs)
+    trial.row_axes = _output_rows(trial, inputs)
     _nothing_leaks(trial, inputs)
     engine.traits, engine.why = trial.traits, {}
     for mode in reversed(MODES):  # eval first: what is wrong there is not taken for a meaning of its own in training
@@ -66,6 +67,15 @@ def settle(engine: Engine, inputs: Inputs) -> None:
     engine.row_axes = trial.row_axes
     engine.traits = replace(engine.traits, slots=_takes_slots(trial, inputs), fold_slots=_folds_slots(trial, inputs))
     pick(engine)
+
+
+def _output_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
+    """Where the rows are in outputs; nothing where that cannot be told, or no other batch size runs."""
+    try:
+        with undone(engine.template, "eval"):
+            return {OUTPUT: learn_output(engine, fresh_inputs(inputs))}
+    except Exception:
+        return {}
 
 
 def _fails(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
@@ -112,7 +122,11 @@ def _folds_slots(engine: Engine, inputs: Inputs) -> bool:
 
 
 def _turned(engine: Engine, inputs: Inputs, m: int) -> Tensor:
-    return torch.arange(rows(inputs, engine.batch_axis)).roll(m)
+    """Rows in another order for each member, one of them in place of another: their mean differs too."""
+    count = rows(inputs, engine.batch_axis)
+    index = torch.arange(count)
+    index[m % count] = (m + 1) % count
+    return index.roll(m)
 
 
 def few_members(engine: Engine, count: int) -> Engine:
@@ -218,7 +232,10 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
         if clash and engine.members > 1:
             raise RunError(shared_write(clash[0]))
         engine.traits = replace(
-            engine.traits, blind=engine.traits.blind or memory.blind, steered=engine.traits.steered or memory.steered
+            engine.traits,
+            blind=engine.traits.blind or memory.blind,
+            steered=engine.traits.steered or memory.steered,
+            selects=engine.traits.selects or memory.selects,
         )
         if memory.blind and engine.owned:
             coupled |= engine.shared_norms
@@ -243,9 +260,9 @@ def _forbids(
         return trap
     own = replace(engine, template=copied(engine.template))  # what vmap leaves behind on self is thrown away with it
     try:
-        if name == "fold" and not engine.row_axes:
+        if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
             with undone(engine.template, "eval"):
-                own.row_axes = engine.row_axes = learn_rows(engine, fresh_inputs(inputs))
+                own.row_axes = engine.row_axes = {**engine.row_axes, **learn_rows(engine, fresh_inputs(inputs))}
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             outcome = run(executor, own, inputs, mode)

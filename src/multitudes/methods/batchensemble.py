@@ -33,6 +33,7 @@ from multitudes.layers import (
     projections,
     unknown_layers,
     weight_of,
+    without_fast_path,
 )
 from multitudes.method import Batch, Factory, Layout, Method, split_rows
 from multitudes.structure import Structure
@@ -82,6 +83,7 @@ class BatchEnsemble(Method):
         new = bake(model, {})
         for _, layer in known_layers(new):
             scale(layer)
+        without_fast_path(new, Scaled)
         return new
 
     @property
@@ -169,10 +171,10 @@ class ScaledProduct(Scaled):
     bias: Tensor | None
     product: Any
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Shape: as the layer's own."""
         layer: Any = self
-        y = self.product(self, x * along_channels(layer, self.alpha, x))
+        y = self.product(self, input * along_channels(layer, self.alpha, input), *args, **kwargs)
         y = y * along_channels(layer, self.gamma, y)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 

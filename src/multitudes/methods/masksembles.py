@@ -34,6 +34,7 @@ from multitudes.layers import (
     projections,
     unknown_layers,
     weight_of,
+    without_fast_path,
 )
 from multitudes.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.method import Batch, Factory, Layout, Method, inside, split_rows
@@ -112,6 +113,7 @@ class Masksembles(Method):
                 wanted = nearest(self.capacity * self._width(model.get_submodule(name)))
                 ones = min(self._width(layer), max(wanted, math.ceil(self._width(layer) / self.members)))
             mask(layer, self.position, ones)
+        without_fast_path(new, Masked)
         if not any(isinstance(part, Masked) for part in new.modules()):
             where = "behind the first" if self.position == "before" else "before the last"
             advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
@@ -227,10 +229,10 @@ class MaskedBefore(Masked):
 
     takes_rows = True
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Shape: as the layer's own."""
         layer: Any = self
-        return super().forward(x * along_channels(layer, self.mask, x), *args)  # type: ignore[misc]
+        return super().forward(input * along_channels(layer, self.mask, input), *args, **kwargs)  # type: ignore[misc]
 
     def work_in(self) -> None:
         """Becomes the plain layer with the weights that its mask leaves it."""
@@ -245,10 +247,10 @@ class MaskedAfter(Masked):
 
     takes_rows = True
 
-    def forward(self, x: Tensor, *args: Any) -> Tensor:
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Shape: as the layer's own."""
         layer: Any = self
-        y = super().forward(x, *args)  # type: ignore[misc]
+        y = super().forward(input, *args, **kwargs)  # type: ignore[misc]
         return y * along_channels(layer, self.mask, y)
 
     def work_in(self) -> None:

@@ -1,0 +1,127 @@
+"""timm's layers with a forward of their own, as members that share weights see them: taught, shared, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm import layers
+from torch import Tensor, nn
+
+import multitudes as mt
+
+CONVOLUTIONS = ("Conv2dSame", "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame")
+NORMS = ("LayerNorm2d", "BatchNormAct2d")
+MEMBERS = 3
+METHODS = {"BatchEnsemble": mt.BatchEnsemble(members=MEMBERS), "Masksembles": mt.Masksembles(members=MEMBERS, fewest=8)}
+X = torch.randn(4, 3, 9, 9, dtype=torch.float64)
+
+
+def convolutions(kind: str) -> nn.Module:
+    """Two of a kind, of which the second has groups and a stride, with biases and gains that are not as they were made."""
+    make = getattr(layers, kind)
+    net = nn.Sequential(
+        make(3, 8, 3, bias=True), nn.Tanh(), make(8, 12, 3, stride=2, groups=2, bias=True), nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5),
+    )  # fmt: skip
+    return shaken(net)
+
+
+def normed(kind: str) -> nn.Module:
+    """A norm behind two convolutions, of which the second has members by every method."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), getattr(layers, kind)(8), nn.Conv2d(8, 12, 3),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5),
+    )  # fmt: skip
+    return shaken(net)
+
+
+def shaken(net: nn.Module) -> nn.Module:
+    """The same network in double precision, each of its parameters moved."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return net.double().eval()
+
+
+def formed(layer: Any, x: Tensor) -> Tensor:
+    """A member's convolution by the weight that it stands for, written out."""
+    weight = layer.weight
+    if "Std" in type(layer).__name__:
+        flat = weight.flatten(1)
+        flat = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, unbiased=False, keepdim=True) + layer.eps).sqrt()
+        weight = flat.reshape_as(weight)
+    if hasattr(layer, "gain"):
+        weight = weight * layer.gain * weight[0].numel() ** -0.5 * 1.0
+    padding = (layer.kernel_size[0] - 1) // 2
+    if type(layer).__name__.endswith("Same"):
+        side, stride = x.shape[-1], layer.stride[0]
+        missing = max((-(-side // stride) - 1) * stride + layer.kernel_size[0] - side, 0)
+        x, padding = F.pad(x, [missing // 2, missing - missing // 2] * 2), 0
+    if hasattr(layer, "mask"):
+        x = x * layer.mask[:, None, None]
+    if hasattr(layer, "alpha"):
+        alpha = layer.alpha.view(layer.groups, 1, -1).expand(-1, layer.out_channels // layer.groups, -1)
+        weight = weight * layer.gamma[:, None, None, None] * alpha.reshape(layer.out_channels, -1, 1, 1)
+    return F.conv2d(x, weight, layer.bias, layer.stride, padding, 1, layer.groups)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_a_convolution_is_taught(kind: str, method: str) -> None:
+    """Converted, with neutral settings the layer itself, and each member the convolution by its own weight."""
+    net = convolutions(kind)
+    neutral = mt.ensemble(net, METHODS[method].neutral(), X, start="copies")
+    torch.testing.assert_close(neutral(X)[0], net(X))
+    ens = mt.ensemble(net, METHODS[method], X, seed=0).eval()
+    assert mt.check(ens, X).laws
+    assert {"2", "6"} <= {entry.name for entry in ens.plan.converted}
+    for m in range(MEMBERS):
+        member: Any = ens.member(m)
+        h = torch.tanh(formed(member[0], X))
+        h = torch.tanh(formed(member[2], h)).mean((2, 3))
+        torch.testing.assert_close(ens(X)[m], member[6](h))
+    assert not torch.allclose(ens(X)[0], ens(X)[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_is_shared(kind: str, method: str) -> None:
+    """In training too, where BatchNorm takes the rows of all members together."""
+    net = normed(kind)
+    neutral = mt.ensemble(net, METHODS[method].neutral(), X, start="copies")
+    torch.testing.assert_close(neutral(X)[0], net(X))
+    ens = mt.ensemble(net, METHODS[method], X, seed=0)
+    assert mt.check(ens, X).laws
+    assert "3" not in {entry.name for entry in ens.plan.converted}
+    members: list[Any] = [ens.member(m).train() for m in range(MEMBERS)]
+    norm = members[0][3]
+    together = norm(torch.cat([member[:3](X) for member in members])).chunk(MEMBERS)
+    expected = torch.stack([member[4:](h) for member, h in zip(members, together, strict=True)])
+    torch.testing.assert_close(ens.train()(X), expected)
+    torch.testing.assert_close(dict(ens.template[3].named_buffers()), dict(norm.named_buffers()))
+
+
+class Odd(layers.Conv2dSame):
+    """A forward of its own, of which nothing is known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class OddStd(layers.StdConv2d):
+    """The same of another kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [Odd, OddStd])
+def test_a_forward_of_its_own_is_refused_by_name(kind: type[nn.Module], method: str) -> None:
+    """Never treated as the layer that it inherits from."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), kind(8, 8, 3), nn.Flatten(2), nn.Linear(49, 5))
+    with pytest.raises(mt.ConversionError, match=rf"1 +{kind.__name__} .*computes other than Conv2d does"):
+        mt.ensemble(net, METHODS[method], X.float())
