@@ -181,7 +181,7 @@ def _refusal_text(planned: Plan) -> str:
     lines = [f"{type(planned.method).__name__} cannot take {len(planned.refused)} part(s) of {planned.model}:"]
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
     names = [entry.name for entry in planned.refused if entry.name]
-    if names and not any("tied to" in entry.reason for entry in planned.refused):
+    if names and planned.method.keeps_layers and not any("tied to" in entry.reason for entry in planned.refused):
         lines.append(f"Or share them among members on purpose:  ensemble(model, {planned.method}, x, keep={names})")
     return "\n".join(lines)
 

@@ -40,6 +40,7 @@ class Draft:
     at: Mapping[str, Method]
     """The modules for which the method has other settings."""
     owned: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
     shared_norms: frozenset[str] = frozenset()
     plain: bool = True
     """Nothing but a converted layer itself reads its weights."""
@@ -47,6 +48,7 @@ class Draft:
     def with_method(self, method: Method, at: Mapping[str, Method]) -> Draft:
         """The draft of another method for the same model."""
         model = method.prepare(self.base, self.factory, self.inputs, self.seed, at)
+        method.measure(model, self.inputs, self.batch_axis)
         return replace(self, method=method, at=at, model=model)
 
     @property
@@ -69,17 +71,21 @@ class Draft:
     def stack(self, members: int) -> Engine:
         """The template with this many members."""
         tensors = dict(named_tensors(self.model))
-        stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned}
+        stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         for m in range(members) if stacked and not self.on_meta else ():
-            source = tensors if self.start == "copies" else dict(named_tensors(self.fresh(m)[0]))
+            copies = self.start == "copies" and not self.method.draws  # what is drawn is nobody's copy
+            source = tensors if copies else dict(named_tensors(self.fresh(m)[0]))
             for name, whole in stacked.items():
-                whole.detach()[m].copy_(source[name].detach())
+                share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
+                whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
         values = {}
         for name, tensor in tensors.items():
             value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
             values[name] = like(tensor, value)
         template = copy_with(self.model, values)
-        engine = Engine(template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk)
+        engine = Engine(
+            template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk, summed=self.summed
+        )
         engine.refresh()
         engine.traits = replace(engine.traits, plain=self.plain)
         return engine
@@ -125,6 +131,8 @@ def draft(
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, example, batch_axis)
     kept = kept_modules(net, keep)
+    if kept and not method.keeps_layers:
+        raise InputError(f"keep={list(keep)}: {type(method).__name__} says by its own settings which layers it changes")
     refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
     empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings)
     begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty, settings)
@@ -150,7 +158,8 @@ def draft(
     norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
     converted = {owner(name) for name in owned}
     plain = not any(owner(name) in converted for name in structure.elsewhere)
-    return replace(begun, owned=owned, shared_norms=norms, plain=plain, plan=_entries(begun, layout, owned))
+    planned = _entries(begun, layout, owned | layout.summed)
+    return replace(begun, owned=owned, summed=layout.summed, shared_norms=norms, plain=plain, plan=planned)
 
 
 def _observed(begun: Draft) -> Structure:
@@ -179,7 +188,8 @@ def without(layout: Layout, kept: Sequence[str]) -> Layout:
 
 def with_norms(model: nn.Module, layout: Layout) -> Layout:
     """A BatchNorm layer whose affine part belongs to members has statistics for each of them: it belongs to them whole."""
-    norms = {name for name in batch_norms(model) if any(owner(tensor) == name for tensor in layout.tensors)}
+    affine = {owner(name) for name in layout.tensors if name.rpartition(".")[2] in ("weight", "bias")}
+    norms = affine & batch_norms(model).keys()
     return replace(layout, modules=layout.modules | norms)
 
 

@@ -7,11 +7,21 @@ predicted does not depend on how rows are put into batches.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from multitudes.engine.state import bake, named_tensors
+from multitudes.errors import InputError
+from multitudes.initialise import member_seed
+from multitudes.inputs import Inputs, axes
+
+if TYPE_CHECKING:
+    from multitudes.engine.state import Engine
+    from multitudes.method import Method
 
 SEEDS = "draw_seeds"
 """The name of the members' seeds, beside the model's own tensors."""
@@ -78,6 +88,16 @@ def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tens
     return {name: found[name] for name in tensors}
 
 
+def drawn_member(network: nn.Module, seed: int) -> nn.Module:
+    """A copy of a network with what this seed draws."""
+    new = bake(network, {})
+    own = dict(named_tensors(new))
+    for name, value in draw_all(new, [seed]).items():
+        own[name].copy_(value[0])
+    own[SEEDS].fill_(seed)
+    return new
+
+
 class Replaced(Drawing):
     """A layer whose forward finds other tensors in place of its own parameters, formed from them and what is drawn."""
 
@@ -100,6 +120,12 @@ class Replaced(Drawing):
         finally:
             for (register, name), tensor in zip(places, stored, strict=True):
                 register[name] = tensor
+
+    def stored(self, key: str) -> Tensor:
+        """A parameter of its own."""
+        register, name = self._place(key)
+        tensor: Tensor = register[name]
+        return tensor
 
     def _place(self, key: str) -> tuple[dict[str, Any], str]:
         module: Any = self
@@ -140,3 +166,70 @@ def settled(member: nn.Module) -> None:
         layer.settle()
     if SEEDS in member._buffers:
         delattr(member, SEEDS)
+
+
+class Resampled:
+    """What an ensemble does with draws."""
+
+    engine: Engine
+    method: Method
+    generator: torch.Generator
+    template: nn.Module
+    members: int
+    _drawn_for: list[torch.Size] | None
+    _told: bool
+
+    def resample(self, seed: int | None = None) -> Any:
+        """Other draws for all members, by a seed; None takes one from the ensemble's generator."""
+        if not self.method.draws:
+            raise InputError(f"{type(self.method).__name__} draws nothing that could be drawn again")
+        if seed is None:
+            seed = int(torch.randint(2**62, (), generator=self.generator))
+        own = self.template._buffers[SEEDS]
+        assert own is not None
+        with torch.no_grad():
+            own.copy_(torch.tensor([member_seed(seed, m) for m in range(self.members)]))
+        self.redraw()
+        return self
+
+    def redraw(self) -> None:
+        """Makes draws again, from the members' seeds."""
+        seeds = self.template._buffers[SEEDS]
+        assert seeds is not None
+        if seeds.is_meta:
+            return
+        for name, value in draw_all(self.template, seeds.tolist()).items():
+            for register, key in self.engine.slots[name] if name in self.engine.owned else ():
+                register[key] = value
+        self.engine.refresh()
+
+    def _all_owned(self, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Draws, and for what else members own that of the first."""
+        names = drawn_names(self.template) & self.engine.owned
+        if not isinstance(draws, Mapping) or not names <= set(draws):
+            raise InputError("draws= has to be what ens.batch gives: a tensor for each drawn buffer, by name")
+        count = len(next(iter(draws.values())))
+        rest = {n: b for n, b in self.engine.buffers().items() if n in self.engine.owned and n not in names}
+        draws = {name: draws[name] for name in names}
+        return {**draws, **{name: buffer[:1].expand(count, *buffer.shape[1:]) for name, buffer in rest.items()}}
+
+    def _fit_draws(self, call: Inputs) -> None:
+        """Draws again, by the same seeds, where their shapes follow those of the call, and these have changed."""
+        if not self.method.draws or not self.method.by_shape:
+            return
+        pairs = zip(call.tensors(), axes(call, self.engine.batch_axis), strict=True)
+        shapes = [t.shape if a is None else t.shape[:a] + t.shape[a + 1 :] for t, a in pairs]
+        if shapes != self._drawn_for and self._drawn_for is not None:
+            self.method.measure(self.template, call, self.engine.batch_axis)
+            self.redraw()
+        self._drawn_for = shapes
+
+    def _say_once(self) -> None:
+        """A training step of some methods is not a call of all members."""
+        if self._told or not self.method.trains_by_part:
+            return
+        self._told = True
+        warnings.warn(
+            f"{type(self.method).__name__} trains by parts: call ens.loss, or ens(*batch.inputs, **batch.kwargs) with "
+            "batch = ens.batch(x, y); this call is of all members", stacklevel=3,
+        )  # fmt: skip

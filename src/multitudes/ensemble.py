@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
+from multitudes.draws import Resampled
 from multitudes.engine import (
     EXECUTORS,
     MODES,
@@ -28,7 +29,7 @@ from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
 from multitudes.engine.state import bake, hooked, in_layout, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
-from multitudes.inputs import Inputs, rows
+from multitudes.inputs import Inputs, rows, stack_slots, take_rows
 from multitudes.method import Batch, Criterion, Method
 from multitudes.norms import estimate_norms
 from multitudes.tasks import checked, combine
@@ -40,7 +41,7 @@ COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shamp
 """Optimisers that look at whole tensors, and so at several members at once."""
 
 
-class Ensemble(nn.Module):
+class Ensemble(Resampled, nn.Module):
     """One template, some of whose tensors carry a leading member axis, under the base model's own names.
 
     ``ens(x)`` is ``[M, B, ...]`` in every mode. The parameters and buffers are those of `state_dict`, under the base
@@ -58,6 +59,8 @@ class Ensemble(nn.Module):
         self.engine = engine
         self.plan = plan
         self.generator = torch.Generator().manual_seed(seed)
+        self._drawn_for: list[torch.Size] | None = None
+        self._told = False
         self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
         self._wear(engine.template)
         self.register_load_state_dict_post_hook(_loaded)
@@ -95,14 +98,24 @@ class Ensemble(nn.Module):
 
         per_member  the inputs carry ``[M, B, ...]``: each member has its own
         rows        ``[B]``, the member of each row; returns ``[B, ...]``
-        draws       drawn tensors with a leading axis D, for methods that draw; returns ``[D, B, ...]``
+        draws       drawn tensors by name with a leading axis D, for methods that draw; returns ``[D, B, ...]``, or with
+                    rows the draw of each row, ``[B, ...]``
         """
-        if draws is not None:
-            raise InputError(f"{type(self.method).__name__} draws nothing, so draws= has nothing to give it")
         call = Inputs(*inputs, **kwargs)
+        if draws is not None and not self.method.draws:
+            raise InputError(f"{type(self.method).__name__} draws nothing, so draws= has nothing to give it")
         if torch.compiler.is_compiling():
-            return self._run(call, per_member, rows)
+            return self._run_drawn(call, per_member, rows, draws)
+        if self.training and draws is None and rows is None and not per_member:
+            self._say_once()
         with self.engine.lock:
+            self._fit_draws(call)
+            return self._run_drawn(call, per_member, rows, draws)
+
+    def _run_drawn(self, call: Inputs, per_member: bool, rows: Tensor | None, draws: Any) -> Any:
+        if draws is None:
+            return self._run(call, per_member, rows)
+        with self.engine.with_draws(self._all_owned(draws)):
             return self._run(call, per_member, rows)
 
     def _run(self, call: Inputs, per_member: bool, rows: Tensor | None) -> Any:
@@ -112,9 +125,20 @@ class Ensemble(nn.Module):
         if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
             name = "loop"  # vmap has no rule for that layout
         untraceable = self.engine.traits.private or (name == "loop" and self._draws_in_trunk())
+        if self.engine.summed and per_member:
+            return self._run_slots(call)
         if untraceable and torch.compiler.is_dynamo_compiling():
             return _untraced_loop(self.engine, call, per_member)
         return EXECUTORS[name](self.engine, call, per_member)
+
+    def _run_slots(self, call: Inputs) -> Any:
+        """Members whose first layers' outputs are added up, each with inputs of its own: under vmap alone."""
+        if not self.engine.traits.slots:
+            raise RunError(
+                f"{type(self.method).__name__} is trained by vmap, which cannot run this model: "
+                f"{self.engine.why.get('vmap', 'slots with the same inputs gave something else')}"
+            )
+        return EXECUTORS["vmap"](self.engine, call, per_member=True)
 
     def _executor(self, per_member: bool) -> str:
         engine = self.engine
@@ -177,18 +201,42 @@ class Ensemble(nn.Module):
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
         """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
-        return self.method.batch(Inputs.of(x), y, self.generator, per_member)
+        found = self.method.batch(Inputs.of(x), y, self.generator, per_member)
+        if found.slots is not None:
+            return self._into_slots(found)
+        seeds = found.kwargs.get("draws")
+        if seeds is None:
+            return found
+        return replace(found, kwargs={**found.kwargs, "draws": self.method.drawn_for_step(self.template, seeds)})
 
-    def reduce(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
-        """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior."""
+    def _into_slots(self, batch: Batch) -> Batch:
+        """Each member's own rows of a batch."""
+        assert batch.slots is not None
+        axis, whole = self.engine.batch_axis, Inputs(*batch.inputs, **batch.kwargs)
+        call = stack_slots([take_rows(whole, axis, index) for index in batch.slots], axis)
+        targets = [tree.apply(lambda t, i=index: t[i.to(t.device)] if t.ndim else t, batch.target) for index in batch.slots]
+        return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), per_member=True)
+
+    def reduce(self, outputs: Any, batch: Batch, criterion: Criterion, global_batch: int | None = None) -> Tensor:
+        """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior.
+
+        A prior that depends on how many rows a step has takes those of all processes; with accumulation, say how many.
+        """
         loss = self.method.loss(outputs, batch, criterion)
-        prior = self.method.prior(self)
+        prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
         return loss if prior is None else loss + prior
 
-    def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False) -> Tensor:
+    def _rows_of_all(self, batch: Batch) -> int:
+        """How many rows a step has in all processes."""
+        distributed = torch.distributed
+        ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        sizes = [t.shape[1 if batch.per_member else 0] for t in tree.tensors(batch.target) if t.ndim > batch.per_member]
+        return ranks * max(sizes[0] if sizes else 1, 1)
+
+    def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """The loss of one training step; `criterion(output, target)` is any torch loss with mean reduction."""
         batch = self.batch(x, y, per_member)
-        return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion)
+        return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion, global_batch)
 
     def param_groups(
         self, *, lr: float, weight_decay: float = 0.0, optimizer: type[torch.optim.Optimizer] | None = None
@@ -234,6 +282,8 @@ class Ensemble(nn.Module):
 
     def subset(self, members: Sequence[int]) -> Ensemble:
         """An ensemble of some of the members, in the order given: a detached copy."""
+        if self.engine.summed:
+            return self.compact().subset(members)
         chosen = [self._index(m) for m in members]
         if not chosen:
             raise InputError("subset([]) would leave no member")
@@ -275,6 +325,8 @@ class Ensemble(nn.Module):
         added = own.keys() - self.base.state_dict().keys()
         own = {name: tensor for name, tensor in own.items() if name not in added}  # what the method adds stays as it is
         wrong = [f"missing {n}" for n in own if n not in state_dict] + [f"unknown {n}" for n in state_dict if n not in own]
+        base = self.base.state_dict()
+        owned |= {name for name, tensor in own.items() if tensor.ndim > base[name].ndim}
         for name in own.keys() & state_dict.keys():
             shape = own[name].shape[1:] if name in owned else own[name].shape
             if state_dict[name].shape != shape:
@@ -286,7 +338,8 @@ class Ensemble(nn.Module):
         with torch.no_grad():
             for name, tensor in own.items():
                 if name not in owned or start == "copies":
-                    tensor.copy_(state_dict[name].expand_as(tensor))
+                    share = self.members if name in self.engine.summed else 1
+                    tensor.copy_((state_dict[name] / share if share > 1 else state_dict[name]).expand_as(tensor))
         self.engine.refresh()
 
     def _is_tied_owned(self, tensor: Tensor) -> bool:
@@ -398,6 +451,8 @@ _untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-d
 
 def _loaded(ensemble: Ensemble, _: Any) -> None:
     ensemble.engine.refresh()
+    if ensemble.method.draws:
+        ensemble.redraw()
 
 
 class Average(nn.Module):

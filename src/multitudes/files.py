@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.cut import hollow
+from multitudes.draws import drawn_names
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, settings
 from multitudes.ensemble import Ensemble
@@ -44,7 +45,9 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
         )
     if type(ensemble.method).prepare is not Method.prepare and _arguments(ensemble.base) is None:
         Inputs.like(ensemble.plan.example, torch.device("meta"))  # what could not be made again is refused now, not at loading
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named_tensors(ensemble.template)}
+    remade = drawn_names(ensemble.template)
+    kept = [(name, tensor) for name, tensor in named_tensors(ensemble.template) if name not in remade]
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept}
     text = json.dumps(_described(ensemble), sort_keys=True)
     header = {"multitudes": text, "sha256": _digest(text, tensors)}
     data = to_bytes(tensors, metadata=header)
@@ -104,7 +107,9 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
         raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}")
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
-    return base, method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    network = method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    method.measure(network, inputs, about["batch_axis"])
+    return base, network
 
 
 def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
@@ -133,7 +138,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     template = _filled(source, about, network, tensors, [] if network is not given else _other_settings(about, given))
     engine = Engine(
         template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
-        batch_axis=about["batch_axis"], chunk=about["chunk"], traits=_traits(about),
+        batch_axis=about["batch_axis"], chunk=about["chunk"], summed=frozenset(about.get("summed", ())), traits=_traits(about),
     )  # fmt: skip
     engine.refresh()
     if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
@@ -144,10 +149,13 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     if unknown:
         raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
     base = skeleton(given)
-    return Ensemble(
+    ens = Ensemble(
         engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
         compact=bool(about.get("compact")),
     )  # fmt: skip
+    if method.draws:
+        ens.redraw()
+    return ens
 
 
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
@@ -179,6 +187,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "task": ensemble.task,
         "seed": ensemble.seed,
         "owned": sorted(engine.owned),
+        "summed": sorted(engine.summed),
         "shared_norms": sorted(engine.shared_norms),
         "batch_axis": engine.batch_axis,
         "chunk": engine.chunk,
@@ -262,8 +271,11 @@ def _method(path: Path, about: dict[str, Any]) -> Method:
 
 def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor], others: list[str]) -> nn.Module:
     """The model's architecture with the file's tensors; `others` are its other differences from the one saved."""
-    owned, frozen = set(about["owned"]), set(about["frozen"])
+    owned, frozen = {*about["owned"], *about.get("summed", ())}, set(about["frozen"])
     members = about["settings"]["members"]
+    remade = drawn_names(model)
+    drawn = {n: b.expand(members, *b.shape).clone() for n, b in model.named_buffers() if n in remade}
+    tensors = {**tensors, **drawn}
     wrong = [f"no {name}" for name, _ in named_tensors(model) if name not in tensors]
     wrong += [f"unknown {name}" for name in tensors.keys() - dict(named_tensors(model)).keys()]
     values = {}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from multitudes import tree
 from multitudes.errors import InputError
-from multitudes.inputs import Inputs
+from multitudes.inputs import BatchAxis, Inputs
 from multitudes.structure import Structure
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Batch:
     kwargs: dict[str, Any]
     target: Any
     per_member: bool = False
+    slots: Tensor | None = None
+    """Where each member has rows of its own: which, ``[M, L]``; `Ensemble.batch` takes them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Layout:
 
     modules: frozenset[str] = frozenset()
     tensors: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
+    """Tensors of members that a layer adds up."""
     note: str = ""
     """What the plan should say about the choice."""
     because: Mapping[str, str] = field(default_factory=dict)
@@ -67,10 +71,16 @@ class Method:
     """Whether members differ only by what the method adds to the given weights."""
 
     draws: ClassVar[bool] = False
-    """Whether members are drawn."""
+    """Whether members are drawn, and `batch` draws for each training step."""
 
     origin: ClassVar[str] = "by the method"
     """Where what members own comes from, if they start by `start`."""
+
+    keeps_layers: ClassVar[bool] = True
+    """Whether keep= can take layers from the method."""
+
+    by_shape: ClassVar[bool] = False
+    """Whether draws have the shapes of what a call has inside the network."""
 
     by_layer: ClassVar[tuple[str, ...]] = ()
     """The settings that may differ from layer to layer, by `at=`."""
@@ -119,6 +129,20 @@ class Method:
         """The settings of an ensemble of so many of the members."""
         return replace(self, members=count)
 
+    @property
+    def trains_by_part(self) -> bool:
+        """Whether a training step is something else than a call of all members."""
+        return self.draws or getattr(self, "feed", "all") == "split"
+
+    def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """What a training step draws, by these seeds: ``[D, ...]`` by name."""
+        from multitudes.draws import draw_all
+
+        return draw_all(network, seeds)
+
+    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> None:
+        """Looks, in place, at the shapes that a call has inside the network, where draws depend on them."""
+
     def plain(self, member: nn.Module) -> None:
         """Makes a member's layers those of the given model again, in place, with what the method adds to them worked in."""
 
@@ -143,9 +167,13 @@ class Method:
         total = torch.stack(losses).sum()
         return total if self.reduction == "sum" else total / self.members
 
-    def prior(self, ensemble: Ensemble) -> Tensor | None:
-        """What the loss adds that depends on weights only."""
+    def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
+        """What the loss adds that depends on weights only, for a batch of so many rows in all."""
         return None
+
+    def effective_size(self, ensemble: Ensemble) -> int:
+        """How many different networks there are to predict with."""
+        return self.members
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser."""
@@ -160,9 +188,16 @@ class Method:
 def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
     """The same data, each row by one member: blocks of rows, as even as they can be, beginning with any member."""
     count = next(len(t) for t in tree.tensors(batch.target) if t.ndim)
-    first = int(torch.randint(members, (), generator=rng))
+    first = int(torch.randint(members, (), generator=by_rank(rng)))
     rows = (torch.arange(count) * members // max(count, members) + first) % members
     return replace(batch, kwargs={**batch.kwargs, "rows": rows})
+
+
+def by_rank(rng: torch.Generator) -> torch.Generator:
+    """A generator of this process's own, from one that is the same for all: batches are shuffled by it, weights are not."""
+    distributed = torch.distributed
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)) + rank)
 
 
 def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dict[str, list[str]]:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
-from multitudes.draws import SEEDS, Replaced, add_seeds, draw_all, drawing_layers, drawn_names, mixed, settled
-from multitudes.engine.state import bake, named_tensors, slots_of
+from multitudes.draws import SEEDS, Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.state import bake, slots_of
 from multitudes.errors import ConversionError, InputError
 from multitudes.initialise import fresh, member_seed
-from multitudes.inputs import Inputs, rows
+from multitudes.inputs import Inputs
+from multitudes.layers import without_fast_path
 from multitudes.method import Batch, Criterion, Layout, Method, names_matching
 from multitudes.structure import NORMS, Structure, first_layers, last_layers, observe
 
@@ -138,6 +139,7 @@ class Patching:
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     origin: ClassVar[str] = "drawn by the seed"
+    keeps_layers: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -162,9 +164,7 @@ class Patching:
         if self.tau_output is not None and not 0 < self.tau_output < math.inf:
             raise InputError(f"{name}(tau_output={self.tau_output!r}): give a number above 0")
         if self.probabilities is not None and (
-            len(self.probabilities) != self.components
-            or min(self.probabilities) < 0
-            or abs(sum(self.probabilities) - 1) > 1e-6
+            len(self.probabilities) != self.components or min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6
         ):
             raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
         if self.prior == "elbo" and (self.examples is None or self.examples < 1):
@@ -247,6 +247,7 @@ class Patching:
                 small = torch.uint8 if self.elementwise and self.components <= 256 else torch.int64
                 kept = value.to(layer._parameters[keys[0]].dtype) if value.is_floating_point() else value.to(small)
                 layer.register_buffer(key, torch.zeros_like(kept, device=device), persistent=False)
+        without_fast_path(new, Patched)
         add_seeds(new)
         return new
 
@@ -279,7 +280,8 @@ class Patching:
         names = drawn_names(structure.model)
         layers = dict(drawing_layers(structure.model))
         because = {name: f"{self.components} components, {self._what()}" for name in layers}
-        note = f"{len(layers)} layers with {self.components} components, which start {'at random' if self.init == 'random' else 'as copies'}"
+        how = "at random" if self.init == "random" else "as copies"
+        note = f"{len(layers)} layers with {self.components} components, which start {how}"
         return Layout(tensors=names | {SEEDS}, because=because, note=note)
 
     def _what(self) -> str:
@@ -317,7 +319,7 @@ class Patching:
         """The prior on all that is learned, for a batch of so many rows in all."""
         if self.prior == "none":
             return None
-        patched = {f"{name}.{key}" if name else key for name, layer in drawing_layers(ensemble.template) for key in layer.replaced}  # type: ignore[attr-defined]
+        patched = patched_names(ensemble.template)
         terms = []
         for name, parameter in ensemble.named_parameters():
             if not parameter.requires_grad:
@@ -339,15 +341,15 @@ class Patching:
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         """What is shared, and the patches."""
-        patched = {f"{name}.{key}" if name else key for name, layer in drawing_layers(ensemble.template) for key in layer.replaced}  # type: ignore[attr-defined]
+        patched = patched_names(ensemble.template)
         groups = []
         for kind in ("shared", "patches"):
             named = [
                 (n, p) for n, p in ensemble.named_parameters() if p.requires_grad and (n in patched) == (kind == "patches")
             ]
             if named:
-                parameters = [p for _, p in named]
-                groups.append({"params": parameters, "names": [n for n, _ in named], "lr": lr, "weight_decay": weight_decay, "kind": kind})
+                own = {"params": [p for _, p in named], "names": [n for n, _ in named], "kind": kind}
+                groups.append({**own, "lr": lr, "weight_decay": weight_decay})
         return groups
 
     def effective_size(self, ensemble: Ensemble) -> int:
@@ -359,11 +361,7 @@ class Patching:
         return int(self.components**elements)
 
 
-def drawn_member(network: nn.Module, seed: int) -> nn.Module:
-    """A copy of a network with what this seed draws."""
-    new = bake(network, {})
-    own = dict(named_tensors(new))
-    for name, value in draw_all(new, [seed]).items():
-        own[name].copy_(value[0])
-    own[SEEDS].fill_(seed)
-    return new
+def patched_names(network: nn.Module) -> frozenset[str]:
+    """The parameters that have components."""
+    layers = ((name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched))
+    return frozenset(f"{name}.{key}" if name else key for name, layer in layers for key in layer.replaced)

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from multitudes import tree
@@ -27,6 +29,7 @@ SEEN_THROUGH = """View UnsafeView Reshape ReshapeAlias Expand Select Slice Unsqu
     Clone Index IndexSelect Narrow Split SplitWithSizes Unbind Alias UpsampleBicubic2D UpsampleBilinear2D""".split()
 """Operations that leave a tensor's entries what they are: names of their autograd nodes."""
 ENTRYWISE = "Add Sub Mul Cat Stack Embedding Where".split()
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -47,6 +50,8 @@ class Structure:
     """For each call of a module, the autograd nodes of the tensors that it was given."""
     elsewhere: set[str]
     """Parameters that are read outside the forward of the module that they belong to."""
+    dropping: set[str]
+    """Modules whose forward calls a dropout function with a rate above 0, dropout modules apart."""
 
     def started(self, name: str) -> int | None:
         """When the first call in a module's subtree happened; None if none did."""
@@ -174,7 +179,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
-    structure = Structure(model, order, ends, made, names, taken, reading.elsewhere)
+    structure = Structure(model, order, ends, made, names, taken, reading.elsewhere, reading.dropping)
     strays = structure.strays()
     if strays:
         raise InputError(
@@ -193,6 +198,8 @@ class _Reading(TorchFunctionMode):
     def __init__(self, probe: nn.Module) -> None:
         super().__init__()
         self.elsewhere: set[str] = set()
+        self.dropping: set[str] = set()
+        self.names = {id(part): name for name, part in probe.named_modules()}
         self.running: list[nn.Module] = [probe]
         self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
         for name, part in probe.named_modules():
@@ -208,6 +215,10 @@ class _Reading(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
+        running = self.running[-1]
+        if func in DROPOUTS and not isinstance(running, _DropoutNd):
+            rate = args[1] if len(args) > 1 else (kwargs or {}).get("p", 0.5)
+            self.dropping |= {self.names[id(running)]} if rate else set()
         reads = getattr(getattr(func, "__self__", None), "__name__", "") in self.ATTRIBUTES if name == "__get__" else True
         if reads and name not in self.HARMLESS:
             for tensor in tree.tensors((args, kwargs or {})):
@@ -221,6 +232,46 @@ def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
     """The layers met first on the way back from the outputs, and the loose parameters behind them."""
     layers = set(structure.layers())
     return structure.walk_back(lambda module, _: module in layers, loose=True)
+
+
+def heads(structure: Structure) -> tuple[set[str], set[str]]:
+    """The classifier that a timm model names itself, or else the last layers, and the loose parameters behind them."""
+    named = _named_by_config(structure)
+    return (named, set()) if named is not None else last_layers(structure)
+
+
+def _named_by_config(structure: Structure) -> set[str] | None:
+    """The classifier that a timm model names itself."""
+    config = getattr(structure.model, "pretrained_cfg", None)
+    named = config.get("classifier") if isinstance(config, dict) else getattr(config, "classifier", None)
+    if not named:
+        return None
+    heads = {named} if isinstance(named, str) else set(named)
+    modules = dict(structure.model.named_modules())
+    return heads if all(name in modules and list(modules[name].parameters()) for name in heads) else None
+
+
+def reaches_around(model: nn.Module, inputs: Inputs, first: set[str]) -> str | None:
+    """What of the input comes to the outputs without passing through these layers, if anything does."""
+    probe = bake(model, {}).eval()
+    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
+    own = inputs.refill([leaf.clone() for leaf in leaves])  # which forward may write into
+    given = {id(leaf) for leaf in leaves}
+    cut: set[Any] = set()
+    for name in first:
+        probe.get_submodule(name).register_forward_hook(lambda _, __, output: cut.add(output.grad_fn))
+    with torch.enable_grad():
+        output = probe(*own.args, **own.kwargs)
+    queue, seen = [t.grad_fn for t in tree.tensors(output) if t.grad_fn is not None], set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen or node in cut:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in given:
+            return "its input reaches the output around the first layer"
+        queue.extend(source for source, _ in node.next_functions)
+    return None
 
 
 def blocks(model: nn.Module) -> list[str]:

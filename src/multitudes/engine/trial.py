@@ -89,6 +89,8 @@ def _fails(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: s
 
 def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
     """Whether vmap is right too where each member has inputs of its own: more is batched then."""
+    if engine.summed:
+        return _adds_up(engine, inputs)
     if not all("vmap" in engine.proven[mode] for mode in MODES):
         return False
     own = [take_rows(inputs, engine.batch_axis, _turned(engine, inputs, m)) for m in range(engine.members)]
@@ -101,6 +103,21 @@ def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
         except Exception:
             return False
         if difference(vmap, loop):
+            return False
+    return True
+
+
+def _adds_up(engine: Engine, inputs: Inputs) -> bool:
+    """Whether vmap, which adds up what slots give, gives for one input in all slots what a call with it gives."""
+    slots = stack_slots([inputs] * engine.members, engine.batch_axis)
+    for mode in MODES:
+        try:
+            plain = run_reference(engine, inputs, mode)
+            summed = run(functools.partial(run_vmap, per_member=True), engine, slots, mode)
+        except Exception as error:
+            engine.why.setdefault("vmap", _operation(error))
+            return False
+        if not plain.random and difference(summed, plain):
             return False
     return True
 

@@ -2,7 +2,12 @@
 
 from multitudes.methods.batchensemble import BatchEnsemble as BatchEnsemble
 from multitudes.methods.deep import Deep as Deep
+from multitudes.methods.dropconnect import DropConnect as DropConnect
+from multitudes.methods.ecmp import ECMP as ECMP
+from multitudes.methods.emp import EMP as EMP
 from multitudes.methods.masksembles import Masksembles as Masksembles
+from multitudes.methods.mcdropout import MCDropout as MCDropout
+from multitudes.methods.mimo import MIMO as MIMO
 from multitudes.methods.multihead import MultiHead as MultiHead
 from multitudes.methods.packed import Packed as Packed
 from multitudes.methods.single import Single as Single

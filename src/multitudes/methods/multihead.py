@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from multitudes.errors import InputError
 from multitudes.method import Layout, Method, inside, names_matching, owned_modules
-from multitudes.structure import Structure, last_layers
+from multitudes.structure import Structure, heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,25 +27,12 @@ class MultiHead(Method):
         """The last layer carries members, and so does what stands between it and the output."""
         names = [name for name, _ in structure.model.named_modules() if name]
         if self.head is not None:
-            heads = set(names_matching(names, [self.head], f"MultiHead(head={self.head!r})")[self.head])
+            found = set(names_matching(names, [self.head], f"MultiHead(head={self.head!r})")[self.head])
             loose: set[str] = set()
-        elif (named := _named_by_config(structure)) is not None:
-            heads, loose = named, set()
         else:
-            heads, loose = last_layers(structure)
-        if not heads and not loose:
+            found, loose = heads(structure)
+        if not found and not loose:
             raise InputError("MultiHead finds no last layer: no output depends on a weight. Name it: MultiHead(head='...')")
-        modules = owned_modules(structure.model, lambda name: inside(name, frozenset(heads)))
-        shown = sorted(heads | loose)
+        modules = owned_modules(structure.model, lambda name: inside(name, frozenset(found)))
+        shown = sorted(found | loose)
         return Layout(modules, frozenset(loose), note=f"heads: {', '.join(name or 'the whole model' for name in shown)}")
-
-
-def _named_by_config(structure: Structure) -> set[str] | None:
-    """The classifier that a timm model names itself."""
-    config = getattr(structure.model, "pretrained_cfg", None)
-    named = config.get("classifier") if isinstance(config, dict) else getattr(config, "classifier", None)
-    if not named:
-        return None
-    heads = {named} if isinstance(named, str) else set(named)
-    modules = dict(structure.model.named_modules())
-    return heads if all(name in modules and list(modules[name].parameters()) for name in heads) else None

@@ -1,0 +1,177 @@
+"""MIMO: one network with M inputs and M outputs, trained on M examples at once.
+
+Havasi, Jenatton, Fort, Liu, Snoek, Lakshminarayanan, Dai, Tran, "Training independent subnetworks for robust prediction",
+ICLR 2021, https://arxiv.org/abs/2010.06610
+
+The first layer is as wide as M inputs side by side, and there are M heads. In training each slot has examples of its own, and
+head m learns what is in slot m; at prediction the same example is in all slots. A first layer on M inputs side by side is the
+sum of M first layers, one for each slot: so its weight has a member axis, and what it gives is added up over slots. With the
+same example in all slots that is one layer with the sum of the weights, and the network is one with M heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from multitudes import tree
+from multitudes.engine.state import bake, like
+from multitudes.errors import ConversionError, InputError
+from multitudes.inputs import Inputs
+from multitudes.layers import along_channels, product_of
+from multitudes.method import Batch, Factory, Layout, Method, by_rank, inside, owned_modules
+from multitudes.structure import Structure, first_layers, heads, observe, reaches_around
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
+
+
+@dataclass(frozen=True, kw_only=True)
+class MIMO(Method):
+    """M slots in, M heads out: ``[M, B, ...]``."""
+
+    members: int = 3
+
+    rho: float = 0.0
+    """In training, how much of a batch is the same in all slots."""
+
+    repeat: int = 1
+    """In training, how often each example is in a batch."""
+
+    keeps_layers: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.rho, bool) or not isinstance(self.rho, (int, float)) or not 0 <= self.rho <= 1:
+            raise InputError(f"MIMO(rho={self.rho!r}): give a number from 0 to 1")
+        if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or self.repeat < 1:
+            raise InputError(f"MIMO(repeat={self.repeat!r}): give a whole number of at least 1")
+
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """First layers that cannot be as wide as M inputs."""
+        found = {}
+        first, last = first_layers(structure), heads(structure)[0]
+        for name in sorted(first):
+            layer = structure.model.get_submodule(name)
+            if product_of(layer) is None or hasattr(layer, "parametrizations"):
+                found[name] = f"a {type(layer).__name__} on the network's input cannot be as wide as several inputs"
+            elif getattr(layer, "groups", 1) > 1:
+                found[name] = "it has groups, which would keep slots apart"
+            elif name in last:
+                found[name] = "it is the first layer and the last, so that slots and heads would have nothing between them"
+            elif any(other.rpartition(".")[0] == name for other in structure.elsewhere):
+                found[name] = "its weight is read outside the layer's own forward, where it would be that of all slots"
+        return found
+
+    def prepare(
+        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, MIMO]
+    ) -> nn.Module:
+        """The model with a first layer that adds up what slots give."""
+        structure = observe(model, inputs)
+        first = first_layers(structure)
+        around = reaches_around(model, inputs, first)
+        if not first or around:
+            why = around or "no layer with a weight stands on its input"
+            raise ConversionError(f"MIMO cannot take this {type(model).__name__}: {why}")
+        new = bake(model, {})
+        for name in first:
+            layer: Any = new.get_submodule(name)
+            kind = type(layer)
+            layer.__class__ = type(f"Slotted{kind.__name__}", (Slotted, kind), {"product": staticmethod(product_of(layer))})
+        return new
+
+    def layout(self, structure: Structure) -> Layout:
+        """The first layers' weights, and the heads."""
+        slotted = {name for name, part in structure.model.named_modules() if isinstance(part, Slotted)}
+        last, loose = heads(structure)
+        modules = owned_modules(structure.model, lambda name: inside(name, frozenset(last)))
+        weights = frozenset(f"{name}.weight" if name else "weight" for name in slotted)
+        because = dict.fromkeys(slotted, "as wide as all slots together: each member has its own weight")
+        note = f"first layers: {', '.join(sorted(slotted))}; heads: {', '.join(sorted(last | loose))}"
+        return Layout(modules, frozenset(loose), summed=weights, because=because, note=note)
+
+    @property
+    def trains_by_part(self) -> bool:
+        """Slots have examples of their own."""
+        return True
+
+    def plain(self, member: nn.Module) -> None:
+        """Adds up the slots' weights."""
+        for layer in member.modules():
+            if isinstance(layer, Slotted):
+                layer.join()
+
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+        """A shuffle of the batch for each slot; with rho, the end of it is the same in all of them."""
+        if per_member:
+            return super().batch(inputs, target, rng, per_member)
+        count = next(len(t) for t in tree.tensors(target) if t.ndim)
+        return replace(super().batch(inputs, target, rng, per_member), slots=self.slots(count, by_rank(rng)))
+
+    def slots(self, count: int, rng: torch.Generator) -> Tensor:
+        """The rows of a batch in each slot, ``[M, L]``: of L = count repeat the first int(L (1 − rho)) in an order of its own."""
+        common = torch.arange(count).repeat(self.repeat)
+        common = common[torch.randperm(len(common), generator=rng)]
+        free = int(len(common) * (1 - self.rho))
+        own = [common[:free][torch.randperm(free, generator=rng)] for _ in range(self.members)]
+        return torch.stack([torch.cat([mine, common[free:]]) for mine in own])
+
+    def compact(self, ensemble: Ensemble) -> Ensemble:
+        """One network with M heads, whose first layer has the sum of the slots' weights."""
+        from multitudes.ensemble import Ensemble as Ensembles
+        from multitudes.methods.multihead import MultiHead
+
+        template = bake(ensemble.template, {})
+        self.plain(template)
+        engine = replace(
+            ensemble.engine, template=template, summed=frozenset(), picked=dict(ensemble.engine.picked),
+            proven=dict(ensemble.engine.proven),
+        )  # fmt: skip
+        engine.refresh()
+        method = MultiHead(members=self.members, reduction=self.reduction)
+        counts = ensemble.plan.counts
+        extra = sum((len(p) - 1) * p[0].numel() for n, p in ensemble.template.named_parameters() if n in ensemble.engine.summed)
+        counts = counts and replace(counts, parameters=counts.parameters - extra)
+        note = "compact: the first layer has the sum of the weights of all slots"
+        converted = tuple(e for e in ensemble.plan.converted if f"{e.name}.weight" not in ensemble.engine.summed)
+        shared = tuple(e for e in ensemble.plan.converted if f"{e.name}.weight" in ensemble.engine.summed)
+        shared = tuple(replace(e, reason="the sum over all slots") for e in shared)
+        planned = replace(
+            ensemble.plan, method=method, notes=(note,), counts=counts, converted=converted,
+            shared=(*ensemble.plan.shared, *shared),
+        )  # fmt: skip
+        return Ensembles(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
+
+
+class Slotted:
+    """A first layer with a weight for each slot: what is in its class before the layer's own."""
+
+    weight: nn.Parameter
+    bias: Tensor | None
+    product: Any
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Shape: as the layer's own. All slots' weights stand for one example in all slots; one slot's, for its own."""
+        layer: Any = self
+        stored = self.weight
+        usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
+        if stored.ndim > usual:
+            layer._parameters["weight"] = stored.sum(0)
+        try:
+            y: Tensor = self.product(self, input, *args, **kwargs)
+        finally:
+            layer._parameters["weight"] = stored
+        y = torch.ops.multitudes.member_sum(y)
+        return y if self.bias is None else y + along_channels(layer, self.bias, y)
+
+    def join(self) -> None:
+        """Becomes the plain layer with the sum of the slots' weights."""
+        layer: Any = self
+        usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
+        if self.weight.ndim > usual:
+            layer.weight = like(self.weight, self.weight.detach().sum(0))
+        layer.__class__ = type(layer).__bases__[-1]
