@@ -24,14 +24,15 @@ from multitudes.engine import (
     run_rows,
     takes_rows,
 )
-from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
-from multitudes.engine.state import bake, hooked, in_layout, is_channels_last, kept_tensors, named_tensors
+from multitudes.engine.choose import choose, draws_in_trunk
+from multitudes.engine.outcome import aside, fresh_inputs
+from multitudes.engine.state import bake, in_layout, is_channels_last, kept_tensors, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows
 from multitudes.method import Batch, Criterion, Method
 from multitudes.norms import estimate_norms
-from multitudes.tasks import checked, combine
+from multitudes.tasks import Average, checked
 
 if TYPE_CHECKING:
     from multitudes.plan import Plan
@@ -86,7 +87,7 @@ class Ensemble(nn.Module):
     @property
     def executor(self) -> str:
         """The executor that an ordinary call would now take."""
-        return self._executor(per_member=False)
+        return choose(self.engine)
 
     def forward(
         self, *inputs: Any, per_member: bool = False, rows: Tensor | None = None, draws: Any = None, **kwargs: Any
@@ -108,51 +109,13 @@ class Ensemble(nn.Module):
     def _run(self, call: Inputs, per_member: bool, rows: Tensor | None) -> Any:
         if rows is not None:
             return self._by_rows(call, rows, per_member)
-        name = self._executor(per_member)
+        name = choose(self.engine, per_member)
         if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
             name = "loop"  # vmap has no rule for that layout
-        untraceable = self.engine.traits.private or (name == "loop" and self._draws_in_trunk())
+        untraceable = self.engine.traits.private or (name == "loop" and draws_in_trunk(self.engine))
         if untraceable and torch.compiler.is_dynamo_compiling():
             return _untraced_loop(self.engine, call, per_member)
         return EXECUTORS[name](self.engine, call, per_member)
-
-    def _executor(self, per_member: bool) -> str:
-        engine = self.engine
-        if engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
-            right = engine.traits.fold_slots if per_member else "fold" in engine.proven["train"]
-            wanted = engine.picked["train"] == "vmap" or torch.compiler.is_dynamo_compiling() or not right
-            if not per_member and wanted and self._vmap_is_right(per_member):
-                return "vmap"
-            if engine.members > 1 and not right:
-                raise RunError(
-                    f"BatchNorm {', '.join(coupled)} is shared by members and would need the rows of all of them at once, "
-                    f"but fold cannot run this model: {engine.why.get('fold', 'not tried')}. "
-                    "Let it belong to the members, or put it into eval mode"
-                )
-            return "fold"
-        picked = engine.picked["train" if self.training else "eval"]
-        if picked == "vmap" and not self._vmap_is_right(per_member):
-            return "loop"
-        if torch.compiler.is_dynamo_compiling() and engine.shares and self.training and self._vmap_is_right(per_member):
-            return "vmap"  # traced, the loop would run the shared trunk, and count its batches, once for each member
-        return picked
-
-    def _draws_in_trunk(self) -> bool:
-        """Whether a shared trunk may have noise to draw or a buffer to set, which a traced loop would do for each member."""
-        if not self.training or self.members == 1 or not self.engine.shares:
-            return False
-        live = any(isinstance(part, DROPOUTS) and part.p > 0 for part in self.template.modules())
-        return live or self.engine.traits.random or bool(self.engine.traits.private)
-
-    def _vmap_is_right(self, per_member: bool) -> bool:
-        """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
-        engine = self.engine
-        exporting = _is_exporting()
-        laid_out = engine.channels_last or (not torch.compiler.is_compiling() and bool(hooked(self.template)))
-        in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
-        proven = "vmap" in engine.proven["train" if self.training else "eval"]
-        proven = proven and (engine.traits.slots or not per_member)
-        return proven and not exporting and not in_chunks and not laid_out and not torch.is_autocast_enabled(self._device())
 
     def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:
         if per_member:
@@ -383,35 +346,8 @@ class Ensemble(nn.Module):
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
 
 
-EXPORT_IS_TOLD = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-"""Before, dynamo said of every graph that it was for export."""
-
-
-def _is_exporting() -> bool:
-    if EXPORT_IS_TOLD:
-        return torch.compiler.is_exporting()
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-
-
 _untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]
 
 
 def _loaded(ensemble: Ensemble, _: Any) -> None:
     ensemble.engine.refresh()
-
-
-class Average(nn.Module):
-    """The members' mixture in the form of one network's output."""
-
-    def __init__(self, ensemble: Ensemble, output: str | None) -> None:
-        super().__init__()
-        self.ensemble = ensemble
-        self.output = output
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """One network's output, ``[B, ...]``."""
-        found = {n: t for n, t in tree.leaves(self.ensemble(*inputs, **kwargs)) if isinstance(t, Tensor)}
-        name = self.output if self.output is not None or len(found) != 1 else next(iter(found))
-        if name not in found:
-            raise InputError(f"the model returns {', '.join(found)}: say which is meant, ens.average(output=...)")
-        return combine(found[name], self.ensemble.task)

@@ -71,9 +71,10 @@ def settle(engine: Engine, inputs: Inputs) -> None:
 
 def _output_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
     """Where the rows are in outputs; nothing where that cannot be told, or no other batch size runs."""
+    own = replace(engine, template=copied(engine.template))  # what a layer keeps from call to call is thrown away with it
     try:
-        with undone(engine.template, "eval"):
-            return {OUTPUT: learn_output(engine, fresh_inputs(inputs))}
+        with undone(own.template, "eval"):
+            return {OUTPUT: learn_output(own, fresh_inputs(inputs))}
     except Exception:
         return {}
 
