@@ -14,7 +14,7 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py"))
 FILES = [*MODULES, *sorted(TESTS.rglob("*.py"))]
 METHODS = sorted(path for path in (SOURCE / "methods").glob("*.py") if path.name != "__init__.py")
 LONGEST_MODULE, LONGEST_TEST, LONGEST_FUNCTION = 400, 1000, 60
-TOPICS = {"laws", "laws_can_fail", "zoo_refusals", "style", "package", "readme", "papers", "refuted"}
+TOPICS = {"laws", "laws_can_fail", "zoo_refusals", "style", "package", "readme", "papers", "peers", "refuted"}
 """Tests that speak of the whole, and mirror no module."""
 
 

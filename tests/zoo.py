@@ -226,6 +226,15 @@ FEATURES = not_thinned("A hidden layer that is an output must keep its width.", 
 
 AS_WIDE = not_thinned("What a hidden layer gives meets something as wide that cannot be thinned.", "what is left")
 
+STEM = Refusal("Only a layer with a weight can be as wide as several inputs.", mt.ConversionError, "cannot be as wide as")
+AROUND = Refusal("What reaches the output around the first layer is of no slot.", mt.ConversionError, "around the first layer")
+FIRST_AND_LAST = Refusal("Slots and heads need something between them.", mt.ConversionError, "the first layer and the last")
+NOT_TRAINED = Refusal("Slots are added up under vmap alone.", mt.RunError, "MIMO is trained by vmap, which cannot")
+STANDS = Refusal("A computed weight has no components.", mt.ConversionError, "does not read its parameters where they stand")
+APART_ROWS = Refusal("A mask is for one row's activation.", mt.ConversionError, "drops from cannot be told apart")
+TRAINING_LAWS = ("untouched", "state_dict", "save_load", "deepcopy", "training", "compile")
+"""Laws that train."""
+
 REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "tied", EVERY): TIED,
     ("TreeNet", "tied", EVERY): TIED,
@@ -241,6 +250,27 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("BatchEnsemble", "lstm", EVERY): UNKNOWN,
     ("BatchEnsemble", "weight_norm", EVERY): UNKNOWN,
     ("Masksembles", "lstm", EVERY): UNKNOWN,
+    **{("MIMO", case, EVERY): STEM for case in ("transformer_encoder", "lstm", "tied", "hugging_face_bert", "weight_norm")},
+    **{
+        ("MIMO", case, EVERY): AROUND for case in ("several_inputs", "residual", "untouched", "input_again", "einsum", "nested")
+    },
+    **{("MIMO", case, EVERY): AROUND for case in ("in_place", "called_twice")},
+    **{("MIMO", f"{kind}_output", EVERY): FIRST_AND_LAST for kind in ("dict", "tuple", "dataclass", "namedtuple")},
+    ("MIMO", "one_layer", EVERY): FIRST_AND_LAST,
+    **{("MIMO", "checkpoint_reentrant", law): NOT_TRAINED for law in TRAINING_LAWS},
+    **{("MIMO", "reassigning", law): NOT_TRAINED for law in TRAINING_LAWS},
+    **{("MIMO", "unpadded", law): NOT_TRAINED for law in TRAINING_LAWS},
+    **{(method, "tied", EVERY): TIED for method in ("EMP", "ECMP")},
+    **{(method, "weight_norm", EVERY): STANDS for method in ("EMP", "ECMP")},
+    **{("DropConnect", case, EVERY): UNKNOWN for case in ("lstm", "weight_norm", "recurrent_between", "loose")},
+    ("MCDropout", "one_layer", EVERY): Refusal(
+        "There is no dropout, and nothing to put it before.", mt.ConversionError, "there is no layer behind the first"
+    ),
+    ("MCDropout", "selected", EVERY): APART_ROWS,
+    ("MCDropout", "unpadded", EVERY): APART_ROWS,
+    ("MCDropout", "row_by_row", EVERY): Refusal(
+        "How often it drops depends on the rows.", mt.ConversionError, "called another number of times"
+    ),
     ("Masksembles", "weight_norm", EVERY): UNKNOWN,
     ("Masksembles", "one_layer", EVERY): Refusal(
         "The network's input gets no mask.", mt.ConversionError, "no layer behind the first has 2 channels"

@@ -18,9 +18,9 @@ import torch
 from multitudes import tree
 from multitudes.arguments import checked_example
 from multitudes.engine import EXECUTORS, MODES
+from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.independence import leaks
 from multitudes.engine.outcome import (
-    DROPOUTS,
     Outcome,
     aside,
     close,

@@ -12,6 +12,7 @@ from torch import nn
 from multitudes.check import self_check
 from multitudes.cost import multiply_adds, saved_numbers
 from multitudes.draft import Draft, draft
+from multitudes.draws import draw_apart
 from multitudes.engine.loop import run_loop
 from multitudes.engine.outcome import aside, fresh_inputs
 from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors, settings
@@ -101,6 +102,8 @@ def settled(begun: Draft, engine: Engine) -> Plan:
         few = engine
     else:
         few = few_members(engine, begun.trial_members)
+        if begun.method.draws and few.members > 1:
+            draw_apart(few.template, few.owned, few.members)
         try:
             settle(few, begun.inputs)
         except RunError as error:

@@ -144,7 +144,7 @@ def draft(
         if refused:
             return replace(begun, plan=replace(begun.plan, refused=refused))
     begun = begun.with_method(method, settings)
-    if start == "copies" and not begun.full:
+    if start == "copies" and not begun.full and not method.shares_weights:
         raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
     net = begun.model
     structure = _observed(begun)
@@ -230,18 +230,19 @@ def _torn(model: nn.Module, layout: Layout) -> dict[str, str]:
     return found
 
 
-def entry(model: nn.Module, name: str, reason: str) -> Entry:
-    """A module as the plan shows it."""
+def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None = None) -> Entry:
+    """A module as the plan shows it, under the type that it was given with."""
     module = model.get_submodule(name)
     scripted = isinstance(module, torch.jit.ScriptModule)
     own = [p for p in ({} if scripted else own_tensors(module)).values() if isinstance(p, nn.Parameter)]
     lazy = any(isinstance(p, UninitializedParameter) for p in own)
-    return Entry(name, type(module).__name__, reason, 0 if lazy else sum(p.numel() for p in own))
+    return Entry(name, (kind or type(module)).__name__, reason, 0 if lazy else sum(p.numel() for p in own))
 
 
 def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
     converted, shared, refused = [], [], []
     torn = _torn(begun.model, layout)
+    given = {name: type(part) for name, part in begun.base.named_modules()} if begun.method.shares_weights else {}
     for name, module in begun.model.named_modules():
         own = {f"{name}.{key}" if name else key for key in own_tensors(module)}
         if name in torn:
@@ -249,7 +250,7 @@ def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
         elif own & owned:
             some = "" if own <= owned else f": {', '.join(sorted(own & owned))}"
             said = layout.because.get(name)
-            converted.append(entry(begun.model, name, said or f"each member has its own{some}"))
+            converted.append(entry(begun.model, name, said or f"each member has its own{some}", given.get(name)))
         elif own:
             usual = "one for all members" if begun.method.members > 1 else "as it is given"
             shared.append(entry(begun.model, name, layout.because.get(name, usual)))

@@ -8,13 +8,13 @@ predicted does not depend on how rows are put into batches.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.state import bake, named_tensors
+from multitudes.engine.state import SEEDS, bake, named_tensors, slots_of
 from multitudes.errors import InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs, axes
@@ -22,9 +22,6 @@ from multitudes.inputs import Inputs, axes
 if TYPE_CHECKING:
     from multitudes.engine.state import Engine
     from multitudes.method import Method
-
-SEEDS = "draw_seeds"
-"""The name of the members' seeds, beside the model's own tensors."""
 
 
 class Drawing:
@@ -73,6 +70,23 @@ def draw_all(network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
     stacked = {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
     buffers = dict(network.named_buffers())
     return moved({name: value.to(buffers[name].dtype) for name, value in stacked.items()}, buffers[SEEDS].device)
+
+
+def draw_apart(network: nn.Module, owned: Collection[str], members: int) -> None:
+    """Draws, in place, so that members differ wherever they can: what is tried on equal members proves nothing."""
+    best: dict[str, Tensor] = {}
+    most = -1
+    for attempt in range(64):
+        drawn = draw_all(network, [attempt * members + m for m in range(members)])
+        distinct = sum(bool((value[0] != value[m]).any()) for value in drawn.values() for m in range(1, members))
+        if distinct > most:
+            best, most = drawn, distinct
+        if most == len(drawn) * (members - 1):
+            break
+    slots = slots_of(network)
+    for name, value in best.items():
+        for register, key in slots[name] if name in owned else ():
+            register[key] = value
 
 
 def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -174,10 +188,22 @@ class Resampled:
     engine: Engine
     method: Method
     generator: torch.Generator
-    template: nn.Module
-    members: int
     _drawn_for: list[torch.Size] | None
     _told: bool
+
+    @torch.no_grad()
+    def moments(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The predictive mean and variance of a regression, ``[B, ...]`` (appendix B.3 of Ensemble Model Patching).
+
+        The mean over members; the mean of their squares without the square of their mean, and 1/τ of the observation where the
+        method has a `tau_output`.
+        """
+        outputs = self(*inputs, **kwargs)  # type: ignore[operator]
+        if not isinstance(outputs, Tensor):
+            raise InputError("moments are those of one tensor: this model returns several")
+        mean = outputs.mean(0)
+        tau = getattr(self.method, "tau_output", None)
+        return mean, (outputs - mean).square().mean(0) + (0.0 if tau is None else 1 / tau)
 
     def resample(self, seed: int | None = None) -> Any:
         """Other draws for all members, by a seed; None takes one from the ensemble's generator."""
@@ -185,27 +211,27 @@ class Resampled:
             raise InputError(f"{type(self.method).__name__} draws nothing that could be drawn again")
         if seed is None:
             seed = int(torch.randint(2**62, (), generator=self.generator))
-        own = self.template._buffers[SEEDS]
+        own = self.engine.template._buffers[SEEDS]
         assert own is not None
         with torch.no_grad():
-            own.copy_(torch.tensor([member_seed(seed, m) for m in range(self.members)]))
+            own.copy_(torch.tensor([member_seed(seed, m) for m in range(self.engine.members)]))
         self.redraw()
         return self
 
     def redraw(self) -> None:
         """Makes draws again, from the members' seeds."""
-        seeds = self.template._buffers[SEEDS]
+        seeds = self.engine.template._buffers[SEEDS]
         assert seeds is not None
         if seeds.is_meta:
             return
-        for name, value in draw_all(self.template, seeds.tolist()).items():
+        for name, value in draw_all(self.engine.template, seeds.tolist()).items():
             for register, key in self.engine.slots[name] if name in self.engine.owned else ():
                 register[key] = value
         self.engine.refresh()
 
     def _all_owned(self, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Draws, and for what else members own that of the first."""
-        names = drawn_names(self.template) & self.engine.owned
+        names = drawn_names(self.engine.template) & self.engine.owned
         if not isinstance(draws, Mapping) or not names <= set(draws):
             raise InputError("draws= has to be what ens.batch gives: a tensor for each drawn buffer, by name")
         count = len(next(iter(draws.values())))
@@ -220,7 +246,7 @@ class Resampled:
         pairs = zip(call.tensors(), axes(call, self.engine.batch_axis), strict=True)
         shapes = [t.shape if a is None else t.shape[:a] + t.shape[a + 1 :] for t, a in pairs]
         if shapes != self._drawn_for and self._drawn_for is not None:
-            self.method.measure(self.template, call, self.engine.batch_axis)
+            self.method.measure(self.engine.template, call, self.engine.batch_axis)
             self.redraw()
         self._drawn_for = shapes
 

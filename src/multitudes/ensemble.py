@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,23 +16,24 @@ from multitudes import tree
 from multitudes.draws import Resampled
 from multitudes.engine import (
     EXECUTORS,
-    MODES,
     Engine,
     batch_coupled,
     rows_lie_together,
+    run_apart,
     run_each_row,
     run_fold_rows,
     run_rows,
     takes_rows,
 )
-from multitudes.engine.outcome import DROPOUTS, aside, fresh_inputs
-from multitudes.engine.state import bake, hooked, in_layout, is_channels_last, kept_tensors, named_tensors
-from multitudes.engine.trial import few_members, pick, settle
+from multitudes.engine.choose import choose, draws_in_trunk
+from multitudes.engine.state import bake, in_layout, is_channels_last, kept_tensors, named_tensors
+from multitudes.engine.trial import pick
+from multitudes.engine.tune import tune
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows, stack_slots, take_rows
 from multitudes.method import Batch, Criterion, Method
 from multitudes.norms import estimate_norms
-from multitudes.tasks import checked, combine
+from multitudes.tasks import Average, checked
 
 if TYPE_CHECKING:
     from multitudes.plan import Plan
@@ -87,9 +88,14 @@ class Ensemble(Resampled, nn.Module):
         return self.engine.members
 
     @property
+    def effective_size(self) -> int:
+        """How many different networks there are to draw members from."""
+        return self.method.effective_size(self)
+
+    @property
     def executor(self) -> str:
         """The executor that an ordinary call would now take."""
-        return self._executor(per_member=False)
+        return choose(self.engine)
 
     def forward(
         self, *inputs: Any, per_member: bool = False, rows: Tensor | None = None, draws: Any = None, **kwargs: Any
@@ -121,10 +127,10 @@ class Ensemble(Resampled, nn.Module):
     def _run(self, call: Inputs, per_member: bool, rows: Tensor | None) -> Any:
         if rows is not None:
             return self._by_rows(call, rows, per_member)
-        name = self._executor(per_member)
+        name = choose(self.engine, per_member)
         if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
             name = "loop"  # vmap has no rule for that layout
-        untraceable = self.engine.traits.private or (name == "loop" and self._draws_in_trunk())
+        untraceable = self.engine.traits.private or (name == "loop" and draws_in_trunk(self.engine))
         if self.engine.summed and per_member:
             return self._run_slots(call)
         if untraceable and torch.compiler.is_dynamo_compiling():
@@ -140,44 +146,6 @@ class Ensemble(Resampled, nn.Module):
             )
         return EXECUTORS["vmap"](self.engine, call, per_member=True)
 
-    def _executor(self, per_member: bool) -> str:
-        engine = self.engine
-        if engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
-            right = engine.traits.fold_slots if per_member else "fold" in engine.proven["train"]
-            wanted = engine.picked["train"] == "vmap" or torch.compiler.is_dynamo_compiling() or not right
-            if not per_member and wanted and self._vmap_is_right(per_member):
-                return "vmap"
-            if engine.members > 1 and not right:
-                raise RunError(
-                    f"BatchNorm {', '.join(coupled)} is shared by members and would need the rows of all of them at once, "
-                    f"but fold cannot run this model: {engine.why.get('fold', 'not tried')}. "
-                    "Let it belong to the members, or put it into eval mode"
-                )
-            return "fold"
-        picked = engine.picked["train" if self.training else "eval"]
-        if picked == "vmap" and not self._vmap_is_right(per_member):
-            return "loop"
-        if torch.compiler.is_dynamo_compiling() and engine.shares and self.training and self._vmap_is_right(per_member):
-            return "vmap"  # traced, the loop would run the shared trunk, and count its batches, once for each member
-        return picked
-
-    def _draws_in_trunk(self) -> bool:
-        """Whether a shared trunk may have noise to draw or a buffer to set, which a traced loop would do for each member."""
-        if not self.training or self.members == 1 or not self.engine.shares:
-            return False
-        live = any(isinstance(part, DROPOUTS) and part.p > 0 for part in self.template.modules())
-        return live or self.engine.traits.random or bool(self.engine.traits.private)
-
-    def _vmap_is_right(self, per_member: bool) -> bool:
-        """vmap keeps some operations in float32 under autocast, fixes the batch size in an export, and counts by chunks."""
-        engine = self.engine
-        exporting = _is_exporting()
-        laid_out = engine.channels_last or (not torch.compiler.is_compiling() and bool(hooked(self.template)))
-        in_chunks = engine.chunk is not None and engine.chunk < engine.members and engine.shares and self.training
-        proven = "vmap" in engine.proven["train" if self.training else "eval"]
-        proven = proven and (engine.traits.slots or not per_member)
-        return proven and not exporting and not in_chunks and not laid_out and not torch.is_autocast_enabled(self._device())
-
     def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:
         if per_member:
             raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
@@ -189,6 +157,8 @@ class Ensemble(Resampled, nn.Module):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
         if not count:
             return tree.take(EXECUTORS["loop"](self.engine, call), 0)
+        if self.engine.drawn and count == self.members and self.engine.traits.slots:
+            return run_apart(self.engine, call, members)
         if takes_rows(self.engine):
             return run_each_row(self.engine, call, members)
         shared = batch_coupled(self.engine, per_member=True)
@@ -214,7 +184,7 @@ class Ensemble(Resampled, nn.Module):
         assert batch.slots is not None
         axis, whole = self.engine.batch_axis, Inputs(*batch.inputs, **batch.kwargs)
         call = stack_slots([take_rows(whole, axis, index) for index in batch.slots], axis)
-        targets = [tree.apply(lambda t, i=index: t[i.to(t.device)] if t.ndim else t, batch.target) for index in batch.slots]
+        targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
         return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), per_member=True)
 
     def reduce(self, outputs: Any, batch: Batch, criterion: Criterion, global_batch: int | None = None) -> Tensor:
@@ -239,17 +209,24 @@ class Ensemble(Resampled, nn.Module):
         return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion, global_batch)
 
     def param_groups(
-        self, *, lr: float, weight_decay: float = 0.0, optimizer: type[torch.optim.Optimizer] | None = None
-    ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser; give its class, and one that would couple members is refused by name."""
+        self, *, lr: float, weight_decay: float = 0.0, optimizer: type[torch.optim.Optimizer] | None = None,
+        only: str | None = None,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Parameter groups for an optimiser; give its class, and one that would couple members is refused by name.
+
+        With `only`, those of one kind, such as "shared" or "patches": two optimisers can take turns.
+        """
         kinds = [kind.__name__ for kind in (optimizer.__mro__ if optimizer is not None else ())]
-        coupling = [kind for kind in kinds if kind in COUPLING]
-        if coupling and self.engine.owned:
+        if (coupling := [kind for kind in kinds if kind in COUPLING]) and self.engine.owned:
             raise InputError(
                 f"{coupling[0]} looks at whole tensors, and so at several members at once: their updates would depend on "
                 "each other. Take SGD, Adam or AdamW, or train ens.member(m) one by one"
             )
-        return self.method.param_groups(self, lr, weight_decay)
+        groups = self.method.param_groups(self, lr, weight_decay)
+        found = [group.get("kind") for group in groups]
+        if only is not None and only not in found:
+            raise InputError(f"only={only!r}: {type(self.method).__name__} has groups of the kinds {found}")
+        return [group for group in groups if only is None or group.get("kind") == only]
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -321,7 +298,7 @@ class Ensemble(Resampled, nn.Module):
         if start not in ("copies", "fresh"):
             raise InputError(f"start={start!r}: say 'copies' or 'fresh'")
         own = dict(self.state_dict(keep_vars=True))
-        owned = set(self.engine.owned) | {n for n, t in own.items() if self._is_tied_owned(t)}
+        owned = set(self.engine.owned) | self._tied_owned(own)
         added = own.keys() - self.base.state_dict().keys()
         own = {name: tensor for name, tensor in own.items() if name not in added}  # what the method adds stays as it is
         wrong = [f"missing {n}" for n in own if n not in state_dict] + [f"unknown {n}" for n in state_dict if n not in own]
@@ -342,8 +319,9 @@ class Ensemble(Resampled, nn.Module):
                     tensor.copy_((state_dict[name] / share if share > 1 else state_dict[name]).expand_as(tensor))
         self.engine.refresh()
 
-    def _is_tied_owned(self, tensor: Tensor) -> bool:
-        return any(tensor is t for n, t in named_tensors(self.template) if n in self.engine.owned)
+    def _tied_owned(self, own: Mapping[str, Tensor]) -> set[str]:
+        stacked = {id(t) for n, t in named_tensors(self.template) if n in self.engine.owned}
+        return {name for name, tensor in own.items() if id(tensor) in stacked}
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
         """BatchNorm's running statistics as the averages over a few batches: after `Packed(pretrained=True)`, for example."""
@@ -352,32 +330,8 @@ class Ensemble(Resampled, nn.Module):
 
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves the executors again on `x`, times them, and takes the faster one in each mode; tensors stay as they are."""
-        call = Inputs.of(x)
-        few = few_members(self.engine, 2 if rows(call, self.engine.batch_axis) != 2 else 3)
-        with aside():
-            settle(few, call)
-        self.engine.adopt(few)
-        for mode in MODES:
-            times = {n: self._time(n, call, mode, seconds) for n in self.engine.proven[mode] if n != "fold"}
-            self.engine.picked[mode] = min(times, key=lambda name: times[name])
+        tune(self.engine, Inputs.of(x), seconds)
         return self
-
-    def _time(self, executor: str, call: Inputs, mode: str, seconds: float) -> float:
-        engine = replace(self.engine, template=bake(self.template, {}))
-        engine.template.train(mode == "train")
-        best, until = float("inf"), time.perf_counter() + seconds
-        while best == float("inf") or time.perf_counter() < until:
-            start = time.perf_counter()
-            with torch.set_grad_enabled(mode == "train"), torch.random.fork_rng():
-                output = EXECUTORS[executor](engine, fresh_inputs(call))
-                if mode == "train":
-                    reached = [t for t in tree.tensors(output) if t.requires_grad]
-                    if reached:
-                        torch.autograd.backward([t.sum() for t in reached])
-            for device in {t.device for t in engine.template.parameters() if t.device.type == "cuda"}:
-                torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - start)
-        return best
 
     def train(self, mode: bool = True) -> Ensemble:
         """Training or eval mode, as the model itself sets it; a compact ensemble is for prediction alone."""
@@ -436,37 +390,14 @@ class Ensemble(Resampled, nn.Module):
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
 
 
-EXPORT_IS_TOLD = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-"""Before, dynamo said of every graph that it was for export."""
-
-
-def _is_exporting() -> bool:
-    if EXPORT_IS_TOLD:
-        return torch.compiler.is_exporting()
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-
-
 _untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]
+
+
+def _entries(index: Tensor, target: Tensor) -> Tensor:
+    return target[index.to(target.device)] if target.ndim else target
 
 
 def _loaded(ensemble: Ensemble, _: Any) -> None:
     ensemble.engine.refresh()
     if ensemble.method.draws:
         ensemble.redraw()
-
-
-class Average(nn.Module):
-    """The members' mixture in the form of one network's output."""
-
-    def __init__(self, ensemble: Ensemble, output: str | None) -> None:
-        super().__init__()
-        self.ensemble = ensemble
-        self.output = output
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """One network's output, ``[B, ...]``."""
-        found = {n: t for n, t in tree.leaves(self.ensemble(*inputs, **kwargs)) if isinstance(t, Tensor)}
-        name = self.output if self.output is not None or len(found) != 1 else next(iter(found))
-        if name not in found:
-            raise InputError(f"the model returns {', '.join(found)}: say which is meant, ens.average(output=...)")
-        return combine(found[name], self.ensemble.task)

@@ -76,6 +76,9 @@ class Method:
     origin: ClassVar[str] = "by the method"
     """Where what members own comes from, if they start by `start`."""
 
+    works_in: ClassVar[bool] = True
+    """Whether what the method adds can be worked into a member's layers, so that they are the given model's again."""
+
     keeps_layers: ClassVar[bool] = True
     """Whether keep= can take layers from the method."""
 
@@ -178,7 +181,8 @@ class Method:
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser."""
         named = [(name, p) for name, p in ensemble.named_parameters() if p.requires_grad]
-        return [{"params": [p for _, p in named], "names": [n for n, _ in named], "lr": lr, "weight_decay": weight_decay}]
+        own = {"params": [p for _, p in named], "names": [n for n, _ in named], "kind": "all"}
+        return [{**own, "lr": lr, "weight_decay": weight_decay}]
 
     def settings(self) -> dict[str, Any]:
         """The fields by name, as they are saved."""

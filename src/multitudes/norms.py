@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.engine.outcome import DROPOUTS
+from multitudes.engine.choose import DROPOUTS
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
-from multitudes.draws import SEEDS, Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
-from multitudes.engine.state import bake, slots_of
+from multitudes.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.state import SEEDS, bake, slots_of
 from multitudes.errors import ConversionError, InputError
 from multitudes.initialise import fresh, member_seed
 from multitudes.inputs import Inputs
@@ -231,7 +231,7 @@ class Patching:
             keys = tuple(key for key, p in layer._parameters.items() if p is not None)
             shapes = {key: tuple(layer._parameters[key].shape) for key in keys}
             for key in keys:
-                own = [start.get_submodule(name)._parameters[key] for start in starts]
+                own: list[Any] = [start.get_submodule(name)._parameters[key] for start in starts]
                 value = self._started(layer, key, own, stored, member_seed(seed, stored + len(name) + len(key)))
                 given = layer._parameters[key]
                 layer._parameters[key] = nn.Parameter(value.to(given), requires_grad=given.requires_grad)
@@ -330,6 +330,7 @@ class Patching:
                 continue
             precision = self.rho if name.rpartition(".")[2] == "bias" else self.tau
             weights = self._weights(squares) if name in patched else squares.new_ones(())
+            assert self.examples is not None
             terms.append((precision / 2) * (squares * weights).sum() / self.examples)
         return torch.stack(terms).sum() if terms else None
 

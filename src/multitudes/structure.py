@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
 
 from multitudes import tree
 from multitudes.engine.state import bake, named_tensors, owner
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs
+from multitudes.reading import Reading
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0", "CdistBackward0")
@@ -29,7 +27,6 @@ SEEN_THROUGH = """View UnsafeView Reshape ReshapeAlias Expand Select Slice Unsqu
     Clone Index IndexSelect Narrow Split SplitWithSizes Unbind Alias UpsampleBicubic2D UpsampleBilinear2D""".split()
 """Operations that leave a tensor's entries what they are: names of their autograd nodes."""
 ENTRYWISE = "Add Sub Mul Cat Stack Embedding Where".split()
-DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -170,7 +167,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     for name, module in probe.named_modules():
         module.register_forward_pre_hook(lambda _, args, kwargs, name=name: enter(name, (args, kwargs)), with_kwargs=True)
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
-    reading = _Reading(probe)
+    reading = Reading(probe)
     with torch.enable_grad(), reading:
         own = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
         output = probe(*own.args, **own.kwargs)
@@ -187,45 +184,6 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
             "and weights into an nn.ParameterList, and let no function hold on to the model itself"
         )
     return structure
-
-
-class _Reading(TorchFunctionMode):
-    """Notices parameters that an operation reads while another module than theirs is running."""
-
-    HARMLESS = frozenset("size dim ndimension numel nelement is_floating_point is_complex stride __len__ __hash__".split())
-    ATTRIBUTES = frozenset("data T mT H mH real imag".split())
-
-    def __init__(self, probe: nn.Module) -> None:
-        super().__init__()
-        self.elsewhere: set[str] = set()
-        self.dropping: set[str] = set()
-        self.names = {id(part): name for name, part in probe.named_modules()}
-        self.running: list[nn.Module] = [probe]
-        self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
-        for name, part in probe.named_modules():
-            for key, parameter in part.named_parameters(recurse=isinstance(part, nn.MultiheadAttention)):
-                self.owners.setdefault(id(parameter), (f"{name}.{key}" if name else key, []))[1].append(part)
-            part.register_forward_pre_hook(lambda module, _: self.running.append(module))
-            part.register_forward_hook(self._leave)
-
-    def _leave(self, *_: Any) -> None:
-        self.running.pop()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        running = self.running[-1]
-        if func in DROPOUTS and not isinstance(running, _DropoutNd):
-            rate = args[1] if len(args) > 1 else (kwargs or {}).get("p", 0.5)
-            self.dropping |= {self.names[id(running)]} if rate else set()
-        reads = getattr(getattr(func, "__self__", None), "__name__", "") in self.ATTRIBUTES if name == "__get__" else True
-        if reads and name not in self.HARMLESS:
-            for tensor in tree.tensors((args, kwargs or {})):
-                owned = self.owners.get(id(tensor))
-                if owned is not None and not any(part is self.running[-1] for part in owned[1]):
-                    self.elsewhere.add(owned[0])
-        return func(*args, **(kwargs or {}))
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
@@ -262,7 +220,8 @@ def reaches_around(model: nn.Module, inputs: Inputs, first: set[str]) -> str | N
         probe.get_submodule(name).register_forward_hook(lambda _, __, output: cut.add(output.grad_fn))
     with torch.enable_grad():
         output = probe(*own.args, **own.kwargs)
-    queue, seen = [t.grad_fn for t in tree.tensors(output) if t.grad_fn is not None], set()
+    queue: list[Any] = [t.grad_fn for t in tree.tensors(output) if t.grad_fn is not None]
+    seen: set[Any] = set()
     while queue:
         node = queue.pop()
         if node is None or node in seen or node in cut:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from multitudes import tree
 from multitudes.errors import InputError
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
 
 TASKS = ("classes", "binary", "multilabel", "gaussian", "regression")
 
@@ -41,3 +46,20 @@ def combine(members: Tensor, task: str) -> Tensor:
         variance = F.softplus(raw).mean(0) + mean.var(0, correction=0)
         return torch.cat([mean.mean(0), variance + torch.log(-torch.expm1(-variance))], 1)
     return members.mean(0)
+
+
+class Average(nn.Module):
+    """The members' mixture in the form of one network's output."""
+
+    def __init__(self, ensemble: Ensemble, output: str | None) -> None:
+        super().__init__()
+        self.ensemble = ensemble
+        self.output = output
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """One network's output, ``[B, ...]``."""
+        found = {n: t for n, t in tree.leaves(self.ensemble(*inputs, **kwargs)) if isinstance(t, Tensor)}
+        name = self.output if self.output is not None or len(found) != 1 else next(iter(found))
+        if name not in found:
+            raise InputError(f"the model returns {', '.join(found)}: say which is meant, ens.average(output=...)")
+        return combine(found[name], self.ensemble.task)

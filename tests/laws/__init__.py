@@ -15,6 +15,8 @@ from laws import carrying, graphs, meaning
 METHODS: dict[str, Any] = {kind.__name__: kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.")}
 """The methods there are, by name; called, they give settings that fit the thin models of the zoo."""
 METHODS["Masksembles"] = functools.partial(mt.Masksembles, fewest=2)
+for name in ("EMP", "ECMP", "MCDropout", "DropConnect"):
+    METHODS[name] = functools.partial(METHODS[name], members=4)
 
 
 def taken(*cases: str) -> list[Any]:

@@ -60,7 +60,8 @@ def _weighted(tensor: Tensor) -> Tensor:
 
 def slice_of(ens: mt.Ensemble, named: dict[str, Tensor], m: int) -> dict[str, Tensor]:
     """Member m's part of tensors given by name."""
-    return {name: tensor[m] if name in ens.engine.owned else tensor for name, tensor in named.items()}
+    owned, summed = ens.engine.owned, ens.engine.summed
+    return {n: tensor[m] if n in owned else tensor[0] if n in summed else tensor for n, tensor in named.items()}
 
 
 def buffers(net: nn.Module) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from multitudes.engine.fold import batch_coupled, rows_lie_together, run_each_row, run_fold, run_fold_rows, takes_rows
 from multitudes.engine.loop import run_loop, run_rows
 from multitudes.engine.state import MODES, Engine, Traits
-from multitudes.engine.vmap import run_vmap
+from multitudes.engine.vmap import run_apart, run_vmap
 
 EXECUTORS = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 
@@ -14,6 +14,7 @@ __all__ = [
     "Traits",
     "batch_coupled",
     "rows_lie_together",
+    "run_apart",
     "run_each_row",
     "run_fold",
     "run_fold_rows",

@@ -17,7 +17,17 @@ from torch.func import functional_call
 
 from multitudes import tree
 from multitudes.engine.loop import OUTPUT, output_axes, slices
-from multitudes.engine.state import Engine, batch_norms, call, has_attention, named_tensors, owner, plain_attention, uses_batch
+from multitudes.engine.state import (
+    SEEDS,
+    Engine,
+    batch_norms,
+    call,
+    has_attention,
+    named_tensors,
+    owner,
+    plain_attention,
+    uses_batch,
+)
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs, join_slots, rows, take_rows, tile_rows
 from multitudes.tree import Tree
@@ -68,7 +78,7 @@ def rows_lie_together(engine: Engine) -> bool:
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
     """The outermost modules that own member tensors themselves."""
-    owners = {owner(name) for name in engine.owned}
+    owners = {owner(name) for name in engine.owned if name != SEEDS}
     names = [n for n, _ in engine.template.named_modules() if n in owners]
     outermost = [n for n in names if not any(o != n and (o == "" or n.startswith(f"{o}.")) for o in owners)]
     return {name: engine.template.get_submodule(name) for name in outermost}

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
+from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.loop import run_loop
 from multitudes.engine.state import Engine, copy_with, kept_tensors, named_tensors
 from multitudes.errors import RunError
 from multitudes.inputs import Inputs
-
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Dropout whose noise is known to follow its input, so that a comparison may go without it."""
 
 DOUBLE_LIMIT = 200_000_000
 """Templates with more numbers than this are compared in their own precision."""

@@ -20,6 +20,8 @@ from multitudes.inputs import BatchAxis, Inputs
 from multitudes.tree import PLAIN, Tree, leaves
 
 MODES = ("train", "eval")
+SEEDS = "draw_seeds"
+"""The name of the seeds by which members draw, beside the model's own tensors; no forward reads them."""
 EVERY_MODULES = frozenset(vars(nn.Module()))
 """What every module has: its registers, hooks and mode."""
 

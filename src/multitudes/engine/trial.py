@@ -71,9 +71,10 @@ def settle(engine: Engine, inputs: Inputs) -> None:
 
 def _output_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
     """Where the rows are in outputs; nothing where that cannot be told, or no other batch size runs."""
+    own = replace(engine, template=copied(engine.template))  # what a layer keeps from call to call is thrown away with it
     try:
-        with undone(engine.template, "eval"):
-            return {OUTPUT: learn_output(engine, fresh_inputs(inputs))}
+        with undone(own.template, "eval"):
+            return {OUTPUT: learn_output(own, fresh_inputs(inputs))}
     except Exception:
         return {}
 
@@ -96,8 +97,9 @@ def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
     own = [take_rows(inputs, engine.batch_axis, _turned(engine, inputs, m)) for m in range(engine.members)]
     slots = stack_slots(own, engine.batch_axis)
     for mode in MODES:
+        norms = engine.shared_norms if mode == "train" else frozenset()  # with these the loop says something else
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), bypassed(engine.template, norms):
                 warnings.simplefilter("error")
                 loop, vmap = (run(functools.partial(how, per_member=True), engine, slots, mode) for how in (run_loop, run_vmap))
         except Exception:

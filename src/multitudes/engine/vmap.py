@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes import tree
 from multitudes.engine.coupled import CoupledNorms
-from multitudes.engine.state import Engine, call, has_attention, plain_attention
+from multitudes.engine.loop import output_axes
+from multitudes.engine.state import Engine, call, has_attention, named_tensors, plain_attention
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, axes
+from multitudes.inputs import Inputs, axes, each_row, take_rows
 from multitudes.tree import Tree
 
 
@@ -32,7 +33,8 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     with guard, coupled, noise:
-        size = engine.members if engine.summed and per_member else min(engine.chunk or engine.members, engine.members)
+        whole = norms or (engine.summed and per_member)  # what goes over all members cannot be run a chunk at a time
+        size = engine.members if whole else min(engine.chunk or engine.members, engine.members)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     buffers = engine.buffers()
@@ -43,6 +45,25 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         return output
     columns = zip(*(tree.tensors(part) for part, _ in parts), strict=True)
     return tree.refill(output, [torch.cat(column) for column in columns])
+
+
+def run_apart(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
+    """Each row by a member of its own, `members` ``[B]``, under vmap over rows. Shape: ``[B, ...]``."""
+    order = members.to(_device(engine)).argsort()
+    sorted_rows = take_rows(inputs, engine.batch_axis, order)
+    alone = each_row(sorted_rows, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
+    output = run_vmap(engine, alone, per_member=True)
+    back = order.argsort()
+    joined = []
+    for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
+        if axis is None:
+            raise RunError("an output without rows cannot be given row by row")
+        joined.append(tensor.squeeze(1 + axis).index_select(0, back).movedim(0, axis))
+    return tree.refill(output, joined)
+
+
+def _device(engine: Engine) -> torch.device:
+    return next((t.device for _, t in named_tensors(engine.template)), torch.device("cpu"))
 
 
 def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:

@@ -141,6 +141,7 @@ class BatchEnsemble(Method):
             if parameter.requires_grad:
                 groups[kind].setdefault("params", []).append(parameter)
                 groups[kind].setdefault("names", []).append(name)
+                groups[kind]["kind"] = kind
         return [group for group in groups.values() if "params" in group]
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import tree
-from multitudes.draws import SEEDS, Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
-from multitudes.engine.state import bake
+from multitudes.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.state import SEEDS, bake
 from multitudes.errors import InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs

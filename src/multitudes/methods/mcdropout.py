@@ -21,8 +21,8 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes import tree
-from multitudes.draws import SEEDS, Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed
-from multitudes.engine.state import bake
+from multitudes.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed
+from multitudes.engine.state import SEEDS, bake
 from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.initialise import member_seed
 from multitudes.inputs import BatchAxis, Inputs, rows, take_rows
@@ -59,6 +59,7 @@ class MCDropout(Method):
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     by_shape: ClassVar[bool] = True
+    works_in: ClassVar[bool] = False
     origin: ClassVar[str] = "drawn by the seed"
 
     def __post_init__(self) -> None:

@@ -80,8 +80,9 @@ class MIMO(Method):
         new = bake(model, {})
         for name in first:
             layer: Any = new.get_submodule(name)
-            kind = type(layer)
-            layer.__class__ = type(f"Slotted{kind.__name__}", (Slotted, kind), {"product": staticmethod(product_of(layer))})
+            kind, product = type(layer), product_of(layer)
+            assert product is not None, f"{name} is not a known layer"
+            layer.__class__ = type(f"Slotted{kind.__name__}", (Slotted, kind), {"product": staticmethod(product)})
         return new
 
     def layout(self, structure: Structure) -> Layout:
@@ -113,7 +114,7 @@ class MIMO(Method):
         return replace(super().batch(inputs, target, rng, per_member), slots=self.slots(count, by_rank(rng)))
 
     def slots(self, count: int, rng: torch.Generator) -> Tensor:
-        """The rows of a batch in each slot, ``[M, L]``: of L = count repeat the first int(L (1 − rho)) in an order of its own."""
+        """The rows in each slot, ``[M, L]``: of L = count repeat, the first int(L (1 − rho)) in an order of its own."""
         common = torch.arange(count).repeat(self.repeat)
         common = common[torch.randperm(len(common), generator=rng)]
         free = int(len(common) * (1 - self.rho))
