@@ -137,6 +137,7 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
     Values ``[B, C]`` are each row's own: rows are the first axis of x, which may have several entries for each.
     """
     trailing = 0 if isinstance(layer, nn.Linear) else len(getattr(layer, "kernel_size", ()))
+    values = values.to(x.dtype)  # under autocast what a layer gives is narrower than its parameters, and stays so
     if values.ndim == 1:
         return values.view(-1, *(1 for _ in range(trailing)))
     between = x.ndim - 2 - trailing
