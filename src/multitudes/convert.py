@@ -19,7 +19,7 @@ from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
-from multitudes.inputs import BatchAxis
+from multitudes.inputs import BatchAxis, rows
 from multitudes.method import Factory, Method
 from multitudes.plan import Counts, Plan
 from multitudes.tasks import checked
@@ -110,7 +110,8 @@ def settled(begun: Draft, engine: Engine) -> Plan:
             raise ConversionError(f"{begun.method} cannot take this {begun.plan.model}: {error}") from error
         engine.adopt(few)
         pick(engine)
-    counts, memory = _costs(begun, engine, few_members(few, begun.trial_members))
+    counts, memory, each = _costs(begun, engine, few_members(few, begun.trial_members))
+    engine.row_bytes = each // max(rows(begun.inputs, begun.batch_axis), 1)
     notes = begun.plan.notes
     if engine.traits.coupled:
         names = ", ".join(sorted(engine.traits.coupled))
@@ -122,8 +123,8 @@ def settled(begun: Draft, engine: Engine) -> Plan:
     return replace(ways, init=init, memory=memory, counts=counts, notes=notes)
 
 
-def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int]]:
-    """Counts are exact; memory is estimated from one network and a few members, which differ by what members own."""
+def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int], int]:
+    """Counts are exact; memory, and what each further member takes of it, is estimated from one network and a few members."""
     members = begun.method.members
     base = bake(begun.base, {}).eval()
     few.template.eval()
@@ -150,7 +151,7 @@ def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
     counts = Counts(parameters, in_base[0], work + (members - 1) * work_each, in_base[1], own, work_each)
     at_once = kept + (min(engine.chunk or members, members) - 1) * kept_each
     all_kept = kept + (members - 1) * kept_each
-    return counts, {"train": (2 * parameters + all_kept) * size, "eval": (parameters + at_once) * size}
+    return counts, {"train": (2 * parameters + all_kept) * size, "eval": (parameters + at_once) * size}, kept_each * size
 
 
 def stack_models(models: Sequence[nn.Module], example: Any, **options: Any) -> Ensemble:

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 METHODS: list[mt.Method] = [
     mt.BatchEnsemble(), mt.Masksembles(), mt.Masksembles(feed="all", position="after"), mt.EMP(members=4),
-    mt.EMP(members=4, draw="row"), mt.ECMP(members=4), mt.DropConnect(members=4), mt.MCDropout(members=4, p=0.0, position="layers"),
-    mt.MIMO(),
+    mt.EMP(members=4, draw="row"), mt.ECMP(members=4), mt.DropConnect(members=4), mt.MIMO(),
+    mt.MCDropout(members=4, p=0.0, position="layers"),
 ]  # fmt: skip
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{type(m).__name__}-{getattr(m, 'feed', '')}")
 

@@ -21,8 +21,11 @@ from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.loop import output_axes
 from multitudes.engine.state import Engine, call, has_attention, named_tensors, plain_attention
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, axes, each_row, take_rows
+from multitudes.inputs import Inputs, axes, each_row, rows, take_rows
 from multitudes.tree import Tree
+
+MEMORY = 4 * 2**30
+"""About how many bytes the members that are run at once may take at prediction, where nothing else is said by chunk=."""
 
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
@@ -34,7 +37,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     with guard, coupled, noise:
         whole = norms or (engine.summed and per_member)  # what goes over all members cannot be run a chunk at a time
-        size = engine.members if whole else min(engine.chunk or engine.members, engine.members)
+        size = engine.members if whole else chunk_of(engine, inputs)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     buffers = engine.buffers()
@@ -45,6 +48,15 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         return output
     columns = zip(*(tree.tensors(part) for part, _ in parts), strict=True)
     return tree.refill(output, [torch.cat(column) for column in columns])
+
+
+def chunk_of(engine: Engine, inputs: Inputs) -> int:
+    """How many members to run at once: as many as was said, or in eval mode as many as take no more than `MEMORY`."""
+    if engine.chunk is not None:
+        return min(engine.chunk, engine.members)
+    if engine.template.training or not engine.row_bytes or torch.compiler.is_compiling():
+        return engine.members
+    return max(1, min(engine.members, MEMORY // (engine.row_bytes * max(rows(inputs, engine.batch_axis), 1))))
 
 
 def run_apart(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
