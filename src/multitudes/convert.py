@@ -101,9 +101,11 @@ def settled(begun: Draft, engine: Engine) -> Plan:
     if begun.on_meta:
         few = engine
     else:
-        few = few_members(engine, begun.trial_members)
+        more = begun.method.draws and engine.members < begun.trial_members
+        few = begun.stack(begun.trial_members) if more else few_members(engine, begun.trial_members)
         if begun.method.draws and few.members > 1:
             draw_apart(few.template, few.owned, few.members)
+            few.refresh()
         try:
             settle(few, begun.inputs)
         except RunError as error:

@@ -66,7 +66,7 @@ class Draft:
     def trial_members(self) -> int:
         """How many members are enough to try executors on: not as many as there are rows, lest the two be confused."""
         few = 2 if rows(self.inputs, self.batch_axis) != 2 else 3
-        return min(few, self.method.members)
+        return few if self.method.draws else min(few, self.method.members)  # a step may have more draws than there are members
 
     def stack(self, members: int) -> Engine:
         """The template with this many members."""

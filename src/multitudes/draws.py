@@ -232,9 +232,15 @@ class Resampled:
     def _all_owned(self, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Draws, and for what else members own that of the first."""
         names = drawn_names(self.engine.template) & self.engine.owned
-        if not isinstance(draws, Mapping) or not names <= set(draws):
+        own = self.engine.buffers()
+        if not isinstance(draws, Mapping) or not all(isinstance(draws.get(name), Tensor) for name in names):
             raise InputError("draws= has to be what ens.batch gives: a tensor for each drawn buffer, by name")
-        count = len(next(iter(draws.values())))
+        count = len(draws[next(iter(names))])
+        fits = 1 if self.method.by_shape else None  # there only how many there are is known beforehand
+        odd = [name for name in sorted(names) if draws[name].shape[:fits] != (count, *own[name].shape[1:])[:fits]]
+        if odd or not count:
+            shown = ", ".join(f"{name} is {list(draws[name].shape)}" for name in odd or sorted(names)[:1])
+            raise InputError(f"draws= has to be what ens.batch gives, the same number for each buffer: {shown}")
         rest = {n: b for n, b in self.engine.buffers().items() if n in self.engine.owned and n not in names}
         draws = {name: draws[name] for name in names}
         return {**draws, **{name: buffer[:1].expand(count, *buffer.shape[1:]) for name, buffer in rest.items()}}

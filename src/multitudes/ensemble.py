@@ -157,8 +157,9 @@ class Ensemble(Resampled, nn.Module):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
         if not count:
             return tree.take(EXECUTORS["loop"](self.engine, call), 0)
-        if self.engine.drawn and count == self.members and self.engine.traits.slots:
-            return run_apart(self.engine, call, members)
+        if self.engine.traits.slots and (self.engine.drawn or (self.method.draws and batch_coupled(self.engine, per_member=True))):
+            with self.engine.with_draws(self.engine.taken(members)):
+                return run_apart(self.engine, call)
         if takes_rows(self.engine):
             return run_each_row(self.engine, call, members)
         shared = batch_coupled(self.engine, per_member=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from multitudes.cut import hollow
 from multitudes.draws import drawn_names
 from multitudes.engine import EXECUTORS, MODES
-from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, settings
+from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, owner, settings
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.initialise import built
@@ -276,7 +276,7 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
     owned, frozen = {*about["owned"], *about.get("summed", ())}, set(about["frozen"])
     members = about["settings"]["members"]
     remade = drawn_names(model)
-    drawn = {n: b.expand(members, *b.shape).clone() for n, b in model.named_buffers() if n in remade}
+    drawn = {n: _blank(b, members, tensors, n) for n, b in model.named_buffers() if n in remade}
     tensors = {**tensors, **drawn}
     wrong = [f"no {name}" for name, _ in named_tensors(model) if name not in tensors]
     wrong += [f"unknown {name}" for name in tensors.keys() - dict(named_tensors(model)).keys()]
@@ -296,6 +296,13 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
     for name, part in template.named_modules():
         part.training = name in training
     return template
+
+
+def _blank(buffer: Tensor, members: int, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Room for what members draw: noise has the dtype of the layer's weights."""
+    dtype = next((t.dtype for n, t in tensors.items() if owner(n) == owner(name)), buffer.dtype)
+    dtype = dtype if buffer.is_floating_point() else buffer.dtype
+    return torch.zeros(members, *buffer.shape, dtype=dtype, device="cpu" if buffer.is_meta else buffer.device)
 
 
 def _traits(about: dict[str, Any]) -> Traits:

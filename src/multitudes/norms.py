@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,7 +38,9 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
             norm.momentum = None  # the average of all batches, each counting the same
         for batch in batches:
             call = Inputs.of(batch[0] if isinstance(batch, (list, tuple)) else batch)
-            module(*call.args, **call.kwargs)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"\w+ trains by parts")
+                module(*call.args, **call.kwargs)
             seen += 1
         done = seen > 0
     finally:

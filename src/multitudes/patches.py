@@ -164,7 +164,7 @@ class Patching:
         if self.tau_output is not None and not 0 < self.tau_output < math.inf:
             raise InputError(f"{name}(tau_output={self.tau_output!r}): give a number above 0")
         if self.probabilities is not None and (
-            len(self.probabilities) != self.components or min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6
+            len(self.probabilities) != self.components or min(self.probabilities) < 0 or not abs(sum(self.probabilities) - 1) <= 1e-6
         ):
             raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
         if self.prior == "elbo" and (self.examples is None or self.examples < 1):
@@ -206,14 +206,17 @@ class Patching:
         for held in slots_of(structure.model).values():
             for register, key in held:
                 if len(held) > 1:
-                    other = next(f"{places[id(r)]}.{k}" for r, k in held if r is not register)
+                    other = next(f"{places[id(r)]}.{k}" for r, k in held if (id(r), k) != (id(register), key))
                     tied[id(register)] = f"its {key} is tied to {other}, which members share: give it a tensor of its own"
+        attention = [n for n, part in structure.model.named_modules() if isinstance(part, nn.MultiheadAttention)]
         found = {}
         for name in self.patched(structure):
             part = structure.model.get_submodule(name)
             elsewhere = sorted(n for n in structure.elsewhere if n.rpartition(".")[0] == name)
             if id(part._parameters) in tied:
                 found[name] = tied[id(part._parameters)]
+            elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
+                found[name] = "the attention that it belongs to reads its parameters by itself"
             elif isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) or hasattr(part, "parametrizations"):
                 found[name] = f"a {type(part).__name__} does not read its parameters where they stand"
             elif elsewhere:
@@ -226,13 +229,14 @@ class Patching:
         new = bake(model, {})
         stored = self.components - self.zero_component
         starts = [fresh(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
+        places = {n: i for i, (n, _) in enumerate((f"{m}.{k}", None) for m, part in new.named_modules() for k in part._parameters)}
         for name in names:
             layer: Any = new.get_submodule(name)
             keys = tuple(key for key, p in layer._parameters.items() if p is not None)
             shapes = {key: tuple(layer._parameters[key].shape) for key in keys}
             for key in keys:
                 own: list[Any] = [start.get_submodule(name)._parameters[key] for start in starts]
-                value = self._started(layer, key, own, stored, member_seed(seed, stored + len(name) + len(key)))
+                value = self._started(layer, key, own, stored, member_seed(seed, stored + places[f"{name}.{key}"]))
                 given = layer._parameters[key]
                 layer._parameters[key] = nn.Parameter(value.to(given), requires_grad=given.requires_grad)
             probabilities = None if self.probabilities is None else tuple(self.probabilities)
@@ -294,7 +298,7 @@ class Patching:
     def neutral(self: P) -> P:
         """All components as the given layer."""
         return replace(
-            self, members=1, init="copies", sigma=0.0, zero_component=False, gamma=None, components=max(self.components, 2)
+            self, members=1, init="copies", sigma=0.0, zero_component=False, gamma=None, probabilities=None, components=max(self.components, 2)
         )  # fmt: skip
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
@@ -313,7 +317,8 @@ class Patching:
             return Method.loss(self, outputs, batch, criterion)  # type: ignore[arg-type]
         count = len(tree.tensors(outputs)[0])
         losses = [criterion(tree.take(outputs, d), batch.target) for d in range(count)]
-        return torch.stack(losses).mean()
+        total = torch.stack(losses)
+        return total.sum() if self.reduction == "sum" else total.mean()
 
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
         """The prior on all that is learned, for a batch of so many rows in all."""

@@ -115,6 +115,11 @@ class Engine:
         finally:
             self.drawn, self.members = before
 
+    def taken(self, members: Tensor) -> dict[str, Tensor]:
+        """Each row's own of what members own."""
+        own = {name: buffer for name, buffer in self.buffers().items() if name in self.owned}
+        return {name: buffer[members.to(buffer.device)] for name, buffer in own.items()}
+
     def parameters(self) -> dict[str, Tensor]:
         """All parameters by name, a tied one once."""
         return {name: tensor for name, tensor in self._tensors() if isinstance(tensor, nn.Parameter)}
@@ -133,7 +138,7 @@ class Engine:
         """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
         whole = {n: b for n, b in self.buffers().items() if n in self.owned and not (b.is_floating_point() or b.is_complex())}
         equal = (n for n, b in whole.items() if not b.is_meta and bool((b == b[:1]).all()))
-        self.uniform = frozenset(equal) - self.traits.private
+        self.uniform = frozenset(equal) - self.traits.private - {SEEDS}
         self.versions = {n: whole[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
         self.channels_last = any(is_channels_last(p[0]) for n, p in self.parameters().items() if n in self.owned)
 
@@ -142,9 +147,10 @@ class Engine:
         if torch.compiler.is_compiling():
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
         else:
-            if any(self.buffers()[name]._version != version for name, version in self.versions.items()):
+            given = self.buffers()
+            if any(given[n]._version != v for n, v in self.versions.items() if n not in self.drawn):
                 self.refresh()
-            names = set(self.uniform)
+            names = set(self.uniform) - self.drawn.keys()
         return {name: buffer[0].clone() for name, buffer in self.buffers().items() if name in names}
 
     def adopt(self, trial: Engine) -> None:

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from multitudes import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.loop import output_axes
-from multitudes.engine.state import Engine, call, has_attention, named_tensors, plain_attention
+from multitudes.engine.state import Engine, call, has_attention, plain_attention
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, axes, each_row, rows, take_rows
+from multitudes.inputs import Inputs, axes, each_row, rows, slot
 from multitudes.tree import Tree
 
 MEMORY = 4 * 2**30
@@ -37,7 +37,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     with guard, coupled, noise:
         whole = norms or (engine.summed and per_member)  # what goes over all members cannot be run a chunk at a time
-        size = engine.members if whole else chunk_of(engine, inputs)
+        size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     buffers = engine.buffers()
@@ -59,23 +59,16 @@ def chunk_of(engine: Engine, inputs: Inputs) -> int:
     return max(1, min(engine.members, MEMORY // (engine.row_bytes * max(rows(inputs, engine.batch_axis), 1))))
 
 
-def run_apart(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
-    """Each row by a member of its own, `members` ``[B]``, under vmap over rows. Shape: ``[B, ...]``."""
-    order = members.to(_device(engine)).argsort()
-    sorted_rows = take_rows(inputs, engine.batch_axis, order)
-    alone = each_row(sorted_rows, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
+def run_apart(engine: Engine, inputs: Inputs) -> Tree:
+    """Each row by the member of its number, under vmap over rows. Shape: ``[B, ...]``."""
+    alone = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
     output = run_vmap(engine, alone, per_member=True)
-    back = order.argsort()
     joined = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None:
             raise RunError("an output without rows cannot be given row by row")
-        joined.append(tensor.squeeze(1 + axis).index_select(0, back).movedim(0, axis))
+        joined.append(tensor.squeeze(1 + axis).movedim(0, axis))
     return tree.refill(output, joined)
-
-
-def _device(engine: Engine) -> torch.device:
-    return next((t.device for _, t in named_tensors(engine.template)), torch.device("cpu"))
 
 
 def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:
