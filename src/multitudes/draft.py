@@ -71,7 +71,8 @@ class Draft:
         tensors = dict(named_tensors(self.model))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned}
         for m in range(members) if stacked and not self.on_meta else ():
-            source = tensors if self.start == "copies" else dict(named_tensors(self.fresh(m)[0]))
+            copies = self.start == "copies" and not self.method.shares_weights  # there all weights are the given ones
+            source = tensors if copies else dict(named_tensors(self.fresh(m)[0]))
             for name, whole in stacked.items():
                 whole.detach()[m].copy_(source[name].detach())
         values = {}
@@ -126,7 +127,7 @@ def draft(
     inputs = checked_example(net, example, batch_axis)
     kept = kept_modules(net, keep)
     refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
-    empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings)
+    empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings, keep=tuple(kept))
     begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty, settings)
     if refused:
         return begun
@@ -139,6 +140,8 @@ def draft(
     if start == "copies" and not begun.full:
         raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
     net = begun.model
+    for name in kept:
+        method.plain(net.get_submodule(name))
     structure = _observed(begun)
     layout = without(method.layout(structure), kept)
     layout = with_norms(net, layout)

@@ -121,8 +121,10 @@ class Ensemble(nn.Module):
         if per_member:
             raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
         count = rows(call, self.engine.batch_axis)
+        members = torch.as_tensor(members)
         if members.shape != (count,) or members.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
             raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
+        members = members.long()
         traced = torch.compiler.is_compiling()
         if not traced and count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
@@ -140,7 +142,9 @@ class Ensemble(nn.Module):
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
         """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
-        return self.method.batch(Inputs.of(x), y, self.generator, per_member)
+        call = Inputs.of(x)
+        count = 0 if per_member else rows(call, self.engine.batch_axis)
+        return self.method.batch(call, y, self.generator, per_member, count)
 
     def reduce(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
         """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior."""

@@ -104,7 +104,10 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
         raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}")
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
-    return base, method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    network = method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    for name in about["plan"].get("keep", ()):
+        method.plain(network.get_submodule(name))
+    return base, network
 
 
 def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
@@ -296,5 +299,5 @@ def _planned(source: Path, about: dict[str, Any], method: Method) -> Plan:
         saved[kind] = tuple(Entry(**entry) for entry in saved[kind])
     saved["counts"] = Counts(**saved["counts"]) if saved["counts"] else None
     saved["proven"] = {mode: tuple(names) for mode, names in saved["proven"].items()}
-    saved["notes"] = tuple(saved["notes"])
+    saved["notes"], saved["keep"] = tuple(saved["notes"]), tuple(saved.get("keep", ()))
     return Plan(method=method, **saved)
