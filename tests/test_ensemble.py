@@ -347,3 +347,14 @@ def test_threads_do_not_meet() -> None:
 def test_an_empty_batch() -> None:
     """No rows give no rows, as in the base model."""
     assert deep()(X[:0]).shape == (4, 0, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_rows_of_any_whole_numbers(dtype: torch.dtype) -> None:
+    """Small types would be taken for truth values, or for none at all; a list is as good."""
+    case = ZOO["mlp"]
+    for method in (mt.Deep(), mt.BatchEnsemble()):
+        ens, x = convert(method, case), case.example(4)
+        expected = torch.stack([call(ens, x)[m, b] for b, m in enumerate([1, 2, 3, 1])])
+        assert_same(call(ens, x, rows=torch.tensor([1, 2, 3, 1], dtype=dtype)), expected)
+        assert_same(call(ens, x, rows=[1, 2, 3, 1]), expected)

@@ -36,6 +36,14 @@ from multitudes.method import inside
 from multitudes.plan import Counts
 from multitudes.structure import Structure, observe, own_tensors
 
+UNARY = """Relu LeakyRelu Elu Celu Selu Gelu Silu Mish Sigmoid LogSigmoid Tanh Hardtanh Hardswish Hardsigmoid Softplus Softsign
+    Threshold Prelu PreluKernel Exp Cos Sin Abs Neg Sqrt Clamp ClampMin ClampMax Clone ToCopy Alias MaxPool2DWithIndices
+    MaxPool3DWithIndices View ReshapeAlias UnsafeView Squeeze Unsqueeze AdaptiveAvgPool2D AdaptiveAvgPool3D
+    MkldnnAdaptiveAvgPool2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleBilinear2D""".split()
+NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+BINARY = ("Add", "Sub", "Mul", "Div")
+"""Operations that work channel by channel, whatever their values: names of their autograd nodes."""
+
 WORKED_IN = "masks are worked into its weights, and all its channels stay: "
 
 
@@ -48,6 +56,8 @@ def compacted(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) ->
     found = [] if _steered(plain[0], call) else links(structure)
     linked = {link.target if before else link.source: link for link in found}
     trial = _Trial(plain, call, [] if before else [link.target for link in found])
+    if trial.dtype is None:  # too coarse to tell: cut where the mask stands alone, which is right whatever comes before
+        linked = {}
     once = _once(structure, masks.keys(), before)
     cuts, left = [], {}
     for name, mask in masks.items():
@@ -129,7 +139,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        chosen = name == "__getitem__" and any(tensor.dtype is torch.bool for tensor in tree.tensors(args))
+        chosen = name == "__getitem__" and any(tensor.dtype is torch.bool for tensor in tree.tensors(args[1:]))
         self.steered |= name in STEERS or chosen
         return func(*args, **(kwargs or {}))
 
@@ -161,10 +171,14 @@ class _Trial:
         return output
 
     def _run(self, member: nn.Module) -> list[Tensor]:
-        call = fresh_inputs(self.inputs)
-        with torch.no_grad(), plain_attention(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            return tree.tensors(member(*call.args, **call.kwargs))
+        found = []
+        for size in (0.01, 100.0, 1.0):  # what is only done to large values, or to small ones, is seen too
+            call = fresh_inputs(self.inputs)
+            call = call.refill([t * size if t.is_floating_point() else t for t in call.tensors()])
+            with torch.no_grad(), plain_attention(), torch.random.fork_rng():
+                torch.manual_seed(0)
+                found += tree.tensors(member(*call.args, **call.kwargs))
+        return found
 
     def with_constants(self, cut: Cut) -> Cut:
         """The cut with what its link's target reads in dropped channels; without the link where that is no constant."""
@@ -216,36 +230,68 @@ def _noise(ensemble: Ensemble) -> Inputs:
     device = next(tensor.device for _, tensor in named_tensors(ensemble.template))
     call = Inputs.like(ensemble.plan.example, device)
     generator = torch.Generator().manual_seed(0)
-    return call.refill(
-        [
-            torch.randn(t.shape, generator=generator).to(t) if t.is_floating_point() or t.is_complex() else t
-            for t in call.tensors()
-        ]
-    )
+
+    def noise(t: Tensor, high: int) -> Tensor:
+        if t.is_floating_point() or t.is_complex():
+            return torch.randn(t.shape, generator=generator).to(t)
+        return torch.randint(2 if t.dtype is torch.bool else high, t.shape, generator=generator).to(t)
+
+    member = ensemble.member(0).eval()
+    for high in (1000, 100, 10, 2):  # a whole number may be an index, of a table whose length is not known
+        found = call.refill([noise(t, high) for t in call.tensors()])
+        try:
+            with torch.no_grad():
+                given = tree.tensors(member(*fresh_inputs(found).args, **fresh_inputs(found).kwargs))
+        except (IndexError, RuntimeError):
+            continue
+        if all(bool(t.isfinite().all()) for t in given if t.is_floating_point()):
+            return found
+    return call
 
 
 def links(structure: Structure) -> list[Link]:
     """Pairs of layers with nothing between them but norms and what has no parameters, the first feeding the second alone."""
     model, layers = structure.model, set(structure.layers())
     feeding = {name: _feeding(structure, [n for call in structure.taken[name] for n in call], layers) for name in layers}
-    users = Counter(source for sources, _ in feeding.values() for source in sources)
+    users = Counter(source for sources, *_ in feeding.values() for source in sources)
     users.update(_feeding(structure, list(structure.ends), layers)[0])
     found = []
     for name in sorted(layers, key=structure.order.__getitem__):
-        sources, norms = feeding[name]
+        sources, norms, between = feeding[name]
         source = next(iter(sources), "")
         if len(sources) != 1 or norms is None or users[source] != 1 or source == name:
             continue
         ends = model.get_submodule(source), model.get_submodule(name)
         once = len(structure.taken[source]) == len(structure.taken[name]) == 1
-        if once and all(map(cuttable, ends)) and width(ends[0], reads=False) == width(ends[1], reads=True):
+        fits = all(map(cuttable, ends)) and width(ends[0], reads=False) == width(ends[1], reads=True)
+        if once and fits and all(_by_channel(node, channel_axis(ends[0])) for node in between):
             found.append(Link(source, name, tuple(sorted(norms))))
     return found
 
 
-def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[set[str], set[str] | None]:
-    """The layers met first on the way back, and the norms in between; None for norms where other parameters come in."""
+def _by_channel(node: Any, channel: int) -> bool:
+    """Whether an operation is known to work channel by channel: others may look like it on one input, and not on another."""
+    kind = node.name().rpartition("Backward")[0]
+    sources = [source for source, _ in node.next_functions]
+    if kind in NORMS or "AccumulateGrad" in node.name():
+        return True
+    if kind in BINARY:
+        return None not in sources  # something without a gradient may be made of all channels
+    if kind.startswith("AvgPool"):
+        return not any(node._saved_padding) and not node._saved_ceil_mode
+    if kind == "Mean" and hasattr(node, "_saved_dim"):
+        rank = len(node._saved_self_sym_sizes)
+        return rank + channel not in [dim if dim < rank else dim - 2**64 + rank for dim in node._saved_dim]
+    return kind in UNARY
+
+
+def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[set[str], set[str] | None, list[Any]]:
+    """The layers met first on the way back, the norms in between, and all operations there.
+
+    None stands for norms where other parameters come in.
+    """
     sources: set[str] = set()
+    between_nodes: list[Any] = []
     norms: set[str] | None = set()
     seen: set[Any] = set()
     while nodes:
@@ -257,13 +303,14 @@ def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[
         if made_by in layers:
             sources.add(made_by)
             continue
+        between_nodes.append(node)
         leaf = structure.names.get(id(getattr(node, "variable", None)))
         between = owner(leaf) if leaf is not None else made_by
         part = structure.model.get_submodule(between)
         if leaf is not None or (between and own_tensors(part)):
             norms = norms | {between} if norms is not None and isinstance(part, (_BatchNorm, nn.PReLU)) else None
         nodes.extend(source for source, _ in node.next_functions)
-    return sources, norms
+    return sources, norms, between_nodes
 
 
 def _stacked(ensemble: Ensemble, members: list[nn.Module], cuts: list[Cut], left: dict[str, str]) -> Ensemble:

@@ -96,7 +96,8 @@ def ensemble(
 
 def settled(begun: Draft, engine: Engine) -> Plan:
     """The plan with what a trial on a few members finds; the engine is told too."""
-    rules = begun.fresh(0)[1] if begun.start == "fresh" and begun.owned and not begun.on_meta else {}
+    anew = begun.start == "fresh" or begun.method.shares_weights
+    rules = begun.fresh(0)[1] if anew and begun.owned and not begun.on_meta else {}
     init = {name: rules.get(name, "copied from the given model") for name in sorted(begun.owned)}
     if begun.on_meta:
         few = engine
@@ -119,7 +120,7 @@ def settled(begun: Draft, engine: Engine) -> Plan:
         names = ", ".join(sorted(engine.traits.coupled))
         notes += (f"in training, BatchNorm {names} is shared: one set of statistics over the rows of all members",)
     own = [tensor for name, tensor in named_tensors(few.template) if name in few.owned]
-    if few.members > 1 and begun.start == "fresh" and own and not begun.on_meta and all((t == t[:1]).all() for t in own):
+    if few.members > 1 and anew and own and not begun.on_meta and all((t == t[:1]).all() for t in own):
         notes += ("members start equal, and stay so on the same data: all that they own is the same for each",)
     ways = replace(begun.plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
     return replace(ways, init=init, memory=memory, counts=counts, notes=notes)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.engine.state import bake, like, owner
-from multitudes.layers import CONVOLUTIONS, TRANSPOSED, channel_axis, product_of
+from multitudes.layers import CONVOLUTIONS, TRANSPOSED, Mixed, channel_axis, mixed_class, product_of
 from multitudes.structure import own_tensors
 
 ADDED = ("reads", "gives", "one")
@@ -141,7 +141,7 @@ def fit(layer: Any) -> None:
         layer.num_parameters = len(layer.weight)
 
 
-class CutLayer:
+class CutLayer(Mixed):
     """A layer without some of its channels: what is in its class before the layer's own."""
 
     _buffers: dict[str, Tensor | None]
@@ -163,8 +163,7 @@ def _one_channel(x: Tensor, axis: int) -> list[int]:
 
 def _be_cut(layer: nn.Module) -> None:
     if not isinstance(layer, CutLayer):
-        kind = type(layer)
-        layer.__class__ = type(f"Cut{kind.__name__}", (CutLayer, kind), {})
+        layer.__class__ = mixed_class(CutLayer, type(layer))
 
 
 def hollow(network: nn.Module, tensors: Mapping[str, Tensor], owned: frozenset[str]) -> nn.Module:

@@ -45,9 +45,11 @@ class Draft:
     plain: bool = True
     """Nothing but a converted layer itself reads its weights."""
 
-    def with_method(self, method: Method, at: Mapping[str, Method]) -> Draft:
-        """The draft of another method for the same model."""
+    def with_method(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
+        """The draft of another method for the same model, but for what is shared on purpose."""
         model = method.prepare(self.base, self.factory, self.inputs, self.seed, at)
+        for name in kept:
+            method.plain(model.get_submodule(name))
         method.measure(model, self.inputs, self.batch_axis)
         return replace(self, method=method, at=at, model=model)
 
@@ -73,7 +75,7 @@ class Draft:
         tensors = dict(named_tensors(self.model))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         for m in range(members) if stacked and not self.on_meta else ():
-            copies = self.start == "copies" and not self.method.draws  # what is drawn is nobody's copy
+            copies = self.start == "copies" and not self.method.shares_weights  # there all weights are the given ones
             source = tensors if copies else dict(named_tensors(self.fresh(m)[0]))
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
@@ -134,7 +136,7 @@ def draft(
     if kept and not method.keeps_layers:
         raise InputError(f"keep={list(keep)}: {type(method).__name__} says by its own settings which layers it changes")
     refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
-    empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings)
+    empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings, keep=tuple(kept))
     begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty, settings)
     if refused:
         return begun
@@ -143,7 +145,7 @@ def draft(
         refused = tuple(entry(net, n, why) for n, why in reasons.items() if not inside(n, kept))
         if refused:
             return replace(begun, plan=replace(begun.plan, refused=refused))
-    begun = begun.with_method(method, settings)
+    begun = begun.with_method(method, settings, kept)
     if start == "copies" and not begun.full and not method.shares_weights:
         raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
     net = begun.model

@@ -18,17 +18,21 @@ from multitudes.engine.state import SEEDS, bake, named_tensors, slots_of
 from multitudes.errors import InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs, axes
+from multitudes.layers import Mixed, mixed_class
 
 if TYPE_CHECKING:
     from multitudes.engine.state import Engine
     from multitudes.method import Method
 
 
-class Drawing:
+class Drawing(Mixed):
     """A layer that reads what is drawn for it: what is in its class before the layer's own."""
 
     draws: tuple[str, ...]
     """The names of its drawn buffers."""
+
+    ADDED: tuple[str, ...]
+    """The names of what else it has beside the layer's own."""
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """One member's values for them, on the CPU."""
@@ -164,13 +168,12 @@ def unmixed(layer: Any) -> None:
         delattr(layer, key)
     for key in [key for key in vars(layer) if key in type(layer).ADDED]:
         delattr(layer, key)
-    layer.__class__ = type(layer).__bases__[-1]
+    layer.__class__ = type(layer).made_of[1]
 
 
 def mixed(layer: Any, kind: type[Drawing], **values: Any) -> None:
     """Makes a layer draw, in place; its own tensors and names stay."""
-    own = type(layer)
-    layer.__class__ = type(f"{kind.__name__}{own.__name__}", (kind, own), {"ADDED": ("draws", *values)})
+    layer.__class__ = mixed_class(kind, type(layer), (("ADDED", ("draws", *values)),))
     vars(layer).update(values)
 
 

@@ -150,14 +150,18 @@ class Ensemble(Resampled, nn.Module):
         if per_member:
             raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
         count = rows(call, self.engine.batch_axis)
+        members = torch.as_tensor(members)
         if members.shape != (count,) or members.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
             raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
+        members = members.long()
         traced = torch.compiler.is_compiling()
         if not traced and count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
         if not count:
             return tree.take(EXECUTORS["loop"](self.engine, call), 0)
-        if self.engine.traits.slots and (self.engine.drawn or (self.method.draws and batch_coupled(self.engine, per_member=True))):
+        if self.engine.traits.slots and (
+            self.engine.drawn or (self.method.draws and batch_coupled(self.engine, per_member=True))
+        ):
             with self.engine.with_draws(self.engine.taken(members)):
                 return run_apart(self.engine, call)
         if takes_rows(self.engine):
@@ -172,7 +176,9 @@ class Ensemble(Resampled, nn.Module):
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
         """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
-        found = self.method.batch(Inputs.of(x), y, self.generator, per_member)
+        call = Inputs.of(x)
+        count = 0 if per_member else rows(call, self.engine.batch_axis)
+        found = self.method.batch(call, y, self.generator, per_member, count)
         if found.slots is not None:
             return self._into_slots(found)
         seeds = found.kwargs.get("draws")
@@ -186,7 +192,7 @@ class Ensemble(Resampled, nn.Module):
         axis, whole = self.engine.batch_axis, Inputs(*batch.inputs, **batch.kwargs)
         call = stack_slots([take_rows(whole, axis, index) for index in batch.slots], axis)
         targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
-        return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), per_member=True)
+        return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), True, batch.slots.shape[1])
 
     def reduce(self, outputs: Any, batch: Batch, criterion: Criterion, global_batch: int | None = None) -> Tensor:
         """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior.
@@ -201,8 +207,8 @@ class Ensemble(Resampled, nn.Module):
         """How many rows a step has in all processes."""
         distributed = torch.distributed
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        sizes = [t.shape[1 if batch.per_member else 0] for t in tree.tensors(batch.target) if t.ndim > batch.per_member]
-        return ranks * max(sizes[0] if sizes else 1, 1)
+        slots = [t.shape[1] for t in tree.tensors(batch.target) if batch.per_member and t.ndim > 1]
+        return ranks * max(batch.count or next(iter(slots), 1), 1)
 
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """The loss of one training step; `criterion(output, target)` is any torch loss with mean reduction."""

@@ -108,6 +108,8 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
     network = method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    for name in about["plan"].get("keep", ()):
+        method.plain(network.get_submodule(name))
     method.measure(network, inputs, about["batch_axis"])
     return base, network
 
@@ -317,5 +319,5 @@ def _planned(source: Path, about: dict[str, Any], method: Method) -> Plan:
         saved[kind] = tuple(Entry(**entry) for entry in saved[kind])
     saved["counts"] = Counts(**saved["counts"]) if saved["counts"] else None
     saved["proven"] = {mode: tuple(names) for mode, names in saved["proven"].items()}
-    saved["notes"] = tuple(saved["notes"])
+    saved["notes"], saved["keep"] = tuple(saved["notes"]), tuple(saved.get("keep", ()))
     return Plan(method=method, **saved)

@@ -6,6 +6,7 @@ something that its parent's rule does not say: it is taught here, or refused by 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multitudes.method import inside
 from multitudes.structure import NORMS, Structure, added, own_tensors
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 Product = Callable[..., Tensor]
+
+
+class Mixed:
+    """A layer of some kind with something before its own forward: a class that is made of the two, and can be pickled."""
+
+    made_of: tuple[type, type, tuple[tuple[str, Any], ...]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _again, type(self).made_of, vars(self)
+
+
+def mixed_class(first: type, own: type, more: tuple[tuple[str, Any], ...] = ()) -> Any:
+    """The class of a layer of some kind with something before its forward: the same for the same."""
+    return _mixed_class(first, own, more)
+
+
+@functools.cache
+def _mixed_class(first: Any, own: Any, more: tuple[tuple[str, Any], ...]) -> type:
+    values = {key: staticmethod(value) if callable(value) else value for key, value in more}
+    return type(f"{first.__name__}{own.__name__}", (first, own), {**values, "made_of": (first, own, more)})
+
+
+def _again(first: type, own: type, more: tuple[tuple[str, Any], ...]) -> Any:
+    kind = mixed_class(first, own, more)
+    return kind.__new__(kind)
 
 
 def without_fast_path(model: nn.Module, kind: type) -> None:
@@ -151,12 +178,17 @@ def channel_axis(layer: Any) -> int:
     return -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
 
 
+def is_attention(part: nn.Module) -> bool:
+    """Whether a module is torch's attention, with its own forward."""
+    return isinstance(part, nn.MultiheadAttention) and type(part).forward is nn.MultiheadAttention.forward
+
+
 def known_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Known layers and attention modules by name, outermost: what attention is made of goes with it."""
     attention = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
     for name, part in model.named_modules():
-        within = any(name.startswith(f"{outer}.") for outer in attention)
-        if not within and (type(part) is nn.MultiheadAttention or product_of(part) is not None):
+        within = any(name != outer and inside(name, [outer]) for outer in attention)
+        if not within and (is_attention(part) or product_of(part) is not None):
             yield name, part
 
 
@@ -174,7 +206,7 @@ def unknown_layers(structure: Structure) -> dict[str, str]:
         if any(n in used for n in (f"{name}.{key}" for key, _ in model.get_submodule(name).named_parameters())):
             found[name] = "its weights are used without calling it, so that members would not differ by it"
     for name, part in model.named_modules():
-        if name in known or isinstance(part, SHARED) or any(name.startswith(f"{outer}.") for outer in attention):
+        if name in known or isinstance(part, SHARED) or any(inside(name, [outer]) for outer in attention):
             continue
         own = {f"{name}.{key}" if name else key: tensor for key, tensor in own_tensors(part).items()}
         matrices = [n for n, t in own.items() if isinstance(t, nn.Parameter) and _is_matrix(t) and n not in harmless]
@@ -226,7 +258,7 @@ def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
 
     One that computes its weight becomes the convolution that it is.
     """
-    kind = type(layer).__bases__[-1]
+    kind = type(layer).made_of[1]
     if (name := taught_name(layer)) is not None and TAUGHT[name] is not _own_weight:
         kind = nn.Conv2d
         if pads_as_tensorflow(layer):
@@ -243,7 +275,7 @@ def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
 
 def plain_projections(layer: Any, weights: Sequence[Tensor], out: Tensor) -> None:
     """The same for torch's attention, with these weights for its query, key, value and output."""
-    layer.__class__ = nn.MultiheadAttention
+    layer.__class__ = type(layer).made_of[1]
     if layer._qkv_same_embed_dim:
         layer.in_proj_weight = _parameter(torch.cat(list(weights)), layer.in_proj_weight)
     else:

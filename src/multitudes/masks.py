@@ -77,19 +77,22 @@ def masks_of(features: int, members: int, ones: int, generator: torch.Generator 
             f"there must be between {ones} and {members * ones} of them"
         )
     used = _union_sizes(features, members, ones, generator)
-    matrix = torch.zeros(members, features)
+    matrix = torch.zeros(members, features, device="cpu")
     for row, (before, after) in enumerate(zip([0, *used], used, strict=False)):
         matrix[row, before:after] = 1
-        again = torch.randperm(before, generator=generator)[: ones - (after - before)]
+        again = torch.randperm(before, generator=generator, device="cpu")[: ones - (after - before)]
         matrix[row, again] = 1
-    rows = torch.randperm(members, generator=generator)
-    return matrix[rows][:, torch.randperm(features, generator=generator)]
+    rows = torch.randperm(members, generator=generator, device="cpu")
+    return matrix[rows][:, torch.randperm(features, generator=generator, device="cpu")]
 
 
 def _union_sizes(features: int, members: int, ones: int, generator: torch.Generator | None) -> list[int]:
     """How many columns the first k masks use together, for k from 1 to N, given that all of them use every column."""
     total = _positions(features, members, ones)
-    sizes, weights = [torch.tensor([float(ones)], dtype=torch.float64)], [torch.zeros(1, dtype=torch.float64)]
+    sizes, weights = (
+        [torch.tensor([float(ones)], dtype=torch.float64, device="cpu")],
+        [torch.zeros(1, dtype=torch.float64, device="cpu")],
+    )
     for k in range(2, members + 1):
         after, weight = _forward(sizes[-1], weights[-1], _reachable(sizes[-1], k, features, members, ones, total), ones, total)
         sizes.append(after)
@@ -105,7 +108,7 @@ def _union_sizes(features: int, members: int, ones: int, generator: torch.Genera
 
 def _forward(before: Tensor, weight: Tensor, after: Tensor, ones: int, total: float) -> tuple[Tensor, Tensor]:
     """The sizes after one more mask, and the logs of how likely they are, up to a constant; negligible ones are left out."""
-    new = torch.arange(float(after[0] - before[-1]), float(after[-1] - before[0]) + 1, dtype=torch.float64)
+    new = torch.arange(float(after[0] - before[-1]), float(after[-1] - before[0]) + 1, dtype=torch.float64, device="cpu")
     left, middle, right = _step(before, new, after, ones, total)
     peak = before[weight.argmax()]
     tilt = torch.log(peak + 1) - torch.log(total - peak + 1)  # takes out the slope, which would leave the range of doubles
@@ -150,4 +153,4 @@ def _reachable(before: Tensor, k: int, features: int, members: int, ones: int, t
         least, most = max(least, math.floor(ends[0] - spread)), min(most, math.ceil(ends[1] + spread))
     if k == members:
         least = most = float(features)
-    return torch.arange(least, most + 1, dtype=torch.float64)
+    return torch.arange(least, most + 1, dtype=torch.float64, device="cpu")

@@ -39,6 +39,8 @@ class Batch:
     kwargs: dict[str, Any]
     target: Any
     per_member: bool = False
+    count: int = 0
+    """How many rows there are."""
     slots: Tensor | None = None
     """Where each member has rows of its own: which, ``[M, L]``; `Ensemble.batch` takes them."""
 
@@ -154,10 +156,10 @@ class Method:
         name = type(self).__name__
         raise InputError(f"{name} has nothing to compact: each of its members uses all that it has")
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
-        """What one training step is called with; by default every member sees every row."""
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
+        """What one training step of so many rows is called with; by default every member sees every row."""
         kwargs = {**inputs.kwargs, "per_member": True} if per_member else inputs.kwargs
-        return Batch(inputs.args, kwargs, target, per_member)
+        return Batch(inputs.args, kwargs, target, per_member, count)
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
         """The members' losses, joined."""
@@ -191,7 +193,7 @@ class Method:
 
 def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
     """The same data, each row by one member: blocks of rows, as even as they can be, beginning with any member."""
-    count = next(len(t) for t in tree.tensors(batch.target) if t.ndim)
+    count = batch.count
     first = int(torch.randint(members, (), generator=by_rank(rng)))
     rows = (torch.arange(count) * members // max(count, members) + first) % members
     return replace(batch, kwargs={**batch.kwargs, "rows": rows})

@@ -164,7 +164,9 @@ class Patching:
         if self.tau_output is not None and not 0 < self.tau_output < math.inf:
             raise InputError(f"{name}(tau_output={self.tau_output!r}): give a number above 0")
         if self.probabilities is not None and (
-            len(self.probabilities) != self.components or min(self.probabilities) < 0 or not abs(sum(self.probabilities) - 1) <= 1e-6
+            len(self.probabilities) != self.components
+            or min(self.probabilities) < 0
+            or not abs(sum(self.probabilities) - 1) <= 1e-6
         ):
             raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
         if self.prior == "elbo" and (self.examples is None or self.examples < 1):
@@ -229,7 +231,9 @@ class Patching:
         new = bake(model, {})
         stored = self.components - self.zero_component
         starts = [fresh(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
-        places = {n: i for i, (n, _) in enumerate((f"{m}.{k}", None) for m, part in new.named_modules() for k in part._parameters)}
+        places = {
+            n: i for i, (n, _) in enumerate((f"{m}.{k}", None) for m, part in new.named_modules() for k in part._parameters)
+        }
         for name in names:
             layer: Any = new.get_submodule(name)
             keys = tuple(key for key, p in layer._parameters.items() if p is not None)
@@ -301,12 +305,12 @@ class Patching:
             self, members=1, init="copies", sigma=0.0, zero_component=False, gamma=None, probabilities=None, components=max(self.components, 2)
         )  # fmt: skip
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """One draw for the step, or one for each row; `Ensemble.batch` makes it."""
-        whole = Method.batch(self, inputs, target, rng, per_member)  # type: ignore[arg-type]
+        whole = Method.batch(self, inputs, target, rng, per_member, count)  # type: ignore[arg-type]
         if per_member:
             return whole
-        count = 1 if self.draw == "step" else next(len(t) for t in tree.tensors(target) if t.ndim)
+        count = 1 if self.draw == "step" else count
         seeds = torch.randint(2**62, (count,), generator=rng).tolist()
         more: dict[str, Any] = {"rows": torch.arange(count)} if self.draw == "row" else {}
         return replace(whole, kwargs={**whole.kwargs, "draws": seeds, **more})

@@ -66,6 +66,8 @@ class Plan:
     """The call that the example is: its structure, shapes and dtypes."""
     at: dict[str, Method] = field(default_factory=dict)
     """The modules for which the method has other settings."""
+    keep: tuple[str, ...] = ()
+    """The modules that are shared on purpose."""
 
     def cost_line(self) -> str:
         """Cost against the base model, in a few words."""

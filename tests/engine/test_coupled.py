@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import multitudes as mt
 from multitudes.engine.coupled import CoupledNorms
 
 
@@ -51,3 +54,15 @@ def test_what_members_have_in_common_is_normalised_once() -> None:
         found = torch.func.vmap(lambda s: ours(x) * s)(scale)
     torch.testing.assert_close(found, theirs(x) * scale[:, None])
     torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_do_not_overflow(dtype: torch.dtype) -> None:
+    """Statistics of many half-precision values are taken in single precision, as torch takes them."""
+    net = nn.Sequential(nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 3, 1)).to(dtype)
+    x = (4 * torch.randn(8, 3, 64, 64)).to(dtype)
+    ens = mt.ensemble(net, mt.BatchEnsemble(), x[:2, :, :8, :8], seed=0).train()
+    twin = copy.deepcopy(ens)
+    ens.engine.picked["train"], twin.engine.picked["train"] = "vmap", "fold"
+    torch.testing.assert_close(ens(x), twin(x), rtol=0.05, atol=0.05)
+    assert bool(ens.get_buffer("1.running_var").isfinite().all())

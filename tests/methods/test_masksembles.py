@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +162,85 @@ def test_many_members_are_dropout() -> None:
     assert bool(((found.mean(0) - mean).abs() < 5 * deviation / members**0.5).all())
     fixed = (terms - terms.mean(1, keepdim=True)).norm(dim=1) / terms.norm(dim=1)  # as many ones in each mask as in another
     assert torch.allclose(found.std(0), deviation * fixed, rtol=0.15)
+
+
+def test_masked_attention_is_attention_with_zeros() -> None:
+    """What is read is masked before the projections, and what heads give before the output's: by hand."""
+    layer, x = nn.MultiheadAttention(16, 2, batch_first=True).double(), torch.randn(2, 5, 16).double()
+    net = nn.ModuleDict({"stem": nn.Linear(16, 16).double(), "attention": layer})
+    net.forward = lambda x: net["attention"](*[net["stem"](x)] * 3)[0]  # type: ignore[method-assign]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.attention = net["stem"], layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.stem(x)
+            return self.attention(h, h, h)[0]
+
+    ens = mt.ensemble(Net(), mt.Masksembles(), x, seed=0).eval()
+    for m in range(4):
+        read, given = (ens.get_buffer(f"attention.{key}")[m] for key in ("mask", "mask_out"))
+        assert set(given.tolist()) == set(read.tolist()) == {0.0, 1.0}
+        h = net["stem"](x) * read
+        q, k, v = ((h @ w.T + b).unflatten(2, (2, 8)).transpose(1, 2) for w, b in zip(
+            layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3), strict=True))  # fmt: skip
+        heads = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) * given
+        assert_same(ens(x)[m], heads @ layer.out_proj.weight.T + layer.out_proj.bias)
+
+
+def test_every_member_has_its_turn_in_small_batches() -> None:
+    """Blocks begin with any member, so that fewer rows than members leave none untrained."""
+    ens = mt.ensemble(perceptron(), mt.Masksembles(), X, seed=0)
+    seen = {int(m) for _ in range(60) for m in ens.batch(X[:2], Y[:2]).kwargs["rows"]}
+    assert seen == {0, 1, 2, 3}
+
+
+def test_rows_are_those_of_the_inputs() -> None:
+    """Whatever the target is: none, or steps first."""
+    ens = mt.ensemble(perceptron(), mt.Masksembles(), X, seed=0)
+    assert len(ens.batch(X, None).kwargs["rows"]) == 6
+    assert len(ens.batch(X, torch.zeros(9, 6)).kwargs["rows"]) == 6
+
+
+def test_other_scales_where_layers_grow() -> None:
+    """at= says how many ones a grown layer's masks have; where no mask can be it is an error."""
+    net, grown = resnet18(width=0.25).double(), mt.Masksembles(width="grow")
+    ens = mt.ensemble(net, grown, IMAGES, at={"layer2.0.conv2": mt.Masksembles(width="grow", scale=1.0)}, seed=0)
+    assert bool(masks_of(ens)["layer2.0.conv2.mask"].all())
+    assert set(masks_of(ens)["layer2.1.conv2.mask"].sum(1).tolist()) == {32.0}
+    with pytest.raises(mt.InputError, match="no layer there has masks"):
+        mt.ensemble(net, mt.Masksembles(), IMAGES, at={"conv1": mt.Masksembles(scale=3.0)}, seed=0)
+
+
+def test_a_subset_that_has_grown_comes_back(tmp_path: Path) -> None:
+    """Its layers are as wide as they were for all members."""
+    ens = mt.ensemble(resnet18(width=0.25).double(), mt.Masksembles(width="grow"), IMAGES, seed=0).eval()
+    mt.save(ens.subset([1, 3]), tmp_path / "a.multitude")
+    assert_same(mt.load(tmp_path / "a.multitude")(IMAGES), ens(IMAGES)[[1, 3]])
+
+
+def test_copies_keep_their_masks() -> None:
+    """All weights are the given ones anyway."""
+    ens = mt.ensemble(perceptron(), mt.Masksembles(), X, seed=0, start="copies")
+    assert_same(masks_of(ens), masks_of(mt.ensemble(perceptron(), mt.Masksembles(), X, seed=0)))
+
+
+@pytest.mark.parametrize("method", [mt.Masksembles(), mt.BatchEnsemble()], ids=["Masksembles", "BatchEnsemble"])
+def test_a_kept_layer_is_as_it_was_given(tmp_path: Path, method: mt.Method) -> None:
+    """No factor and no mask is left in it, and a file of it comes back."""
+    ens = mt.ensemble(perceptron(), method, X, keep=["layers.3"], seed=0).eval()
+    assert type(ens.template.layers[3]) is nn.Linear
+    assert {n for n in ens.state_dict() if n.startswith("layers.3.")} == {"layers.3.weight", "layers.3.bias"}
+    mt.save(ens, tmp_path / "a.multitude")
+    assert_same(mt.load(tmp_path / "a.multitude", perceptron())(X), ens(X))
+
+
+@pytest.mark.parametrize("method", [mt.Masksembles(), mt.BatchEnsemble()], ids=["Masksembles", "BatchEnsemble"])
+def test_it_can_be_pickled(method: mt.Method) -> None:
+    """For spawned processes; compact ensembles too."""
+    ens = mt.ensemble(perceptron(), method, X, seed=0).eval()
+    nets = [ens, ens.compact()] if isinstance(method, mt.Masksembles) else [ens]
+    for net in nets:
+        assert_same(pickle.loads(pickle.dumps(net))(X), ens(X))

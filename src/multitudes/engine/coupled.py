@@ -59,6 +59,7 @@ class CoupledNorms(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         if not training or not any(t is mark for mark in self.marks for t in (mean, weight)):
             return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+        given, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         axes = [0, *range(2, x.ndim)]
         count = torch.ops.multitudes.member_count(x) * (x.numel() // x.shape[1])
         here = torch.ops.multitudes.member_sum(x.sum(axes)) / count
@@ -71,4 +72,4 @@ class CoupledNorms(TorchFunctionMode):
                 variance.mul_(1 - momentum).add_(spread.detach() * (count / (count - 1)) * momentum)
         y = centred * (spread + eps).rsqrt().view(shape)
         y = y if weight is None else y * weight.view(shape)
-        return y if bias is None else y + bias.view(shape)
+        return (y if bias is None else y + bias.view(shape)).to(given)

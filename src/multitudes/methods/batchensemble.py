@@ -22,10 +22,12 @@ from multitudes.errors import InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs
 from multitudes.layers import (
+    Mixed,
     along_channels,
     attend,
     channels,
     known_layers,
+    mixed_class,
     over_channels,
     plain,
     plain_projections,
@@ -123,9 +125,9 @@ class BatchEnsemble(Method):
         """All factors at one."""
         return replace(self, members=1, init="ones")
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """With feed="split", each row by one member."""
-        whole = super().batch(inputs, target, rng, per_member)
+        whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
@@ -154,7 +156,7 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
     return 1 + 0.5 * torch.randn(shape, generator=generator)
 
 
-class Scaled:
+class Scaled(Mixed):
     """A layer with factors: what is in its class before the layer's own."""
 
     def form(self) -> None:
@@ -226,12 +228,11 @@ def scale(layer: Any) -> None:
         return nn.Parameter(torch.ones(size, **options))
 
     if isinstance(layer, nn.MultiheadAttention):
-        layer.__class__ = ScaledAttention
+        layer.__class__ = mixed_class(ScaledAttention, type(layer))
         layer.alpha, layer.gamma = ones(layer.embed_dim + layer.kdim + layer.vdim), ones(3 * layer.embed_dim)
         layer.alpha_out, layer.gamma_out = ones(layer.embed_dim), ones(layer.embed_dim)
         return
     product, (inputs, outputs) = product_of(layer), channels(layer)
     assert product is not None, f"{type(layer).__name__} is not a known layer"
-    kind = type(layer)
-    layer.__class__ = type(f"Scaled{kind.__name__}", (ScaledProduct, kind), {"product": staticmethod(product)})
+    layer.__class__ = mixed_class(ScaledProduct, type(layer), (("product", product),))
     layer.alpha, layer.gamma = ones(inputs), ones(outputs)

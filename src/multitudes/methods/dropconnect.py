@@ -91,9 +91,9 @@ class DropConnect(Method):
         """Nothing dropped."""
         return replace(self, members=1, p=0.0)
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """One draw for the step."""
-        whole = super().batch(inputs, target, rng, per_member)
+        whole = super().batch(inputs, target, rng, per_member, count)
         if per_member:
             return whole
         return replace(whole, kwargs={**whole.kwargs, "draws": torch.randint(2**62, (1,), generator=rng).tolist()})

@@ -24,10 +24,12 @@ from multitudes.errors import ConversionError, InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs
 from multitudes.layers import (
+    Mixed,
     along_channels,
     attend,
     channels,
     known_layers,
+    mixed_class,
     over_channels,
     plain,
     plain_projections,
@@ -67,6 +69,9 @@ class Masksembles(Method):
 
     fewest: int = 10
     """A layer with fewer channels gets no masks: of so few they would be equal, or leave nothing."""
+
+    of: int | None = None
+    """Of a subset: how many members there were, for which layers have grown."""
 
     reduction: Literal["sum", "mean"] = "mean"
     """The members' losses are averaged, since they share their weights."""
@@ -114,6 +119,9 @@ class Masksembles(Method):
                 ones = min(self._width(layer), max(wanted, math.ceil(self._width(layer) / self.members)))
             mask(layer, self.position, ones)
         without_fast_path(new, Masked)
+        unheard = [n for n in at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
+        if unheard and len(unheard) == len(at):
+            raise InputError(f"at={sorted(at)}: no layer there has masks, which stand behind the first layer, on wide ones")
         if not any(isinstance(part, Masked) for part in new.modules()):
             where = "behind the first" if self.position == "before" else "before the last"
             advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
@@ -125,7 +133,8 @@ class Masksembles(Method):
     @property
     def ratio(self) -> float:
         """How much wider layers are made, so that each mask leaves `capacity` of the given channels."""
-        return self.capacity * columns_per_one(self.members, self.scale) if self.width == "grow" else 1.0
+        members = self.of or self.members
+        return self.capacity * columns_per_one(members, self.scale) if self.width == "grow" else 1.0
 
     def _width(self, layer: Any) -> int:
         """How many channels a layer has where its mask stands."""
@@ -168,6 +177,10 @@ class Masksembles(Method):
         note = f"{resizing}: the given weights are not used" if resizing and self.width == "grow" else ""
         return Layout(tensors=frozenset(tensors), because=because, note=note)
 
+    def subset(self, count: int) -> Masksembles:
+        """Layers stay as wide as they are."""
+        return replace(self, members=count, of=self.of or self.members)
+
     def plain(self, member: nn.Module) -> None:
         """Works masks into weights."""
         for layer in member.modules():
@@ -181,11 +194,11 @@ class Masksembles(Method):
 
     def neutral(self) -> Masksembles:
         """Masks of ones."""
-        return replace(self, members=1, scale=1.0, width="same", capacity=1.0)
+        return replace(self, members=1, scale=1.0, width="same", capacity=1.0, of=None)
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """With feed="split", each row by one member."""
-        whole = super().batch(inputs, target, rng, per_member)
+        whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
 
@@ -194,7 +207,7 @@ def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
     return masks_of(features, members, ones, torch.Generator().manual_seed(seed)).bool()
 
 
-class Masked:
+class Masked(Mixed):
     """A layer with a mask: what is in its class before the layer's own."""
 
     mask: Tensor
@@ -309,10 +322,9 @@ def mask(layer: Any, position: str, ones: int) -> None:
     weight = next(layer.parameters())
     attention, before = isinstance(layer, nn.MultiheadAttention), position == "before"
     if attention:
-        layer.__class__ = MaskedAttention if before else AttentionMaskedAfter
+        layer.__class__ = mixed_class(MaskedAttention if before else AttentionMaskedAfter, type(layer))
     else:
-        kind = type(layer)
-        layer.__class__ = type(f"Masked{kind.__name__}", (MaskedBefore if before else MaskedAfter, kind), {})
+        layer.__class__ = mixed_class(MaskedBefore if before else MaskedAfter, type(layer))
     size = layer.embed_dim if attention else channels(layer)[0 if before else 1]
     layer.ones, layer.overlap = ones, {}
     for key in ("mask", "mask_out") if attention and before else ("mask",):

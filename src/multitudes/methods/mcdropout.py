@@ -153,17 +153,20 @@ class MCDropout(Method):
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because, note=note)
 
     def plain(self, member: nn.Module) -> None:
-        """Keeps masks where dropout was: no weight holds them."""
+        """Keeps a member's masks, which no weight can hold; a part of one, kept on purpose, is as it was given."""
         if SEEDS in member._buffers:
             delattr(member, SEEDS)
+            return
+        for _, layer in list(drawing_layers(member)):
+            unmixed(layer)
 
     def neutral(self) -> MCDropout:
         """Nothing dropped."""
         return replace(self, members=1, p=0.0)
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """Ordinary dropout."""
-        whole = super().batch(inputs, target, rng, per_member)
+        whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member else replace(whole, kwargs={**whole.kwargs, "draws": [0]})
 
     def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:

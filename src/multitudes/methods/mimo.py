@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from multitudes import tree
 from multitudes.engine.state import bake, like
 from multitudes.errors import ConversionError, InputError
 from multitudes.inputs import Inputs
-from multitudes.layers import along_channels, product_of
+from multitudes.layers import Mixed, along_channels, mixed_class, product_of
 from multitudes.method import Batch, Factory, Layout, Method, by_rank, inside, owned_modules
 from multitudes.structure import Structure, first_layers, heads, observe, reaches_around
 
@@ -80,9 +79,9 @@ class MIMO(Method):
         new = bake(model, {})
         for name in first:
             layer: Any = new.get_submodule(name)
-            kind, product = type(layer), product_of(layer)
+            product = product_of(layer)
             assert product is not None, f"{name} is not a known layer"
-            layer.__class__ = type(f"Slotted{kind.__name__}", (Slotted, kind), {"product": staticmethod(product)})
+            layer.__class__ = mixed_class(Slotted, type(layer), (("product", product),))
         return new
 
     def layout(self, structure: Structure) -> Layout:
@@ -106,12 +105,11 @@ class MIMO(Method):
             if isinstance(layer, Slotted):
                 layer.join()
 
-    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool) -> Batch:
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """A shuffle of the batch for each slot; with rho, the end of it is the same in all of them."""
         if per_member:
-            return super().batch(inputs, target, rng, per_member)
-        count = next(len(t) for t in tree.tensors(target) if t.ndim)
-        return replace(super().batch(inputs, target, rng, per_member), slots=self.slots(count, by_rank(rng)))
+            return super().batch(inputs, target, rng, per_member, count)
+        return replace(super().batch(inputs, target, rng, per_member, count), slots=self.slots(count, by_rank(rng)))
 
     def slots(self, count: int, rng: torch.Generator) -> Tensor:
         """The rows in each slot, ``[M, L]``: of L = count repeat, the first int(L (1 − rho)) in an order of its own."""
@@ -148,7 +146,7 @@ class MIMO(Method):
         return Ensembles(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
 
 
-class Slotted:
+class Slotted(Mixed):
     """A first layer with a weight for each slot: what is in its class before the layer's own."""
 
     weight: nn.Parameter
@@ -175,4 +173,4 @@ class Slotted:
         usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
         if self.weight.ndim > usual:
             layer.weight = like(self.weight, self.weight.detach().sum(0))
-        layer.__class__ = type(layer).__bases__[-1]
+        layer.__class__ = type(layer).made_of[1]
