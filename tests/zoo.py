@@ -232,7 +232,7 @@ FIRST_AND_LAST = Refusal("Slots and heads need something between them.", mt.Conv
 NOT_TRAINED = Refusal("Slots are added up under vmap alone.", mt.RunError, "MIMO is trained by vmap, which cannot")
 STANDS = Refusal("A computed weight has no components.", mt.ConversionError, "does not read its parameters where they stand")
 APART_ROWS = Refusal("A mask is for one row's activation.", mt.ConversionError, "drops from cannot be told apart")
-TRAINING_LAWS = ("untouched", "state_dict", "save_load", "deepcopy", "training", "compile")
+TRAINING_LAWS = ("untouched", "state_dict", "save_load", "deepcopy", "training")
 """Laws that train."""
 
 REFUSALS: dict[tuple[str, str, str], Refusal] = {

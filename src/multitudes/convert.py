@@ -145,8 +145,9 @@ def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
         one, more = measure(some(1)), measure(some(few.members))
         return one, (more - one) // max(few.members - 1, 1)
 
-    shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in few.owned)
-    own = sum(p[0].numel() for n, p in few.template.named_parameters() if n in few.owned)
+    held = few.owned | few.summed
+    shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in held)
+    own = sum(p[0].numel() for n, p in few.template.named_parameters() if n in held)
     size = max((p.element_size() for p in base.parameters()), default=4)
     parameters = shared + own * members
     (work, work_each), (kept, kept_each) = line(multiply_adds), line(saved_numbers)

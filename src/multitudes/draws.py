@@ -80,7 +80,7 @@ def draw_apart(network: nn.Module, owned: Collection[str], members: int) -> None
     """Draws, in place, so that members differ wherever they can: what is tried on equal members proves nothing."""
     best: dict[str, Tensor] = {}
     most = -1
-    for attempt in range(64):
+    for attempt in range(8):
         drawn = draw_all(network, [attempt * members + m for m in range(members)])
         distinct = sum(bool((value[0] != value[m]).any()) for value in drawn.values() for m in range(1, members))
         if distinct > most:

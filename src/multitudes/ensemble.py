@@ -159,9 +159,8 @@ class Ensemble(Resampled, nn.Module):
             raise InputError(f"rows= must name members 0 to {self.members - 1}")
         if not count:
             return tree.take(EXECUTORS["loop"](self.engine, call), 0)
-        if self.engine.traits.slots and (
-            self.engine.drawn or (self.method.draws and batch_coupled(self.engine, per_member=True))
-        ):
+        coupled = self.method.draws and batch_coupled(self.engine, per_member=True)
+        if self.engine.traits.slots and (self.engine.drawn or coupled):
             with self.engine.with_draws(self.engine.taken(members)):
                 return run_apart(self.engine, call)
         if takes_rows(self.engine):
@@ -305,7 +304,8 @@ class Ensemble(Resampled, nn.Module):
         if start not in ("copies", "fresh"):
             raise InputError(f"start={start!r}: say 'copies' or 'fresh'")
         own = dict(self.state_dict(keep_vars=True))
-        owned = set(self.engine.owned) | self._tied_owned(own)
+        stacked = {id(t) for n, t in named_tensors(self.template) if n in self.engine.owned}  # a tied one under any name
+        owned = set(self.engine.owned) | {name for name, tensor in own.items() if id(tensor) in stacked}
         added = own.keys() - self.base.state_dict().keys()
         own = {name: tensor for name, tensor in own.items() if name not in added}  # what the method adds stays as it is
         wrong = [f"missing {n}" for n in own if n not in state_dict] + [f"unknown {n}" for n in state_dict if n not in own]
@@ -325,10 +325,6 @@ class Ensemble(Resampled, nn.Module):
                     share = self.members if name in self.engine.summed else 1
                     tensor.copy_((state_dict[name] / share if share > 1 else state_dict[name]).expand_as(tensor))
         self.engine.refresh()
-
-    def _tied_owned(self, own: Mapping[str, Tensor]) -> set[str]:
-        stacked = {id(t) for n, t in named_tensors(self.template) if n in self.engine.owned}
-        return {name for name, tensor in own.items() if id(tensor) in stacked}
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
         """BatchNorm's running statistics as the averages over a few batches: after `Packed(pretrained=True)`, for example."""

@@ -163,10 +163,9 @@ class Patching:
                 raise InputError(f"{name}({field}={value!r}): give a number of at least 0")
         if self.tau_output is not None and not 0 < self.tau_output < math.inf:
             raise InputError(f"{name}(tau_output={self.tau_output!r}): give a number above 0")
-        if self.probabilities is not None and (
-            len(self.probabilities) != self.components
-            or min(self.probabilities) < 0
-            or not abs(sum(self.probabilities) - 1) <= 1e-6
+        chances = self.probabilities
+        if chances is not None and not (
+            len(chances) == self.components and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6
         ):
             raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
         if self.prior == "elbo" and (self.examples is None or self.examples < 1):
@@ -231,9 +230,8 @@ class Patching:
         new = bake(model, {})
         stored = self.components - self.zero_component
         starts = [fresh(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
-        places = {
-            n: i for i, (n, _) in enumerate((f"{m}.{k}", None) for m, part in new.named_modules() for k in part._parameters)
-        }
+        every = [f"{n}.{key}" for n, part in new.named_modules() for key in part._parameters]
+        places = {name: index for index, name in enumerate(every)}
         for name in names:
             layer: Any = new.get_submodule(name)
             keys = tuple(key for key, p in layer._parameters.items() if p is not None)
@@ -301,9 +299,8 @@ class Patching:
 
     def neutral(self: P) -> P:
         """All components as the given layer."""
-        return replace(
-            self, members=1, init="copies", sigma=0.0, zero_component=False, gamma=None, probabilities=None, components=max(self.components, 2)
-        )  # fmt: skip
+        same: dict[str, Any] = {"init": "copies", "sigma": 0.0, "zero_component": False, "gamma": None, "probabilities": None}
+        return replace(self, members=1, components=max(self.components, 2), **same)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """One draw for the step, or one for each row; `Ensemble.batch` makes it."""

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes import tree
-from multitudes.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed
+from multitudes.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, unmixed
 from multitudes.engine.state import SEEDS, bake
 from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.initialise import member_seed
@@ -195,8 +195,11 @@ class Slot:
     """How a dropout is called: the shape of what it is given, and which axis has how many entries for each row."""
 
     shape: tuple[int, ...]
+    """What it is given; 0 where rows are."""
     axis: int | None
+    """Where rows are; None if nowhere."""
     each: int
+    """How many entries each row has there."""
 
     def fits(self, x: Tensor) -> bool:
         """Whether this is such a call."""

@@ -122,7 +122,6 @@ class MIMO(Method):
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """One network with M heads, whose first layer has the sum of the slots' weights."""
         from multitudes.ensemble import Ensemble as Ensembles
-        from multitudes.methods.multihead import MultiHead
 
         template = bake(ensemble.template, {})
         self.plain(template)
@@ -131,7 +130,8 @@ class MIMO(Method):
             proven=dict(ensemble.engine.proven),
         )  # fmt: skip
         engine.refresh()
-        method = MultiHead(members=self.members, reduction=self.reduction)
+        heads_alone = next(kind for kind in Method.all() if kind.__name__ == "MultiHead")
+        method = heads_alone(members=self.members, reduction=self.reduction)
         counts = ensemble.plan.counts
         extra = sum((len(p) - 1) * p[0].numel() for n, p in ensemble.template.named_parameters() if n in ensemble.engine.summed)
         counts = counts and replace(counts, parameters=counts.parameters - extra)
