@@ -16,8 +16,9 @@ import pytest
 import multitudes as mt
 
 PUBLIC = """
-    BatchEnsemble Check CheckError ConversionError Cost Deep Ensemble FileError InputError Inputs Masksembles Method
-    MultiHead MultitudesError Packed Plan RunError Single TreeNet check cost ensemble load masks plan resize save
+    BatchEnsemble Check CheckError ConversionError Cost Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
+    MIMO Masksembles Method MultiHead MultitudesError Packed Plan RunError Single TreeNet check cost ensemble load masks plan
+    resize save
 """.split()
 
 IMPORT = """

@@ -244,7 +244,9 @@ def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None
 def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
     converted, shared, refused = [], [], []
     torn = _torn(begun.model, layout)
-    given = {name: type(part) for name, part in begun.base.named_modules()} if begun.method.shares_weights else {}
+    given = (
+        {name: type(part) for name, part in begun.base.named_modules()} if begun.method.keeps_weights or layout.summed else {}
+    )
     for name, module in begun.model.named_modules():
         own = {f"{name}.{key}" if name else key for key in own_tensors(module)}
         if name in torn:

@@ -38,7 +38,6 @@ def call(net: nn.Module, inputs: mt.Inputs, **more: Any) -> Any:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # the laws also run what is not fast
-        warnings.filterwarnings("ignore", r"\w+ trains by parts")
         return net(*own.args, **own.kwargs, **more)
 
 
