@@ -178,7 +178,7 @@ def test_dropconnect_leaves_gains_alone() -> None:
     """A weight that is normalised and scaled by a gain: weights are dropped, gains are not."""
     from timm.layers import ScaledStdConv2d
 
-    net = nn.Sequential(ScaledStdConv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 3)).double()
+    net = nn.Sequential(ScaledStdConv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)).double()
     ens = mt.ensemble(net, mt.DropConnect(members=MEMBERS, p=0.5), torch.randn(3, 3, 4, 4).double(), seed=0)
     assert {name for name, _ in ens.named_buffers()} - {"draw_seeds"} == {"0.weight_mask", "2.weight_mask"}
     assert all(torch.equal(ens.member(m)[0].gain, net[0].gain) for m in range(MEMBERS))

@@ -360,6 +360,18 @@ def test_looking_at_sizes_leaves_everything_alone() -> None:
     assert float(ens.get_buffer("calls")) == calls + 1
 
 
+def test_inputs_of_members_own() -> None:
+    """Each by its member's masks, before and after an ordinary call, at another size too."""
+    ens = converted(convolutional(), IMAGES, p=0.3)
+    for size in (8, 11):
+        own = torch.randn(4, 3, 3, size, size, dtype=torch.float64)
+        found = ens(own, per_member=True)
+        ens(own[0])
+        assert_same(ens(own, per_member=True), found)
+        for m in range(4):
+            assert_same(found[m], ens.member(m)(own[m]))
+
+
 def test_channels() -> None:
     """filterwise, and Dropout2d by itself: one entry for each channel, all positions alike."""
     for net, settings in ((convolutional(nn.Dropout2d(0.3)), {}), (convolutional(nn.Dropout(0.3)), {"filterwise": True})):
