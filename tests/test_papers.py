@@ -71,6 +71,7 @@ TABLE: dict[str, dict[mt.Method, tuple[int, str, int, str]]] = {
         pe(2, 1): (11_173_962, "0.555", 11_190_440, ""),
         mt.BatchEnsemble(): (11_173_962, "0.555", 11_210_652, ""),
         mt.Masksembles(): (11_173_962, "0.555", 11_173_962, ""),
+        mt.MIMO(members=4): (11_173_962, "0.555", 11_194_536, ""),
     },
     "ResNet-50": {
         DEEP: (23_520_842, "1.298", 4 * 23_520_842, "5.191"),
@@ -80,15 +81,22 @@ TABLE: dict[str, dict[mt.Method, tuple[int, str, int, str]]] = {
     },
     "ResNet-18, CIFAR-100": {pe(2, 2): (11_220_132, "", 8_268_304, "")},
     "ResNet-50, CIFAR-100": {pe(2, 2): (23_705_252, "", 14_921_232, "")},
-    "WideResNet-28-10": {DEEP: (36_479_194, "", 4 * 36_479_194, "")},
+    "WideResNet-28-10": {
+        DEEP: (36_479_194, "", 4 * 36_479_194, ""),
+        mt.MIMO(members=3): (36_479_194, "", 36_492_878, ""),
+    },
     "WideResNet-28-10, biases and late stride": {mt.Single(): (36_489_290, "5.95", 36_489_290, "5.95")},
     "PyramidNet-110-270, CIFAR-100": {mt.Deep(members=5): (28_511_307, "", 142_556_535, "")},
     "ResNet-18, ImageNet": {mt.Deep(members=5): (11_689_512, "", 58_447_560, "")},
-    "ResNet-50, ImageNet": {pe(3, 1): (25_557_032, "4.09", 59_087_968, "9.29")},
+    "ResNet-50, ImageNet": {
+        pe(3, 1): (25_557_032, "4.09", 59_087_968, "9.29"),
+        mt.MIMO(members=4): (25_557_032, "4.09", 31_732_256, ""),
+    },
     "ResNet-50×2, ImageNet": {mt.Single(): (98_004_072, "16.1", 98_004_072, "16.1")},
     "ResNet-50×4, ImageNet": {
         pe(2, 1): (383_571_176, "63.99", 392_016_288, "64.47"),
         mt.BatchEnsemble(): (383_571_176, "63.99", 384_396_364, ""),
+        mt.MIMO(members=4): (383_571_176, "63.99", 408_263_072, ""),
     },
     "ResNeXt-50 32×4d, ImageNet": {mt.Single(): (25_028_904, "", 25_028_904, "")},
 }
@@ -113,6 +121,25 @@ def test_wide_networks_by_resize(ratio: float, net: str) -> None:
     assert {n: t.shape for n, t in resized.state_dict().items()} == {n: t.shape for n, t in wide.state_dict().items()}
     method = next(iter(TABLE[net]))
     assert mt.plan(resized, method, x).counts == counts(net, method)
+
+
+@pytest.mark.parametrize(("net", "method"), [(n, m) for n, rows in TABLE.items() for m in rows if isinstance(m, mt.MIMO)])
+def test_what_mimo_adds(net: str, method: mt.Method) -> None:
+    """M − 1 first layers and heads, in the ensemble as in its plan; compact, only the heads, as many as MultiHead has.
+
+    Packed-Ensembles' Table 10 prints the work of a first layer as wide as M inputs, which prediction has no need of.
+    """
+    model, x = on_meta(net)
+    ens = mt.ensemble(model, method, x)
+    first, head = next(p for p in model.parameters()), list(model.parameters())[-2:]
+    more = (method.members - 1) * (first.numel() + sum(p.numel() for p in head))
+    assert sum(p.numel() for p in ens.parameters()) == counts(net, method).base_parameters + more == TABLE[net][method][2]
+    small, heads = ens.compact(), counts(net, mt.MultiHead(members=method.members))
+    assert small.plan.counts == heads
+    assert sum(p.numel() for p in small.parameters()) == heads.parameters
+    wide = counts(net, method).multiply_adds + (method.members - 1) * first[0].numel() * model.conv1(x).numel()
+    printed = {"ResNet-50, ImageNet": "4.45", "ResNet-50×4, ImageNet": "65.4"}.get(net, "")
+    assert not printed or giga(wide, digits=len(printed.partition(".")[2])) == printed
 
 
 def test_the_thin_ensemble_of_mimo() -> None:

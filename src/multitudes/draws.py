@@ -254,8 +254,7 @@ class Resampled:
             return
         pairs = zip(call.tensors(), axes(call, self.engine.batch_axis), strict=True)
         shapes = [t.shape if a is None else t.shape[:a] + t.shape[a + 1 :] for t, a in pairs]
-        if shapes != self._drawn_for and self._drawn_for is not None:
-            self.method.measure(self.engine.template, call, self.engine.batch_axis)
+        if shapes != self._drawn_for and self.method.measure(self.engine.template, call, self.engine.batch_axis):
             self.redraw()
         self._drawn_for = shapes
 

@@ -30,7 +30,7 @@ from multitudes.engine.state import bake, in_layout, is_channels_last, kept_tens
 from multitudes.engine.trial import pick
 from multitudes.engine.tune import tune
 from multitudes.errors import InputError, RunError
-from multitudes.inputs import Inputs, rows, stack_slots, take_rows
+from multitudes.inputs import Inputs, rows, slot, stack_slots, take_rows
 from multitudes.method import Batch, Criterion, Method
 from multitudes.norms import estimate_norms
 from multitudes.tasks import Average, checked
@@ -115,7 +115,7 @@ class Ensemble(Resampled, nn.Module):
         if self.training and draws is None and rows is None and not per_member:
             self._say_once()
         with self.engine.lock:
-            self._fit_draws(call)
+            self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             return self._run_drawn(call, per_member, rows, draws)
 
     def _run_drawn(self, call: Inputs, per_member: bool, rows: Tensor | None, draws: Any) -> Any:

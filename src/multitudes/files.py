@@ -79,22 +79,23 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise InputError(f"give the architecture as an nn.Module or a factory, not {model!r}")
     try:
-        return _rebuilt(source, about, tensors, model or _network(source, about))
+        return _rebuilt(source, about, tensors, model or _network(source, about, tensors))
     except FileError:
         raise
     except Exception as error:  # whatever its description says, it is read as data and cannot be followed
         raise FileError(f"{source} does not describe an ensemble: {type(error).__name__}: {error}") from error
 
 
-def _network(source: Path, about: dict[str, Any]) -> nn.Module:
+def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """One of our networks, by the arguments in the file."""
     from multitudes import models
 
     kind = getattr(models, str(about["model"]), None)
     if about["arguments"] is None or not isinstance(kind, type) or not issubclass(kind, models.Network):
         raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
     with torch.device("meta"):
-        return kind(**about["arguments"])
+        return kind(**about["arguments"]).to(dtype)
 
 
 def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:

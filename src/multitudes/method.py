@@ -145,8 +145,9 @@ class Method:
 
         return draw_all(network, seeds)
 
-    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> None:
-        """Looks, in place, at the shapes that a call has inside the network, where draws depend on them."""
+    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
+        """Looks, in place, at the shapes that a call has inside the network, where draws depend on them: are they others?"""
+        return False
 
     def plain(self, member: nn.Module) -> None:
         """Makes a member's layers those of the given model again, in place, with what the method adds to them worked in."""

@@ -342,6 +342,17 @@ def first_layers(structure: Structure) -> set[str]:
     return found
 
 
+def norms_before(structure: Structure, layers: set[str]) -> set[str]:
+    """The norms that stand before these layers."""
+    norms = {n for n, part in structure.model.named_modules() if isinstance(part, NORMS) and n in structure.order}
+    earliest = min((structure.order[n] for n in layers), default=0)
+    found = {n for n in norms if structure.order[n] < earliest}
+    for node, (name, _) in structure.made.items():
+        if name in layers:
+            found |= {structure.made[n][0] for n in _outputs_first((node,)) if n in structure.made} & norms
+    return found
+
+
 def added(structure: Structure) -> set[str]:
     """The parameters that are only ever added, scaled entry by entry or put beside something: tokens, positions, scales."""
     consumers: dict[Any, list[Any]] = {}

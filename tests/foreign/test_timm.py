@@ -65,6 +65,11 @@ METHODS = {
     "Packed": mt.Packed(members=MEMBERS, alpha=1),
     "BatchEnsemble": mt.BatchEnsemble(members=MEMBERS),
     "Masksembles": mt.Masksembles(members=MEMBERS),
+    "EMP": mt.EMP(members=MEMBERS),
+    "ECMP": mt.ECMP(members=MEMBERS),
+    "MCDropout": mt.MCDropout(members=MEMBERS),
+    "DropConnect": mt.DropConnect(members=MEMBERS),
+    "MIMO": mt.MIMO(members=MEMBERS),
 }
 
 
@@ -167,6 +172,16 @@ def test_every_method_converts_it(name: str, method: str, tmp_path: Path) -> Non
         mt.save(ens, file)
         loaded = mt.load(file, smaller(name))
         assert torch.equal(loaded(x), ens(x))
+
+
+def test_dropconnect_leaves_gains_alone() -> None:
+    """A weight that is normalised and scaled by a gain: weights are dropped, gains are not."""
+    from timm.layers import ScaledStdConv2d
+
+    net = nn.Sequential(ScaledStdConv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)).double()
+    ens = mt.ensemble(net, mt.DropConnect(members=MEMBERS, p=0.5), torch.randn(3, 3, 4, 4).double(), seed=0)
+    assert {name for name, _ in ens.named_buffers()} - {"draw_seeds"} == {"0.weight_mask", "2.weight_mask"}
+    assert all(torch.equal(ens.member(m)[0].gain, net[0].gain) for m in range(MEMBERS))
 
 
 def with_another_head(net: nn.Module) -> nn.Module:

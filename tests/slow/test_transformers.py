@@ -44,11 +44,20 @@ def bert() -> tuple[nn.Module, Any]:
     return BertForSequenceClassification(BertConfig(**HEADS, vocab_size=20)), mt.Inputs(ids, attention_mask=mask)
 
 
-METHODS = [mt.Single(), mt.Deep(), mt.MultiHead(), mt.TreeNet(), mt.Packed(), mt.BatchEnsemble(), mt.Masksembles(fewest=8)]
+METHODS = [
+    *(mt.Single(), mt.Deep(), mt.MultiHead(), mt.TreeNet(), mt.Packed(), mt.BatchEnsemble(), mt.Masksembles(fewest=8)),
+    *(mt.EMP(members=2), mt.ECMP(members=2), mt.MCDropout(members=2), mt.DropConnect(members=2), mt.MIMO(members=2)),
+]
+BUILDS = [vit, resnet, convnext, bert]
+PAIRS = [(build, method) for build in BUILDS for method in METHODS if build is not bert or not isinstance(method, mt.MIMO)]
+"""MIMO takes networks on images or patches: words have an embedding in place of a layer."""
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-@pytest.mark.parametrize("build", [vit, resnet, convnext, bert], ids=lambda build: build.__name__)
+def named(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, mt.Method) else value.__name__
+
+
+@pytest.mark.parametrize(("build", "method"), PAIRS, ids=named)
 def test_it_converts_and_check_holds(build: Callable[[], tuple[nn.Module, Any]], method: mt.Method) -> None:
     """A refusal is a failure; Packed's members are made by the configuration, with half of the width."""
     model, x = build()
@@ -60,3 +69,20 @@ def test_it_converts_and_check_holds(build: Callable[[], tuple[nn.Module, Any]],
         heads = [part for part in model.modules() if isinstance(part, nn.Linear) and part.out_features == 5]
         thin = [part for part in ens.template.modules() if isinstance(part, nn.Linear) and part.out_features == 5]
         assert [part.in_features for part in thin] == [part.in_features // 2 for part in heads] == [12]
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m.draws or isinstance(m, mt.MIMO)], ids=named)
+@pytest.mark.parametrize("build", [vit, resnet, convnext], ids=named)
+def test_it_takes_a_training_step(build: Callable[[], tuple[nn.Module, Any]], method: mt.Method) -> None:
+    """By the step's own draws or slots: every parameter has a gradient that is a number."""
+    model, x = build()
+    ens = mt.ensemble(model, method, x, seed=0, check=False).train()
+    ens.loss(x, torch.tensor([0, 3, 4]), lambda output, y: nn.functional.cross_entropy(output.logits, y)).backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in ens.parameters())
+
+
+def test_words_are_no_input_of_mimo() -> None:
+    """Named, not converted wrongly."""
+    model, x = bert()
+    with pytest.raises(mt.ConversionError, match="Embedding on the network's input"):
+        mt.ensemble(model.eval(), mt.MIMO(members=2), x, seed=0)

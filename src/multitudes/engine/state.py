@@ -90,6 +90,8 @@ class Engine:
         self.channels_last = False
         self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
+        parts = [(n, vars(part).get("draws")) for n, part in self.template.named_modules()]
+        self.drawable = {SEEDS} | {f"{n}.{k}" if n else k for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
 
@@ -136,7 +138,8 @@ class Engine:
 
     def refresh(self) -> None:
         """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
-        whole = {n: b for n, b in self.buffers().items() if n in self.owned and not (b.is_floating_point() or b.is_complex())}
+        names = self.owned - self.drawable
+        whole = {n: b for n, b in self.buffers().items() if n in names and not (b.is_floating_point() or b.is_complex())}
         equal = (n for n, b in whole.items() if not b.is_meta and bool((b == b[:1]).all()))
         self.uniform = frozenset(equal) - self.traits.private - {SEEDS}
         self.versions = {n: whole[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}

@@ -136,7 +136,7 @@ def _mask(key: str) -> str:
 
 def connect(layer: Any, p: float) -> None:
     """Gives a layer masks of ones over its weights, in place."""
-    keys = tuple(key for key, parameter in layer.named_parameters() if parameter.ndim >= 2 and not key.startswith("bias_"))
+    keys = tuple(key for key, _ in layer.named_parameters() if key.endswith("weight"))
     mixed(layer, Connected, replaced=keys, p=p)
     layer.draws = tuple(map(_mask, keys))
     for key, parameter in list(layer.named_parameters()):

@@ -10,19 +10,18 @@ over channels. Dropout modules of the model become live, or dropout is put befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes import tree
 from multitudes.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, unmixed
-from multitudes.engine.state import SEEDS, bake
+from multitudes.engine.state import SEEDS, bake, slots_of
 from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.initialise import member_seed
 from multitudes.inputs import BatchAxis, Inputs, rows, take_rows
@@ -34,7 +33,9 @@ if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
 
 WORDS = ("auto", "existing", "layers", "norm")
-FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
+FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+"""Dropout that puts something else in place of what it drops, and shifts the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,8 @@ class MCDropout(Method):
     def sites(self, structure: Structure) -> list[str]:
         """The modules that drop, or before which is dropped."""
         model = structure.model
-        existing = [n for n, part in model.named_modules() if isinstance(part, _DropoutNd) and part.p > 0]
+        live = [n for n, part in model.named_modules() if isinstance(part, _DropoutNd) and not isinstance(part, ALPHA)]
+        existing = [n for n in live if model.get_submodule(n).p > 0 and n in structure.order]  # type: ignore[operator]
         where = self.position
         if where == "auto":
             where = "existing" if existing else "layers"
@@ -107,6 +109,8 @@ class MCDropout(Method):
         new = bake(model, {})
         for name in self.sites(observe(model, inputs)):
             part: Any = new.get_submodule(name)
+            if isinstance(part, ALPHA):
+                raise ConversionError(f"{name} is a {type(part).__name__}, which is no mask: it shifts what it keeps")
             if isinstance(part, _DropoutNd):
                 rate = part.p if self.p is None else self.p
                 mixed(part, Live, rate=rate, slots=[], filterwise=self.filterwise or isinstance(part, FILTERWISE))
@@ -119,17 +123,21 @@ class MCDropout(Method):
         add_seeds(new)
         return new
 
-    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> None:
+    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
         """The shapes in which each dropout is called, and where its rows are: seen at two numbers of rows."""
         count = rows(inputs, batch_axis)
         more = take_rows(inputs, batch_axis, torch.tensor([*range(count), 0]))
-        few, many = (_shapes(network, call) for call in (inputs, more))
+        few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
+        many = _seen(network, more, lambda name, at, x: _slot(name, few[name][at], x, count) if at < len(few[name]) else None)
+        changed = False
         for name, layer in drawing_layers(network):
             assert isinstance(layer, Dropped)
             if len(few[name]) != len(many[name]):
                 raise ConversionError(f"{name} is called another number of times when there are more rows")
-            calls = [_slot(name, a, b, count) for a, b in zip(few[name], many[name], strict=True)]
-            layer.fit(calls, name, next(p.detach() for p in network.parameters() if p.is_floating_point()))
+            before = layer.slots
+            layer.fit(many[name], name, next(p.detach() for p in network.parameters() if p.is_floating_point()))
+            changed |= layer.slots != before
+        return changed
 
     @property
     def keeps_weights(self) -> bool:
@@ -148,8 +156,8 @@ class MCDropout(Method):
             name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, Live) else 'before it'}"  # type: ignore[attr-defined]
             for name, layer in drawing_layers(structure.model)
         }
-        quiet = sorted(set(structure.dropping) | {n for n, part in structure.model.named_modules() if _attends(part)})
-        note = f"not live at prediction: dropout by function or in attention, in {', '.join(quiet)}" if quiet else ""
+        quiet = sorted(set(structure.dropping) | {n for n, part in structure.model.named_modules() if _quiet(part)})
+        note = f"not live at prediction: dropout in {', '.join(quiet)}" if quiet else ""
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because, note=note)
 
     def plain(self, member: nn.Module) -> None:
@@ -186,8 +194,11 @@ class MCDropout(Method):
         return int(2 ** sum(mask[0].numel() for mask in masks))
 
 
-def _attends(part: nn.Module) -> bool:
-    return isinstance(part, nn.MultiheadAttention) and part.dropout > 0
+def _quiet(part: nn.Module) -> bool:
+    """Whether a module may drop in training, and is none of ours."""
+    if isinstance(part, nn.MultiheadAttention):
+        return part.dropout > 0
+    return isinstance(part, _DropoutNd) and part.p > 0 and not isinstance(part, Dropped)
 
 
 @dataclass(frozen=True)
@@ -238,7 +249,7 @@ class Dropped(Drawing):
                 channel = self._channel(slot) % len(shape)
                 shape = [size if at == channel else 1 for at, size in enumerate(shape)]
             kept = torch.rand(shape, generator=generator) >= self.rate
-            found[f"mask{index}"] = kept / (1 - self.rate)
+            found[f"mask{index}"] = kept.double() / (1 - self.rate)
         return found
 
     def _channel(self, slot: Slot) -> int:
@@ -298,39 +309,53 @@ class DroppedBefore(Dropped):
         return x * noise
 
 
-def _shapes(network: nn.Module, inputs: Inputs) -> dict[str, list[tuple[int, ...]]]:
-    """What each dropout is given, call by call, with nothing dropped."""
-    found: dict[str, list[tuple[int, ...]]] = {name: [] for name, _ in drawing_layers(network)}
+def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor], Any]) -> dict[str, list[Any]]:
+    """What `look(name, at, x)` makes of what each dropout is given, call by call, with nothing dropped."""
+    found: dict[str, list[Any]] = {name: [] for name, _ in drawing_layers(network)}
+    inputs = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])  # which forward may write into
 
     def note(name: str, args: Any, kwargs: Any) -> None:
-        found[name].append(tuple(tree.tensors((args, kwargs))[0].shape))
+        found[name].append(look(name, len(found[name]), tree.tensors((args, kwargs))[0]))
 
     handles = [
         layer.register_forward_pre_hook(lambda _, args, kwargs, name=name: note(name, args, kwargs), with_kwargs=True)  # type: ignore[attr-defined]
         for name, layer in drawing_layers(network)
     ]
     modes = [(part, part.training) for part in network.modules()]
-    buffers = dict(network.named_buffers())
-    empty = {name: buffers[name].new_zeros(0) for name in drawn_names(network)}
+    drawn = drawn_names(network)
+    places = [(name, *place) for name, held in slots_of(network).items() for place in held]
+    own = [(name, place, key, place[key]) for name, place, key in places if not isinstance(place[key], nn.Parameter)]
     network.eval()
     try:
+        for name, register, key, buffer in own:  # copies, since forward may set them
+            register[key] = buffer.new_zeros(0) if name in drawn else buffer.clone()
         with torch.no_grad():
-            functional_call(network, empty, inputs.args, inputs.kwargs)
+            network(*inputs.args, **inputs.kwargs)
     finally:
         for handle in handles:
             handle.remove()
         for part, training in modes:
             part.training = training
+        for _, register, key, buffer in own:
+            register[key] = buffer
     return found
 
 
-def _slot(name: str, small: tuple[int, ...], large: tuple[int, ...], count: int) -> Slot:
-    """A call, from its shapes at a number of rows and at one more."""
+def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> Slot:
+    """A call, from its shape at a number of rows, and what it is given with the first row once more behind them."""
+    large = tuple(x.shape)
+    if len(small) != len(large):
+        raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {list(small)} becomes {list(large)}")
     grown = [at for at, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
     if not grown:
         return Slot(small, None, 1)
     axis = grown[0]
     if len(grown) > 1 or small[axis] % count or large[axis] * count != small[axis] * (count + 1):
         raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {list(small)} becomes {list(large)}")
+    each = small[axis] // count
+    if each > 1 and not x.is_meta:
+        parts = x.unflatten(axis, (count + 1, each))
+        if not torch.allclose(parts.select(axis, 0), parts.select(axis, count), equal_nan=True):
+            raise ConversionError(f"the rows of what {name} drops from cannot be told apart: a row's {each} parts lie apart")
     shape = tuple(0 if at == axis else size for at, size in enumerate(small))
-    return Slot(shape, axis, small[axis] // count)
+    return Slot(shape, axis, each)

@@ -23,7 +23,7 @@ from multitudes.errors import ConversionError, InputError
 from multitudes.inputs import Inputs
 from multitudes.layers import Mixed, along_channels, mixed_class, product_of
 from multitudes.method import Batch, Factory, Layout, Method, by_rank, inside, owned_modules
-from multitudes.structure import Structure, first_layers, heads, observe, reaches_around
+from multitudes.structure import Structure, first_layers, heads, norms_before, observe, reaches_around
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -64,6 +64,8 @@ class MIMO(Method):
                 found[name] = "it is the first layer and the last, so that slots and heads would have nothing between them"
             elif any(other.rpartition(".")[0] == name for other in structure.elsewhere):
                 found[name] = "its weight is read outside the layer's own forward, where it would be that of all slots"
+        for name in sorted(norms_before(structure, first)):
+            found[name] = "it is a norm before the first layer, where slots stand side by side"
         return found
 
     def prepare(
@@ -133,8 +135,11 @@ class MIMO(Method):
         heads_alone = next(kind for kind in Method.all() if kind.__name__ == "MultiHead")
         method = heads_alone(members=self.members, reduction=self.reduction)
         counts = ensemble.plan.counts
-        extra = sum((len(p) - 1) * p[0].numel() for n, p in ensemble.template.named_parameters() if n in ensemble.engine.summed)
-        counts = counts and replace(counts, parameters=counts.parameters - extra)
+        slot = sum(p[0].numel() for n, p in ensemble.template.named_parameters() if n in ensemble.engine.summed)
+        extra = (self.members - 1) * slot
+        counts = counts and replace(
+            counts, parameters=counts.parameters - extra, parameters_each=counts.parameters_each - slot
+        )  # fmt: skip
         note = "compact: the first layer has the sum of the weights of all slots"
         converted = tuple(e for e in ensemble.plan.converted if f"{e.name}.weight" not in ensemble.engine.summed)
         shared = tuple(e for e in ensemble.plan.converted if f"{e.name}.weight" in ensemble.engine.summed)

@@ -1,0 +1,440 @@
+"""MIMO: a step is that of inputs side by side; slots are what they are said to be; compact is one network with M heads."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws.compare import assert_exact, assert_same
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.models import MLP, ViT, resnet18
+
+CLASSES, MEMBERS = 4, 3
+Y = torch.tensor([0, 2, 1, 3, 0, 2])
+X = torch.randn(6, 5, dtype=torch.float64)
+IMAGES = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+
+Build = Callable[[], nn.Module]
+
+NETS: dict[str, tuple[Build, str, str, Tensor]] = {
+    "images": (lambda: resnet18(width=0.125, classes=CLASSES).double(), "conv1", "fc", IMAGES),
+    "vectors": (lambda: MLP(5, (8, 6), CLASSES, norm="hidden").double(), "layers.0", "layers.6", X),
+    "patches": (
+        lambda: ViT(classes=CLASSES, image=8, patch=4, size=12, depth=2, heads=2).double(), "embed", "head", IMAGES,
+    ),
+}  # fmt: skip
+"""Networks, their first and last layers, and six rows for them."""
+
+
+def converted(kind: str, **options: Any) -> tuple[mt.Ensemble, nn.Module]:
+    """The ensemble of three, and the network that it is made of."""
+    build, _, _, x = NETS[kind]
+    net = build()
+    return mt.ensemble(net, mt.MIMO(members=MEMBERS), x, seed=0, **options), net
+
+
+def explicit(net: nn.Module, ens: mt.Ensemble, first: str, last: str) -> nn.Module:
+    """One network with M C input channels and M K outputs, with the ensemble's weights side by side."""
+    wide, members = copy.deepcopy(net), ens.members
+    stem, head = wide.get_submodule(first), wide.get_submodule(last)
+    biased = stem.bias is not None
+    if isinstance(stem, nn.Linear):
+        new: nn.Module = nn.Linear(members * stem.in_features, stem.out_features, bias=biased)
+    else:
+        sizes = (stem.kernel_size, stem.stride, stem.padding)
+        new = nn.Conv2d(members * stem.in_channels, stem.out_channels, *sizes, bias=biased)
+    wide.set_submodule(first, new.double())
+    wide.set_submodule(last, nn.Linear(head.in_features, members * head.out_features).double())
+    state = ens.state_dict()
+    state[f"{first}.weight"] = torch.cat(list(state[f"{first}.weight"]), 1)
+    for key in ("weight", "bias"):
+        state[f"{last}.{key}"] = state[f"{last}.{key}"].flatten(0, 1)
+    wide.load_state_dict(state)
+    return wide
+
+
+def side_by_side(wide: nn.Module, slots: Tensor) -> Tensor:
+    """The wide network on slots ``[M, L, C, ...]``: ``[M, L, K]``."""
+    return wide(torch.cat(list(slots), 1)).unflatten(1, (len(slots), -1)).transpose(0, 1)
+
+
+def gradients_apart(wide: nn.Module, first: str, last: str, members: int) -> dict[str, Tensor | None]:
+    """The wide network's gradients in the shapes of the ensemble's."""
+    found = {name: p.grad for name, p in wide.named_parameters()}
+    found[f"{first}.weight"] = torch.stack(found[f"{first}.weight"].chunk(members, 1))  # type: ignore[union-attr]
+    for key in ("weight", "bias"):
+        found[f"{last}.{key}"] = found[f"{last}.{key}"].unflatten(0, (members, -1))  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_one_step_is_that_of_inputs_side_by_side(kind: str) -> None:
+    """The sum of the heads' losses, every gradient, and BatchNorm's statistics over all rows of the wide network."""
+    (ens, net), (_, first, last, x) = converted(kind), NETS[kind]
+    wide = explicit(net, ens.train(), first, last).train()
+    batch = ens.batch(x, Y)
+    slots, targets = batch.inputs[0], batch.target
+    assert any(not torch.equal(slots[0], other) for other in slots)
+    loss = ens.reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy)
+    loss.backward()
+    outputs = side_by_side(wide, slots)
+    expected = torch.stack([F.cross_entropy(outputs[m], targets[m]) for m in range(MEMBERS)]).sum()
+    expected.backward()
+    assert_same(loss.detach(), expected.detach())
+    found = {name: p.grad for name, p in ens.named_parameters()}
+    assert_same(found, gradients_apart(wide, first, last, MEMBERS))
+    assert all(bool(grad[m].any()) for grad in (found[f"{first}.weight"],) for m in range(MEMBERS))
+    assert_same(dict(ens.named_buffers()), dict(wide.named_buffers()))
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_prediction_has_one_input_in_all_slots(kind: str) -> None:
+    """As the wide network on it M times over, by the loop and under vmap; slots given by hand are read in eval mode too."""
+    (ens, net), (_, first, last, x) = converted(kind), NETS[kind]
+    wide = explicit(net, ens.eval(), first, last).eval()
+    expected = side_by_side(wide, torch.stack([x] * MEMBERS))
+    for executor in ens.engine.proven["eval"]:
+        ens.engine.picked["eval"] = executor
+        assert_same(ens(x), expected)
+    slots = torch.stack([x.roll(m, 0) for m in range(MEMBERS)])
+    assert_same(ens(slots, per_member=True), side_by_side(wide, slots))
+
+
+def test_two_inputs_have_a_first_layer_each() -> None:
+    """Both are as wide as all slots, and rows of both go into a slot together."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(5, 8), nn.Linear(3, 8, bias=False)
+            self.head = nn.Linear(8, CLASSES)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.head((self.left(a) * self.right(b)).tanh())
+
+    b = torch.randn(6, 3, dtype=torch.float64)
+    ens = mt.ensemble(Pair().double(), mt.MIMO(members=2), mt.Inputs(X, b), seed=0).train()
+    state = ens.state_dict()
+    batch = ens.batch(mt.Inputs(X, b), Y)
+    slots = batch.inputs
+    rows = [[(row == X).all(1).nonzero().item() for row in slot] for slot in slots[0]]
+    assert_exact([slots[1]], [torch.stack([b[index] for index in rows])])
+    left = sum(slots[0][m] @ state["left.weight"][m].T for m in range(2)) + state["left.bias"]
+    right = sum(slots[1][m] @ state["right.weight"][m].T for m in range(2))
+    hidden = (left * right).tanh()
+    expected = torch.stack([hidden @ state["head.weight"][m].T + state["head.bias"][m] for m in range(2)])
+    assert_same(ens(*slots, **batch.kwargs).detach(), expected)
+
+
+def test_rows_on_another_axis() -> None:
+    """Sequence first: slots take rows along the axis that they are on."""
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+    x = torch.randn(2, 6, 5, dtype=torch.float64)
+    ens = mt.ensemble(net, mt.MIMO(members=2), x, seed=0, batch_axis=1).train()
+    x = x + Y[:, None]
+    batch = ens.batch(x, Y)
+    for slot, target in zip(batch.inputs[0], batch.target, strict=True):
+        order = [(x == row[:, None]).all(2).all(0).nonzero().item() for row in slot.unbind(1)]
+        assert_exact([target], [Y[order]])
+    assert ens(*batch.inputs, **batch.kwargs).shape == (2, 2, 6, CLASSES)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_layout_of_memory_changes_nothing(layout: torch.memory_format) -> None:
+    """Images with channels last, and weights too."""
+    ens, _ = converted("images")
+    twin = copy.deepcopy(ens).train().to(memory_format=layout)
+    expected = ens.train().loss(IMAGES, Y, F.cross_entropy)
+    assert_same(twin.loss(IMAGES.to(memory_format=layout), Y, F.cross_entropy), expected)
+
+
+def rows_of(method: mt.MIMO, count: int, seed: int) -> Tensor:
+    return method.slots(count, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("count", "rho", "repeat"), [(7, 0.0, 1), (7, 0.5, 1), (10, 0.3, 2), (5, 0.6, 4), (6, 1.0, 1), (1, 0.5, 1)]
+)
+def test_slots_share_an_exact_fraction(count: int, rho: float, repeat: int) -> None:
+    """The first int(L (1 − rho)) are shuffled in each slot, the rest is the same in all; each example is there as often."""
+    method = mt.MIMO(members=3, rho=rho, repeat=repeat)
+    length, free = count * repeat, int(count * repeat * (1 - rho))
+    differ = torch.zeros(length, dtype=torch.bool)
+    for seed in range(40):
+        slots = rows_of(method, count, seed)
+        assert slots.shape == (3, length)
+        for slot in slots:
+            assert slot.bincount(minlength=count).tolist() == [repeat] * count
+        assert_exact([slots[:, free:]], [slots[:1, free:].expand(3, -1)])
+        differ |= (slots != slots[:1]).any(0)
+    assert differ.nonzero().flatten().tolist() == list(range(free if free > 1 else 0))
+
+
+def test_slots_are_shuffled_independently() -> None:
+    """Each pair of orders of three rows is as frequent as another, within five deviations."""
+    method, draws = mt.MIMO(members=2), 3600
+    orders = list(itertools.permutations(range(3)))
+    counts = torch.zeros(6, 6)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(draws):
+        a, b = (orders.index(tuple(slot)) for slot in method.slots(3, generator).tolist())
+        counts[a, b] += 1
+    expected = draws / 36
+    assert bool(((counts - expected).abs() < 5 * math.sqrt(expected)).all())
+
+
+def test_targets_follow_inputs() -> None:
+    """Also in trees of several; a number that is no row's stays what it is."""
+    x = X.clone()
+    x[:, 0] = Y.double()
+    ens = mt.ensemble(NETS["vectors"][0](), mt.MIMO(members=3, rho=0.4, repeat=3), X, seed=0)
+    before = {name: tensor.clone() for name, tensor in ens.state_dict().items()}
+    batch = ens.batch(x, {"class": Y, "row": X, "scale": torch.tensor(2.0)})
+    slots, target = batch.inputs[0], batch.target
+    assert batch.per_member and batch.kwargs == {"per_member": True}
+    assert slots.shape == (3, 18, 5)
+    assert_exact([target["class"].double(), target["row"][..., 1:]], [slots[..., 0], slots[..., 1:]])
+    assert_exact([target["scale"]], [torch.full((3,), 2.0)])
+    assert_exact(ens.state_dict().values(), before.values())
+    assert not torch.equal(ens.batch(x, Y).inputs[0], slots)
+
+
+def test_the_same_seed_gives_the_same_batches() -> None:
+    """A copy of the ensemble has its generator too."""
+    ens, _ = converted("vectors")
+    twin = copy.deepcopy(ens)
+    for _ in range(2):
+        assert_exact([ens.batch(X, Y).inputs[0]], [twin.batch(X, Y).inputs[0]])
+
+
+def test_rho_of_one_is_a_step_of_multihead() -> None:
+    """The same rows in all slots: the gradient of each slot's weight is that of the one first layer."""
+    net = NETS["vectors"][0]()
+    ens = mt.ensemble(net, mt.MIMO(members=3, rho=1.0), X, seed=0).train()
+    other = ens.compact().train()
+    batch = ens.batch(X, Y)
+    slots = batch.inputs[0]
+    assert_exact([slots[1], slots[2]], [slots[0], slots[0]])
+    loss = ens.reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy)
+    expected = other.loss(slots[0], batch.target[0], F.cross_entropy)
+    assert_same(loss.detach(), expected.detach())
+    loss.backward()
+    expected.backward()
+    wanted = {name: p.grad for name, p in other.named_parameters()}
+    wanted["layers.0.weight"] = wanted["layers.0.weight"].expand(3, -1, -1)
+    assert_same({name: p.grad for name, p in ens.named_parameters()}, wanted)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_slots_given_by_hand(reduction: Any) -> None:
+    """per_member=True: each slot has the rows that it is given; the loss is joined as it is said."""
+    ens = mt.ensemble(NETS["vectors"][0](), mt.MIMO(members=3, reduction=reduction), X, seed=0).train()
+    slots, targets = torch.stack([X, X.flip(0), X.roll(2, 0)]), torch.stack([Y, Y.flip(0), Y.roll(2, 0)])
+    losses = [F.cross_entropy(output, target) for output, target in zip(ens(slots, per_member=True), targets, strict=True)]
+    expected = sum(losses) if reduction == "sum" else sum(losses) / 3
+    assert_same(ens.loss(slots, targets, F.cross_entropy, per_member=True), expected)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_compact_is_one_network_with_several_heads(kind: str, tmp_path: Path) -> None:
+    """The same outputs at the single network's cost but for heads; saved, cut down and taken apart like any other."""
+    (ens, net), (build, first, last, x) = converted(kind), NETS[kind]
+    trained(ens, x)
+    found = ens.eval()(x)
+    small = ens.compact()
+    assert isinstance(small.method, mt.MultiHead) and small.members == MEMBERS
+    assert_same(small(x), found)
+    assert small.get_parameter(f"{first}.weight").shape == net.get_parameter(f"{first}.weight").shape
+    heads = mt.plan(net, mt.MultiHead(members=MEMBERS), x).counts
+    assert small.plan.counts == heads
+    head = net.get_submodule(last)
+    assert small.plan.counts.multiply_adds == heads.base_multiply_adds + (MEMBERS - 1) * len(x) * head.weight.numel()
+    cost = mt.cost(small, x, repeats=1).ensemble
+    assert (cost.parameters, cost.multiply_adds) == (heads.parameters, heads.multiply_adds)
+    mt.save(small, tmp_path / "a.multitude")
+    assert_exact([mt.load(tmp_path / "a.multitude", build())(x), mt.load(tmp_path / "a.multitude")(x)], [small(x)] * 2)
+    for some in (ens.subset([2, 0]), small.subset([2, 0])):
+        assert some.members == 2
+        assert_same(some(x), found[[2, 0]])
+    for m in range(MEMBERS):
+        for member in (ens.member(m), small.member(m)):
+            assert {n: type(part) for n, part in member.named_modules()} == {n: type(part) for n, part in net.named_modules()}
+            assert_same(member(x), found[m])
+    with pytest.raises(mt.InputError):
+        small.compact()
+
+
+def trained(ens: mt.Ensemble, x: Tensor) -> None:
+    """A step, after which slots are of several sizes."""
+    optimiser = torch.optim.SGD(ens.train().param_groups(lr=0.1))
+    ens.loss(x, Y, F.cross_entropy).backward()
+    optimiser.step()
+    optimiser.zero_grad()
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_copies_are_the_base_model(kind: str) -> None:
+    """Each slot has W / M and each head the given one: in eval mode and, on one input in all slots, in training."""
+    (ens, net), (_, first, last, x) = converted(kind, start="copies"), NETS[kind]
+    given = dict(net.named_parameters())
+    for m in range(MEMBERS):
+        assert_same(ens.get_parameter(f"{first}.weight")[m].detach(), given[f"{first}.weight"].detach() / MEMBERS)
+        assert_exact([ens.get_parameter(f"{last}.weight")[m]], [given[f"{last}.weight"]])
+    assert_same(ens.eval()(x).detach(), net.eval()(x).detach().expand(MEMBERS, -1, -1))
+    ens.train()
+    assert_same(ens(torch.stack([x] * MEMBERS), per_member=True)[1], net.train()(x))
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_trunk_is_the_given_one(kind: str) -> None:
+    """Fresh slots and heads around the given weights; fresh slots add up to what a fresh layer has; load_base is copies."""
+    (ens, net), (_, first, last, x) = converted(kind), NETS[kind]
+    given = dict(net.named_parameters())
+    assert ens.engine.summed == {f"{first}.weight"}
+    assert ens.engine.owned == {f"{last}.weight", f"{last}.bias"}
+    for name, parameter in ens.named_parameters():
+        if name not in ens.engine.summed | ens.engine.owned:
+            assert_exact([parameter], [given[name]])
+    whole = ens.get_parameter(f"{first}.weight").detach()
+    assert whole.sum(0).std().item() / given[f"{first}.weight"].std().item() == pytest.approx(1, abs=0.25)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(whole, 2))
+    ens.load_base(net.state_dict())
+    assert_same(ens.eval()(x).detach(), net.eval()(x).detach().expand(MEMBERS, -1, -1))
+
+
+@pytest.mark.parametrize("load", ["file", "file alone", "state dict"])
+@pytest.mark.parametrize("kind", NETS)
+def test_saved_and_loaded(kind: str, load: str, tmp_path: Path) -> None:
+    """With the base model, by its arguments alone, and as a state dict: outputs, and the next training step."""
+    (ens, _), (build, _, _, x) = converted(kind), NETS[kind]
+    trained(ens, x)
+    if load == "state dict":
+        back = mt.ensemble(build(), mt.MIMO(members=MEMBERS), x, seed=9)
+        back.load_state_dict(ens.state_dict())
+    else:
+        mt.save(ens, tmp_path / "a.multitude")
+        back = mt.load(tmp_path / "a.multitude", *([build()] if load == "file" else []))
+    assert_exact([back.eval()(x)], [ens.eval()(x)])
+    slots, targets = torch.stack([x.roll(m, 0) for m in range(MEMBERS)]), torch.stack([Y.roll(m) for m in range(MEMBERS)])
+    losses = [e.train().loss(slots, targets, F.cross_entropy, per_member=True) for e in (back, ens)]
+    assert_exact(losses[:1], losses[1:])
+
+
+class Around(nn.Module):
+    """The input is added to what the first layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.first(x).relu())
+
+
+def embedding() -> nn.Module:
+    return nn.Sequential(nn.Embedding(7, 8), nn.Flatten(), nn.Linear(24, CLASSES))
+
+
+REFUSED: dict[str, tuple[Build, Tensor, str]] = {
+    "groups": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.ReLU(), nn.Linear(32, CLASSES)),
+        torch.randn(3, 4, 4, 4), r"0 +Conv2d +it has groups",
+    ),
+    "one layer": (lambda: nn.Sequential(nn.Linear(5, CLASSES)), X.float(), r"0 +Linear +it is the first layer and the last"),
+    "embedding": (embedding, torch.randint(7, (3, 3)), r"0 +Embedding +a Embedding on the network's input"),
+    "residual": (Around, X.float(), "its input reaches the output around the first layer"),
+    "batch norm": (lambda: MLP(5, (8,), CLASSES, norm="all"), X.float(), r"layers\.0 .*norm"),
+    "layer norm": (
+        lambda: nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, CLASSES)), X.float(), r"0 .*norm",
+    ),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.ReLU(), nn.Linear(8, CLASSES)),
+        X.float(), "0 .*cannot be as wide as several inputs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_slotted_is_refused_by_name(why: str) -> None:
+    """At conversion, before anything is trained, with the layer's name."""
+    build, x, says = REFUSED[why]
+    with pytest.raises(mt.ConversionError, match=says):
+        mt.ensemble(build(), mt.MIMO(), x, seed=0)
+
+
+def test_no_layer_is_kept_out() -> None:
+    """keep= has nothing to say about slots."""
+    with pytest.raises(mt.InputError, match="keep="):
+        mt.ensemble(NETS["vectors"][0](), mt.MIMO(), X, keep=["layers.0"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"rho": -0.1}, "rho=-0.1"),
+        ({"rho": 1.5}, "rho=1.5"),
+        ({"rho": True}, "rho=True"),
+        ({"rho": float("nan")}, "rho=nan"),
+        ({"rho": "half"}, "rho='half'"),
+        ({"repeat": 0}, "repeat=0"),
+        ({"repeat": 2.0}, "repeat=2.0"),
+        ({"repeat": True}, "repeat=True"),
+        ({"members": 0}, "members=0"),
+        ({"reduction": "max"}, "reduction='max'"),
+    ],
+)
+def test_bad_settings(fields: dict[str, Any], says: str) -> None:
+    """Said at once."""
+    with pytest.raises(mt.InputError, match=says):
+        mt.MIMO(**fields)
+
+
+def test_a_training_call_without_slots_warns_once() -> None:
+    """It is a call of all members on one input; neither a step's own call nor prediction says anything."""
+    ens, _ = converted("vectors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ens.train().loss(X, Y, F.cross_entropy)
+        ens.eval()(X)
+    with pytest.warns(UserWarning, match="MIMO trains by parts"):
+        ens.train()(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ens(X)
+
+
+def test_one_member_is_the_network() -> None:
+    """M = 1 with fresh weights in its one slot: a step of an ordinary network on shuffled rows."""
+    ens = mt.ensemble(NETS["vectors"][0](), mt.MIMO(members=1), X, seed=0).train()
+    batch = ens.batch(X, Y)
+    expected = F.cross_entropy(ens.member(0).train()(batch.inputs[0][0]), batch.target[0])
+    assert_same(ens.reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy), expected)
+
+
+def test_training_tells_slots_apart() -> None:
+    """A few hundred steps: head m learns what is in slot m, with other labels in each slot, and not what is in another."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 2, dtype=torch.float64)
+    y = (x[:, 0] > 0).long()
+    ens = mt.ensemble(MLP(2, (32, 64), 2).double(), mt.MIMO(members=2), x, seed=0).train()
+    optimiser = torch.optim.Adam(ens.param_groups(lr=0.01))
+    for _ in range(200):
+        optimiser.zero_grad()
+        ens.loss(x, y, F.cross_entropy).backward()
+        optimiser.step()
+    batch = ens.batch(x, y)
+    outputs = ens.eval()(*batch.inputs, **batch.kwargs).argmax(2)
+    for m, other in ((0, 1), (1, 0)):
+        assert (outputs[m] == batch.target[m]).double().mean() > 0.9
+        assert (outputs[m] == batch.target[other]).double().mean() < 0.75
+    assert (ens(x).argmax(2) == y).double().mean() > 0.95
