@@ -102,11 +102,8 @@ def test_the_state_dict_has_seeds(method: mt.Method) -> None:
     assert_same(stored(other), stored(one))
 
 
-BARE = pytest.mark.xfail(reason="draws are copied out of a network on the meta device", raises=mt.FileError)
-
-
 @ALL
-@pytest.mark.parametrize("given", [perceptron, pytest.param(lambda: None, marks=BARE)], ids=["model", "no model"])
+@pytest.mark.parametrize("given", [perceptron, lambda: None], ids=["model", "no model"])
 def test_files(method: mt.Method, tmp_path: Path, given: Any) -> None:
     """What was saved comes back: settings, seeds, draws, outputs; drawn again by a seed it draws the same."""
     ens = made(method)
@@ -201,7 +198,6 @@ def agreeing(ens: mt.Ensemble, name: str) -> mt.Ensemble:
     raise AssertionError(f"members never agree in {name} alone")
 
 
-@pytest.mark.xfail(reason="vmap gives all draws the first one's, where the stored ones agree: Engine.uniform is of these")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_other_draws_where_members_agree(training: bool) -> None:
     """What members have drawn has no say in what a call is given."""
@@ -212,7 +208,6 @@ def test_other_draws_where_members_agree(training: bool) -> None:
     assert_same(ens(X, draws=draws), torch.stack(alone))
 
 
-@pytest.mark.xfail(reason="draw_apart leaves Engine.uniform as it was, so that vmap is tried with equal members")
 def test_what_is_proven_where_members_agree() -> None:
     """The same executors, whatever the seed."""
     found = [made(mt.EMP(components=2, members=2), seed=seed).engine for seed in range(8)]
@@ -226,17 +221,14 @@ ROWS = pytest.mark.parametrize("rows", [[0] * 6, [5, 4, 3, 2, 1, 0], [2, 2, 0, 1
 
 @ROWS
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_as_many_draws_as_rows(rows: list[int], training: bool, request: pytest.FixtureRequest) -> None:
+def test_as_many_draws_as_rows(rows: list[int], training: bool) -> None:
     """A row may take any of them, and several rows the same; in training BatchNorm sees all rows."""
-    if rows != [5, 4, 3, 2, 1, 0]:
-        request.applymarker(pytest.mark.xfail(reason="the rows' draws are taken for a permutation"))
     ens = made(mt.EMP(components=3, members=4)).train(training)
     draws, index = draw_all(ens.template, range(6)), torch.tensor(rows)
     own = {name: value[index] for name, value in draws.items()}
     assert_same(ens(X, draws=draws, rows=index), ens(X, draws=own, rows=torch.arange(6)))
 
 
-@pytest.mark.xfail(reason="fold takes the statistics of a patched BatchNorm over each member's rows alone")
 def test_rows_of_members_in_training() -> None:
     """One set of statistics over all rows, whoever has them."""
     ens = made(mt.EMP(components=3, members=4)).train()
@@ -245,7 +237,6 @@ def test_rows_of_members_in_training() -> None:
     assert_same(ens(X, rows=index), ens(X, draws=own, rows=torch.arange(6)))
 
 
-@pytest.mark.xfail(reason="the trial has one member, so that nothing is known of several")
 @pytest.mark.parametrize("draw", ["step", "row"])
 def test_one_member_is_trained_as_many(draw: Any) -> None:
     """How many draws predict does not matter to a step with several of them."""
@@ -262,15 +253,10 @@ def test_one_member_is_trained_as_many(draw: Any) -> None:
         lambda draws: 3,
         lambda draws: {},
         lambda draws: {name: value for name, value in draws.items() if name != "layers.1.choice"},
-        *(
-            pytest.param(change, marks=pytest.mark.xfail(reason="it is not looked at"))
-            for change in (
-                lambda draws: {**draws, "layers.1.choice": draws["layers.1.choice"][:2]},
-                lambda draws: {**draws, "layers.1.choice": draws["layers.1.choice"].expand(5, 2)},
-                lambda draws: {**draws, "layers.1.choice": [0] * 5},
-                lambda draws: {name: value[:0] for name, value in draws.items()},
-            )
-        ),
+        lambda draws: {**draws, "layers.1.choice": draws["layers.1.choice"][:2]},
+        lambda draws: {**draws, "layers.1.choice": draws["layers.1.choice"].expand(5, 2)},
+        lambda draws: {**draws, "layers.1.choice": [0] * 5},
+        lambda draws: {name: value[:0] for name, value in draws.items()},
     ],
     ids=["list", "number", "empty", "missing", "short", "shape", "no tensor", "none"],
 )
@@ -309,7 +295,6 @@ def test_a_call_in_training_warns_once(method: mt.Method) -> None:
         ens(X)
 
 
-@pytest.mark.xfail(reason="it calls the ensemble in training mode", raises=UserWarning)
 def test_estimating_norms_warns_of_nothing() -> None:
     """It is no training step."""
     ens = made(mt.EMP(components=3, members=4))

@@ -266,8 +266,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MCDropout", "one_layer", EVERY): Refusal(
         "There is no dropout, and nothing to put it before.", mt.ConversionError, "there is no layer behind the first"
     ),
-    ("MCDropout", "selected", EVERY): APART_ROWS,
-    ("MCDropout", "unpadded", EVERY): APART_ROWS,
+    **{("MCDropout", case, EVERY): APART_ROWS for case in ("selected", "unpadded", "two_views", "step_major")},
     ("MCDropout", "row_by_row", EVERY): Refusal(
         "How often it drops depends on the rows.", mt.ConversionError, "called another number of times"
     ),

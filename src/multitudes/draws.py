@@ -78,19 +78,17 @@ def draw_all(network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
 
 def draw_apart(network: nn.Module, owned: Collection[str], members: int) -> None:
     """Draws, in place, so that members differ wherever they can: what is tried on equal members proves nothing."""
-    best: dict[str, Tensor] = {}
-    most = -1
-    for attempt in range(8):
-        drawn = draw_all(network, [attempt * members + m for m in range(members)])
-        distinct = sum(bool((value[0] != value[m]).any()) for value in drawn.values() for m in range(1, members))
-        if distinct > most:
-            best, most = drawn, distinct
-        if most == len(drawn) * (members - 1):
-            break
-    slots = slots_of(network)
-    for name, value in best.items():
-        for register, key in slots[name] if name in owned else ():
-            register[key] = value
+    slots, buffers, generator = slots_of(network), dict(network.named_buffers()), torch.Generator().manual_seed(0)
+    for name, layer in drawing_layers(network):
+        for _ in range(16):
+            drawn = [layer.draw(generator) for _ in range(members)]
+            if all(bool((one[key] != drawn[0][key]).any()) for one in drawn[1:] for key in layer.draws):
+                break
+        for key in layer.draws:
+            full = f"{name}.{key}" if name else key
+            value = torch.stack([one[key] for one in drawn]).to(buffers[full])
+            for register, own in slots[full] if full in owned else ():
+                register[own] = value
 
 
 def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,8 +29,8 @@ from multitudes.engine.state import bake, in_layout, is_channels_last, kept_tens
 from multitudes.engine.trial import pick
 from multitudes.engine.tune import tune
 from multitudes.errors import InputError, RunError
-from multitudes.inputs import Inputs, rows, slot, stack_slots, take_rows
-from multitudes.method import Batch, Criterion, Method
+from multitudes.inputs import Inputs, rows, slot
+from multitudes.method import Batch, Criterion, Method, into_slots
 from multitudes.norms import estimate_norms
 from multitudes.tasks import Average, checked
 
@@ -179,19 +178,11 @@ class Ensemble(Resampled, nn.Module):
         count = 0 if per_member else rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
         if found.slots is not None:
-            return self._into_slots(found)
+            return into_slots(found, self.engine.batch_axis)
         seeds = found.kwargs.get("draws")
         if seeds is None:
             return found
         return replace(found, kwargs={**found.kwargs, "draws": self.method.drawn_for_step(self.template, seeds)})
-
-    def _into_slots(self, batch: Batch) -> Batch:
-        """Each member's own rows of a batch."""
-        assert batch.slots is not None
-        axis, whole = self.engine.batch_axis, Inputs(*batch.inputs, **batch.kwargs)
-        call = stack_slots([take_rows(whole, axis, index) for index in batch.slots], axis)
-        targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
-        return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), True, batch.slots.shape[1])
 
     def reduce(self, outputs: Any, batch: Batch, criterion: Criterion, global_batch: int | None = None) -> Tensor:
         """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior.
@@ -394,10 +385,6 @@ class Ensemble(Resampled, nn.Module):
 
 
 _untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]
-
-
-def _entries(index: Tensor, target: Tensor) -> Tensor:
-    return target[index.to(target.device)] if target.ndim else target
 
 
 def _loaded(ensemble: Ensemble, _: Any) -> None:

@@ -7,6 +7,7 @@ shell take their lists from it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from multitudes import tree
 from multitudes.errors import InputError
-from multitudes.inputs import BatchAxis, Inputs
+from multitudes.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.structure import Structure
 
 if TYPE_CHECKING:
@@ -198,6 +199,19 @@ def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
     first = int(torch.randint(members, (), generator=by_rank(rng)))
     rows = (torch.arange(count) * members // max(count, members) + first) % members
     return replace(batch, kwargs={**batch.kwargs, "rows": rows})
+
+
+def into_slots(batch: Batch, batch_axis: BatchAxis) -> Batch:
+    """Each member's own rows of a batch."""
+    assert batch.slots is not None
+    whole = Inputs(*batch.inputs, **batch.kwargs)
+    call = stack_slots([take_rows(whole, batch_axis, index) for index in batch.slots], batch_axis)
+    targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
+    return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), True, batch.slots.shape[1])
+
+
+def _entries(index: Tensor, target: Tensor) -> Tensor:
+    return target[index.to(target.device)] if target.ndim else target
 
 
 def by_rank(rng: torch.Generator) -> torch.Generator:

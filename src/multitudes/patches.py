@@ -161,14 +161,18 @@ class Patching:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise InputError(f"{name}({field}={value!r}): give a number of at least 0")
-        if self.tau_output is not None and not 0 < self.tau_output < math.inf:
-            raise InputError(f"{name}(tau_output={self.tau_output!r}): give a number above 0")
+        for field, least in (("tau_output", 0.0), ("gamma", -math.inf)):
+            value = getattr(self, field)
+            if value is not None and (not isinstance(value, (int, float)) or not least < value < math.inf):
+                raise InputError(f"{name}({field}={value!r}): give a number above {least:g}, or None")
+        if not isinstance(self.patch, (str, tuple)):
+            raise InputError(f"{name}(patch={self.patch!r}): give words or globs")
         chances = self.probabilities
         if chances is not None and not (
             len(chances) == self.components and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6
         ):
             raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
-        if self.prior == "elbo" and (self.examples is None or self.examples < 1):
+        if self.prior == "elbo" and (not isinstance(self.examples, int) or self.examples < 1):
             raise InputError(f"{name}(prior='elbo'): say how many examples there are to train on, examples=50_000")
         words = self.patch.split("+") if isinstance(self.patch, str) else []
         if not self.patch or (words and words[0] in WORDS and not set(words) <= set(WORDS)):
