@@ -62,7 +62,9 @@ def chunk_of(engine: Engine, inputs: Inputs) -> int:
 def run_apart(engine: Engine, inputs: Inputs) -> Tree:
     """Each row by the member of its number, under vmap over rows. Shape: ``[B, ...]``."""
     alone = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
-    output = run_vmap(engine, alone, per_member=True)
+    device = next((t.device.type for t in inputs.tensors()), "cpu")
+    with torch.autocast(device, enabled=False):  # under vmap autocast reaches some operands and not others
+        output = run_vmap(engine, alone, per_member=True)
     joined = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None:
