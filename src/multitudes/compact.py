@@ -80,11 +80,18 @@ def compacted(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) ->
     if not cuts:
         raise ConversionError("nothing can be compacted:\n" + "\n".join(f"  {name}: {why}" for name, why in left.items()))
     new = _stacked(ensemble, [thinned(member, m, cuts) for m, member in enumerate(plain)], cuts, left)
+    apart = [replace(cut, link=None, constants=None) if cut.link and cut.link.source in once else cut for cut in cuts]
+    if _work(new) > _work(ensemble) and trial.holds(apart):  # what works once for all members had better go on so
+        new = _stacked(ensemble, [thinned(member, m, apart) for m, member in enumerate(plain)], apart, left)
     if not trial.agrees(new):
         raise ConversionError(
             f"{type(ensemble.method).__name__} cannot be compacted: put together, members give something else"
         )
     return new
+
+
+def _work(ensemble: Ensemble) -> int:
+    return ensemble.plan.counts.multiply_adds if ensemble.plan.counts else 0
 
 
 def _one_by_one(trial: _Trial, cuts: list[Cut]) -> list[Cut]:
