@@ -226,6 +226,10 @@ FEATURES = not_thinned("A hidden layer that is an output must keep its width.", 
 
 AS_WIDE = not_thinned("What a hidden layer gives meets something as wide that cannot be thinned.", "what is left")
 
+ONE_AVERAGE = Refusal("A moving average of what members differ in has no one value.", mt.RunError, "buffer average is shared")
+TRAINING = ("members_first", "member", "no_leak", "chunk", "untouched", "state_dict", "save_load", "deepcopy", "training")
+"""Laws that run a network in training mode."""
+
 REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "tied", EVERY): TIED,
     ("TreeNet", "tied", EVERY): TIED,
@@ -239,6 +243,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "reassigning", "by_rows"): APART,
     ("TreeNet", "reassigning", "by_rows"): APART,
     ("BatchEnsemble", "lstm", EVERY): UNKNOWN,
+    **{("BatchEnsemble", "reassigning", law): ONE_AVERAGE for law in TRAINING},
     ("BatchEnsemble", "weight_norm", EVERY): UNKNOWN,
     ("Masksembles", "lstm", EVERY): UNKNOWN,
     ("Masksembles", "weight_norm", EVERY): UNKNOWN,
