@@ -14,7 +14,7 @@ from laws.compare import assert_same, call, convert
 from laws.graphs import Positional
 from torch import Tensor, nn
 from torch.export import Dim
-from zoo import FIVE, ZOO, refusal
+from zoo import ZOO, refusal
 
 import multitudes as mt
 from multitudes.compact import links
@@ -43,7 +43,7 @@ def cases() -> list[Any]:
     for name in NAMES:
         for position in POSITIONS:
             if position == "before" or name not in MASKED_OUTPUTS:
-                marks = [] if name in (*FIVE, "mlp", "unet", "mobilenet", "wideresnet") else [pytest.mark.slow]
+                marks = [] if name in ("mlp", "resnet", "vit", "mobilenet") else [pytest.mark.slow]
                 found.append(pytest.param(name, position, marks=marks))
     return found
 

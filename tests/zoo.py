@@ -234,6 +234,9 @@ STANDS = Refusal("A computed weight has no components.", mt.ConversionError, "do
 APART_ROWS = Refusal("A mask is for one row's activation.", mt.ConversionError, "drops from cannot be told apart")
 TRAINING_LAWS = ("untouched", "state_dict", "save_load", "deepcopy", "training")
 """Laws that train."""
+ONE_AVERAGE = Refusal("A moving average of what members differ in has no one value.", mt.RunError, "buffer average is shared")
+TRAINING = ("members_first", "member", "no_leak", "chunk", "untouched", "state_dict", "save_load", "deepcopy", "training")
+"""Laws that run a network in training mode."""
 
 REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "tied", EVERY): TIED,
@@ -248,6 +251,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MultiHead", "reassigning", "by_rows"): APART,
     ("TreeNet", "reassigning", "by_rows"): APART,
     ("BatchEnsemble", "lstm", EVERY): UNKNOWN,
+    **{("BatchEnsemble", "reassigning", law): ONE_AVERAGE for law in TRAINING},
     ("BatchEnsemble", "weight_norm", EVERY): UNKNOWN,
     ("Masksembles", "lstm", EVERY): UNKNOWN,
     **{("MIMO", case, EVERY): STEM for case in ("transformer_encoder", "lstm", "tied", "hugging_face_bert", "weight_norm")},

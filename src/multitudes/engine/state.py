@@ -346,6 +346,8 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
             for name, value in entries.items():
                 if name in engine.owned:
                     buffers[name][m].copy_(value)
+                elif torch.compiler.is_compiling():  # values cannot be compared there; the trial has compared them
+                    buffers[name].copy_(changed[0][name])
                 elif value is changed[0].get(name) or torch.equal(value, changed[0][name]):
                     buffers[name].copy_(value)
                 else:
