@@ -167,13 +167,12 @@ def test_many_members_are_dropout() -> None:
 def test_masked_attention_is_attention_with_zeros() -> None:
     """What is read is masked before the projections, and what heads give before the output's: by hand."""
     layer, x = nn.MultiheadAttention(16, 2, batch_first=True).double(), torch.randn(2, 5, 16).double()
-    net = nn.ModuleDict({"stem": nn.Linear(16, 16).double(), "attention": layer})
-    net.forward = lambda x: net["attention"](*[net["stem"](x)] * 3)[0]  # type: ignore[method-assign]
+    stem = nn.Linear(16, 16).double()
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.stem, self.attention = net["stem"], layer
+            self.stem, self.attention = stem, layer
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.stem(x)
@@ -183,7 +182,7 @@ def test_masked_attention_is_attention_with_zeros() -> None:
     for m in range(4):
         read, given = (ens.get_buffer(f"attention.{key}")[m] for key in ("mask", "mask_out"))
         assert set(given.tolist()) == set(read.tolist()) == {0.0, 1.0}
-        h = net["stem"](x) * read
+        h = stem(x) * read
         q, k, v = ((h @ w.T + b).unflatten(2, (2, 8)).transpose(1, 2) for w, b in zip(
             layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3), strict=True))  # fmt: skip
         heads = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) * given
@@ -210,7 +209,7 @@ def test_other_scales_where_layers_grow() -> None:
     ens = mt.ensemble(net, grown, IMAGES, at={"layer2.0.conv2": mt.Masksembles(width="grow", scale=1.0)}, seed=0)
     assert bool(masks_of(ens)["layer2.0.conv2.mask"].all())
     assert set(masks_of(ens)["layer2.1.conv2.mask"].sum(1).tolist()) == {32.0}
-    with pytest.raises(mt.InputError, match="no layer there has masks"):
+    with pytest.raises(mt.InputError, match="no layer there can have masks"):
         mt.ensemble(net, mt.Masksembles(), IMAGES, at={"conv1": mt.Masksembles(scale=3.0)}, seed=0)
 
 
@@ -244,3 +243,11 @@ def test_it_can_be_pickled(method: mt.Method) -> None:
     nets = [ens, ens.compact()] if isinstance(method, mt.Masksembles) else [ens]
     for net in nets:
         assert_same(pickle.loads(pickle.dumps(net))(X), ens(X))
+
+
+def test_at_takes_narrow_layers_too() -> None:
+    """What is named gets masks, however few its channels are; others like it stay shared."""
+    net = MLP(5, (16, 8, 8), 3).double()
+    ens = mt.ensemble(net, mt.Masksembles(), X, at={"layers.4": mt.Masksembles(scale=3.0)}, seed=0)
+    assert set(masks_of(ens)) == {"layers.2.mask", "layers.4.mask"}
+    assert "masks of 3 ones in 8" in {e.name: e.reason for e in ens.plan.converted}["layers.4"]

@@ -68,7 +68,7 @@ class Masksembles(Method):
     """In training, whether each member sees every row, or rows are split among members."""
 
     fewest: int = 10
-    """A layer with fewer channels gets no masks: of so few they would be equal, or leave nothing."""
+    """A layer with fewer channels gets no masks, unless at= names it: of so few they would be equal, or leave nothing."""
 
     of: int | None = None
     """Of a subset: how many members there were, for which layers have grown."""
@@ -109,9 +109,10 @@ class Masksembles(Method):
         structure = observe(new, inputs)
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in list(known_layers(new)):
-            if name in left_out or name not in structure.order or self._width(layer) < self.fewest:
-                continue
             said = [method.scale for module, method in at.items() if inside(name, [module])]
+            narrow = self._width(layer) < self.fewest and not said
+            if name in left_out or name not in structure.order or narrow:
+                continue
             if said or not grows:
                 ones = ones_for(self._width(layer), self.members, said[-1] if said else self.scale)
             else:
@@ -121,7 +122,7 @@ class Masksembles(Method):
         without_fast_path(new, Masked)
         unheard = [n for n in at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
         if unheard and len(unheard) == len(at):
-            raise InputError(f"at={sorted(at)}: no layer there has masks, which stand behind the first layer, on wide ones")
+            raise InputError(f"at={sorted(at)}: no layer there can have masks: none stands on the network's input or output")
         if not any(isinstance(part, Masked) for part in new.modules()):
             where = "behind the first" if self.position == "before" else "before the last"
             advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
