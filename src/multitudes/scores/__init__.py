@@ -1,0 +1,1 @@
+"""Scores: how good predictions and their uncertainties are, as functions of plain tensors."""
