@@ -212,8 +212,8 @@ def test_load_base(kind: type[mt.Method]) -> None:
     before, state = copy.deepcopy(ens.state_dict()), trained.state_dict()
     ens.load_base(state)
     for name, tensor in ens.state_dict().items():  # what a method adds stays as it is
-        share = kind().members if name in ens.engine.summed else 1
-        assert_same(tensor, state[name].expand_as(tensor) / share if name in state else before[name])
+        wanted = state[name].expand_as(tensor) if name in state else before[name]
+        assert_same(tensor, wanted / kind().members if name in ens.engine.summed else wanted)
     if not kind().shares_weights:
         assert_same(call(ens, case.example()), call(trained, case.example()).expand(kind().members, -1, -1))
     other = convert(kind(), case)

@@ -7,12 +7,14 @@ MULTITUDES_SEED so that each comes round.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from laws import LAWS, METHODS
 from laws.compare import assert_same, call, convert, gradients, row_axis, rows_of, run_by, without_dropout
 from nets.hazards import BatchMean
@@ -166,8 +168,13 @@ def test_rows_of_uneven_length(method: mt.Method) -> None:
 
 
 def test_inputs_apart_where_rows_see_each_other() -> None:
-    """A mean over rows is each member's own; a shared BatchNorm layer beside it needs all rows at once: refused."""
+    """A mean over rows is each member's own; a shared BatchNorm layer beside it has the rows of all members at once."""
     net, x = BatchMean(nn.BatchNorm1d(8)), torch.randn(4, 3, 8)
     ens = mt.ensemble(net, mt.MultiHead(members=4), x[0], seed=0).train()
-    with pytest.raises(mt.RunError, match=r"BatchNorm more\.0 is shared by members"):
-        ens(x, per_member=True)
+    twin = copy.deepcopy(ens)
+    h = twin.get_submodule("second")(torch.tanh(twin.get_submodule("more")(twin.get_submodule("first")(x.flatten(0, 1)))))
+    h = torch.tanh(h.unflatten(0, (4, 3)) - h.unflatten(0, (4, 3)).mean(1, keepdim=True))
+    head = twin.get_submodule("head")
+    wanted = torch.stack([F.linear(part, w, b) for part, w, b in zip(h, head.weight, head.bias, strict=True)])
+    assert_same(ens(x, per_member=True), wanted, tight=False)
+    assert_same(ens.get_submodule("more.0").running_var, twin.get_submodule("more.0").running_var, tight=False)

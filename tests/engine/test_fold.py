@@ -236,8 +236,11 @@ class TestNothingIsGuessed:
         wanted = torch.stack([F.linear(part, head.weight[m], head.bias[m]) for m, part in enumerate(rows)])
         torch.testing.assert_close(ens(x), wanted)
         torch.testing.assert_close(ens.get_submodule("norm").running_var, twin.get_submodule("norm").running_var)
-        with pytest.raises(mt.RunError, match="fold cannot run this model"):
-            ens(x.expand(M, B, 4), per_member=True)
+        own = torch.randn(M, B, 4)
+        hidden = [F.linear(x, w, b) for x, w, b in zip(own, layer.weight, layer.bias, strict=True)]
+        rows = twin.get_submodule("norm")(torch.cat([h - 0.5 * h.mean(0) for h in hidden])).chunk(M)
+        wanted = torch.stack([F.linear(part, head.weight[m], head.bias[m]) for m, part in enumerate(rows)])
+        torch.testing.assert_close(ens(own, per_member=True), wanted)
 
     def test_places_in_the_batch(self) -> None:
         """A term for each row's place is that of the member's own batch, not of all members' rows."""
@@ -281,8 +284,9 @@ class TestNothingIsGuessed:
         twin = copy.deepcopy(ens.train())
         rows = torch.cat([F.linear(x, weight) for weight in twin.get_parameter("weight")])
         torch.testing.assert_close(ens(x), twin.get_submodule("norm")(rows).unflatten(0, (M, B)))
-        with pytest.raises(mt.RunError, match=r"BatchNorm norm.*eval mode"):
-            ens(x.expand(M, B, 4), per_member=True)
+        own = torch.randn(M, B, 4)
+        rows = torch.cat([F.linear(part, weight) for part, weight in zip(own, twin.get_parameter("weight"), strict=True)])
+        torch.testing.assert_close(ens(own, per_member=True), twin.get_submodule("norm")(rows).unflatten(0, (M, B)))
 
     def test_what_only_the_loop_can_run_is_refused_in_training(self) -> None:
         """Control flow over all members' rows at once has no meaning: refused by the norm's name."""
