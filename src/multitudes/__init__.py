@@ -1,7 +1,10 @@
 """multitudes: any network as an efficient ensemble, with uncertainty to trust."""
 
+from multitudes.calibrator import calibrate as calibrate
 from multitudes.check import Check as Check
 from multitudes.check import check as check
+from multitudes.choosing import select as select
+from multitudes.choosing import threshold as threshold
 from multitudes.convert import ensemble as ensemble
 from multitudes.convert import plan as plan
 from multitudes.cost import Cost as Cost
@@ -16,10 +19,15 @@ from multitudes.errors import RunError as RunError
 from multitudes.files import load as load
 from multitudes.files import save as save
 from multitudes.inputs import Inputs as Inputs
+from multitudes.losses import GaussianNLL as GaussianNLL
 from multitudes.masks import masks as masks
 from multitudes.method import Method as Method
 from multitudes.methods import *  # noqa: F403
 from multitudes.plan import Plan as Plan
+from multitudes.predict import predict as predict
+from multitudes.prediction import Prediction as Prediction
 from multitudes.resize import resize as resize
+from multitudes.result import Scores as Scores
+from multitudes.score import score as score
 
 __version__ = "0.1.0"

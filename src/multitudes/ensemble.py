@@ -35,6 +35,7 @@ from multitudes.norms import estimate_norms
 from multitudes.tasks import Average, checked
 
 if TYPE_CHECKING:
+    from multitudes.calibrator import Calibrator
     from multitudes.plan import Plan
 
 COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shampoo", "SOAP", "NovoGrad")
@@ -58,6 +59,7 @@ class Ensemble(Resampled, nn.Module):
         self.seed = seed
         self.engine = engine
         self.plan = plan
+        self.calibrator: Calibrator | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
         self._told = False
@@ -267,7 +269,9 @@ class Ensemble(Resampled, nn.Module):
         engine.refresh()
         counts = self.plan.counts and self.plan.counts.with_fewer(self.members - len(chosen))
         planned = replace(self.plan, method=method, counts=counts)
-        return Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned, compact=self.is_compact)
+        new = Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned, compact=self.is_compact)
+        new.calibrator = self.calibrator and self.calibrator.subset(chosen)
+        return new
 
     def compact(self) -> Ensemble:
         """An ensemble for prediction with the same outputs, without what its members do not use: a detached copy.
@@ -278,14 +282,16 @@ class Ensemble(Resampled, nn.Module):
             raise InputError("this ensemble is compact already")
         if not self.engine.traits.plain:
             raise InputError("forward reads weights of converted layers by itself, so that nothing can be worked into them")
-        return self.method.compact(self)
+        new = self.method.compact(self)
+        new.calibrator = self.calibrator
+        return new
 
-    def average(self, output: str | None = None) -> nn.Module:
+    def average(self, output: str | None = None, class_axis: int = 1) -> nn.Module:
         """A plain module ``[B, K]`` for code that knows no members: the log of the mean probability, by the task.
 
-        Where the model returns several tensors, `output` names the one that is meant.
+        Where the model returns several tensors, `output` names the one that is meant; tokens ``[B, T, K]`` have class_axis=-1.
         """
-        return Average(self, output)
+        return Average(self, output, class_axis)
 
     def load_base(self, state_dict: Mapping[str, Tensor], start: str = "copies") -> None:
         """Loads a checkpoint of the base model, by the base model's names.

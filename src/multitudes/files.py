@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multitudes.calibrator import Calibrator
 from multitudes.cut import hollow
 from multitudes.draws import drawn_names
 from multitudes.engine import EXECUTORS, MODES
@@ -50,8 +51,33 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept}
     text = json.dumps(_described(ensemble), sort_keys=True)
     header = {"multitudes": text, "sha256": _digest(text, tensors)}
-    data = to_bytes(tensors, metadata=header)
-    target = Path(path)
+    write(Path(path), to_bytes(tensors, metadata=header))
+
+
+def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors, and JSON about them, as a file of this kind."""
+    from safetensors.torch import save as to_bytes
+
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    write(Path(path), to_bytes(kept, metadata={kind: text, "sha256": _digest(text, kept)}))
+
+
+def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save_tensors` wrote."""
+    header, tensors = _safetensors(Path(path))
+    if kind not in header or "sha256" not in header:
+        raise FileError(f"{path} holds no {kind}")
+    if _digest(header[kind], tensors) != header["sha256"]:
+        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+    about = json.loads(header[kind])
+    if about["format"] > FORMAT:
+        raise FileError(f"{path} was written in a newer format: update multitudes")
+    return about, tensors
+
+
+def write(target: Path, data: bytes) -> None:
+    """All of it or nothing; the old file stays until the new one is whole."""
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
@@ -157,6 +183,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
         compact=bool(about.get("compact")),
     )  # fmt: skip
+    ens.calibrator = Calibrator(**about["calibrator"]) if about.get("calibrator") else None
     if method.draws:
         ens.redraw()
     return ens
@@ -190,6 +217,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
         "seed": ensemble.seed,
+        "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
         "owned": sorted(engine.owned),
         "summed": sorted(engine.summed),
         "shared_norms": sorted(engine.shared_norms),

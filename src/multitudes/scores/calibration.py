@@ -11,7 +11,7 @@ Bins of equal width are half-open, (i/B, (i+1)/B]. All sums are in double precis
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from torch import Tensor
 from multitudes.errors import InputError
 
 
-class Bins(NamedTuple):
+@dataclass(frozen=True)
+class Bins:
     """Examples by confidence; ``[B]`` each, with NaN for the means of an empty bin."""
 
     lower: Tensor

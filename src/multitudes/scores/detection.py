@@ -70,5 +70,5 @@ def _checked(score: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
     if bool(score.isnan().any()):
         raise InputError("a score is NaN")
     if not bool(ood.any()) or bool(ood.all()):
-        raise InputError(f"there must be examples of both kinds, and {'all' if len(ood) and bool(ood.any()) else 'none'} are out of distribution")
+        raise InputError(f"there must be examples of both kinds, and {int(ood.sum())} of {len(ood)} are out of distribution")
     return score, ood

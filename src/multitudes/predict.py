@@ -1,0 +1,253 @@
+"""predict: an ensemble's answers to all of a dataset, as a Prediction."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from multitudes import tasks
+from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError
+from multitudes.inputs import Inputs, rows, take_rows
+from multitudes.prediction import Prediction
+from multitudes.values import CLASSES
+
+Split = Callable[[Any], tuple[Any, Any]]
+"""What takes a batch apart into the model's input (a tensor or mt.Inputs) and the targets (or None)."""
+
+
+@torch.no_grad()
+def predict(
+    ensemble: Ensemble, data: Any, *, batch_size: int = 256, device: torch.device | str | None = None,
+    amp: bool | torch.dtype = False, progress: bool | None = None, task: str | None = None, output: str | None = None,
+    class_axis: int = 1, moments_only: bool = False, split: Split | None = None,
+) -> Prediction:  # fmt: skip
+    """The members' answers to a tensor, `mt.Inputs`, a dataset, or a loader of batches, in eval mode and in the order given.
+
+    device        where to compute, by default where the ensemble is; it goes back afterwards
+    amp           autocast: True for bfloat16, or a dtype
+    progress      a bar; by default where there is a terminal
+    task          what the outputs mean, if not what the ensemble was made for
+    output        which of several output tensors is meant
+    class_axis    the axis of classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    moments_only  holds only what members come to, not each member's values: for many draws
+    split         takes a batch of a dataset or loader apart, (input, targets); by default a pair is that, a tensor the input
+    """
+    if not isinstance(ensemble, Ensemble):
+        shown = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
+        raise InputError(f"predict is for ensembles, not {type(ensemble).__name__}: {shown} makes one")
+    task = tasks.checked(task or ensemble.task)
+    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
+    kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
+    with _ready(ensemble, device, amp) as place, _bar(progress, total) as advance:
+        for inputs, targets in batches:
+            call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
+            kept.take(ensemble(*call.args, **call.kwargs), targets)
+            advance(rows(inputs, ensemble.engine.batch_axis))
+    return kept.prediction()
+
+
+def batched(
+    data: Any, batch_size: int, batch_axis: Any, split: Split
+) -> tuple[int | None, Iterator[tuple[Inputs, Tensor | None]]]:
+    """How many examples there are, if that is known, and the batches."""
+    if batch_size < 1:
+        raise InputError(f"batch_size={batch_size}: at least 1")
+    if isinstance(data, (Tensor, Inputs)):
+        call = Inputs.of(data)
+        count = rows(call, batch_axis)
+        starts = range(0, max(count, 1), batch_size)
+        index = torch.arange(count)
+        return count, ((take_rows(call, batch_axis, index[s : s + batch_size]), None) for s in starts)
+    if isinstance(data, (tuple, dict, str)):
+        raise InputError(
+            f"a {type(data).__name__} may mean several things: give a tensor, mt.Inputs(...), a dataset or a loader"
+        )
+    if isinstance(data, DataLoader):
+        _whole(data)
+        return None if isinstance(data.dataset, IterableDataset) else _sized(data), _split(data, split)
+    if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
+        return len(data) if sized else None, _split(DataLoader(data, batch_size), split)
+    if isinstance(data, Iterable):
+        return None, _split(data, split)
+    raise InputError(f"cannot predict a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a loader")
+
+
+def _sized(loader: DataLoader[Any]) -> int | None:
+    """How many examples a loader gives, as its sampler says."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return len(sampler) if isinstance(sampler, Sized) else None
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """A batch that is a tensor or Inputs is the input; a pair is input and targets."""
+    if isinstance(batch, (Tensor, Inputs)):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) in (1, 2):
+        return batch[0], batch[1] if len(batch) > 1 else None
+    kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, Sized) else "")
+    raise InputError(
+        f"a batch is a {kind}: say what is input and what target, "
+        "split=lambda batch: (mt.Inputs(batch['input_ids'], attention_mask=batch['attention_mask']), batch['labels'])"
+    )
+
+
+def _split(batches: Iterable[Any], split: Split) -> Iterator[tuple[Inputs, Tensor | None]]:
+    for batch in batches:
+        inputs, targets = split(batch)
+        yield Inputs.of(inputs), None if targets is None else torch.as_tensor(targets)
+
+
+def _whole(loader: DataLoader[Any]) -> None:
+    """A loader that leaves examples out would do so silently."""
+    if loader.drop_last and (not isinstance(loader.dataset, Sized) or len(loader.dataset) % (loader.batch_size or 1)):
+        raise InputError("this loader leaves out the last examples: drop_last=False")
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None):
+        raise InputError("this loader draws examples at random: predict the dataset itself")
+
+
+class Kept:
+    """What is kept of the batches' outputs."""
+
+    def __init__(self, ensemble: Ensemble, task: str, output: str | None, class_axis: int, total: int | None) -> None:
+        self.ensemble, self.task, self.output, self.class_axis, self.total = ensemble, task, output, class_axis, total
+        self.targets: list[Tensor] = []
+        self.seen = 0
+        self.lacking = False
+
+    def take(self, outputs: Any, targets: Tensor | None) -> None:
+        """One batch, all members."""
+        values = tasks.values_of(tasks.output_of(outputs, self.output), self.task, self.ensemble.method)
+        count = next(iter(values.values())).shape[1]
+        if targets is not None and (not targets.ndim or len(targets) != count):
+            raise InputError(f"a batch of {count} examples has targets {list(targets.shape)}")
+        self.keep(values, count)
+        self.lacking |= targets is None
+        if targets is not None:
+            self.targets.append(targets.detach().cpu())
+        self.seen += count
+
+    def keep(self, values: dict[str, Tensor], count: int) -> None:
+        """Keeps a batch's values."""
+        raise NotImplementedError
+
+    def prediction(self) -> Prediction:
+        """All that was kept."""
+        raise NotImplementedError
+
+    @property
+    def all_targets(self) -> Tensor | None:
+        """The targets of all examples, if all had some."""
+        return torch.cat(self.targets) if self.targets and not self.lacking else None
+
+    def _nothing(self) -> InputError:
+        return InputError("there are no examples to predict")
+
+
+class Whole(Kept):
+    """Every member's values, in memory that is taken once where the number of examples is known."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.room: dict[str, Tensor] = {}
+        self.parts: list[dict[str, Tensor]] = []
+
+    def keep(self, values: dict[str, Tensor], count: int) -> None:
+        """Keeps a batch's values."""
+        if self.total is None or self.seen + count > self.total:
+            self.parts.append({name: value.to("cpu", copy=True) for name, value in values.items()})
+            return
+        for name, value in values.items():
+            if name not in self.room:
+                self.room[name] = torch.empty(value.shape[0], self.total, *value.shape[2:], dtype=value.dtype)
+            if value.shape[2:] != self.room[name].shape[2:]:
+                raise InputError(
+                    f"outputs are {list(value.shape[2:])} in one batch and {list(self.room[name].shape[2:])} in another"
+                )
+            self.room[name][:, self.seen : self.seen + count] = value.cpu()
+
+    def prediction(self) -> Prediction:
+        """All that was kept."""
+        filled = [{name: room[:, : self.seen] for name, room in self.room.items()}] if self.room else []
+        parts = filled + self.parts
+        if not parts:
+            raise self._nothing()
+        shapes = {tuple(list(part[name].shape[2:]) for name in part) for part in parts} if len(parts) > 1 else set()
+        if len(shapes) > 1:
+            raise InputError(f"outputs have different shapes from batch to batch: {', '.join(map(str, sorted(shapes)))}")
+        values = {name: torch.cat([part[name] for part in parts], 1) if len(parts) > 1 else parts[0][name] for name in parts[0]}
+        return Prediction(
+            **values, task=self.task, class_axis=self.class_axis, targets=self.all_targets, calibrator=self.ensemble.calibrator
+        )
+
+
+class Moments(Kept):
+    """What members come to, for each example."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.parts: list[Prediction] = []
+
+    def keep(self, values: dict[str, Tensor], count: int) -> None:
+        """Keeps a batch's moments."""
+        here = Prediction(
+            **{name: value.cpu() for name, value in values.items()},
+            task=self.task, class_axis=self.class_axis, calibrator=self.ensemble.calibrator,
+        )  # fmt: skip
+        if self.task in CLASSES:
+            made = {**here.described(), "probs": here.probs}
+        else:
+            made = {"mean": here.mean, "aleatoric": here.aleatoric, "epistemic": here.epistemic}
+        self.parts.append(Prediction.of_moments(self.task, here.count, made))
+
+    def prediction(self) -> Prediction:
+        """All that was kept."""
+        if not self.parts:
+            raise self._nothing()
+        whole = Prediction.cat(self.parts)
+        whole.targets, whole.calibrator = self.all_targets, self.ensemble.calibrator
+        return whole
+
+
+@contextlib.contextmanager
+def _ready(ensemble: Ensemble, device: torch.device | str | None, amp: bool | torch.dtype) -> Iterator[torch.device]:
+    """The ensemble in eval mode and on the device, as it was afterwards."""
+    modes = {part: part.training for part in ensemble.template.modules()}
+    home = next((tensor.device for tensor in ensemble.state_dict().values()), torch.device("cpu"))
+    place = home if device is None else torch.device(device)
+    dtype = torch.bfloat16 if amp is True else amp or None
+    try:
+        ensemble.eval()
+        if place != home:
+            ensemble.to(place)
+        with torch.autocast(place.type, dtype=dtype, enabled=dtype is not None):
+            yield place
+    finally:
+        if place != home:
+            ensemble.to(home)
+        for part, mode in modes.items():
+            part.training = mode
+        ensemble.training = modes[ensemble.template]
+
+
+@contextlib.contextmanager
+def _bar(progress: bool | None, total: int | None) -> Iterator[Callable[[int], None]]:
+    """What is told of each batch; a bar on standard error."""
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("predict"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        job = bar.add_task("predict", total=total)
+        yield lambda count: bar.advance(job, count)

@@ -1,0 +1,40 @@
+"""Regression: how far off a number is, and how well its variance says so.
+
+Of a mixture of M Gaussians N(μ_m, σ²_m), equally likely,
+
+    CRPS = 1/M Σ_m A(y − μ_m, σ²_m) − 1/2M² Σ_{m,n} A(μ_m − μ_n, σ²_m + σ²_n),   A(d, v) = 2 √v φ(d/√v) + d (2 Φ(d/√v) − 1)
+
+(Grimit et al., "The continuous ranked probability score for circular variables", 2006); A(d, 0) = |d|, so that members without
+a variance are counted too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def crps(targets: Tensor, mean: Tensor, variance: Tensor | None = None) -> Tensor:
+    """The continuous ranked probability score of each entry, 0 is best. Shape: ``[N, ...]``, ``[M, N, ...]`` → ``[N, ...]``"""
+    variance = torch.zeros_like(mean) if variance is None else variance
+    members = mean.shape[0]
+    near = _absolute(targets - mean, variance).mean(0)
+    spread = torch.zeros_like(near)
+    for m in range(members):
+        spread += _absolute(mean[m] - mean, variance[m] + variance).sum(0)
+    return near - spread / (2 * members**2)
+
+
+def _absolute(distance: Tensor, variance: Tensor) -> Tensor:
+    """E |X| of X ~ N(distance, variance)."""
+    std = variance.sqrt()
+    z = torch.where(std > 0, distance / std, distance.sign() * math.inf).nan_to_num(0.0, math.inf, -math.inf)
+    density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return 2 * std * density + distance * (2 * torch.special.ndtr(z) - 1)
+
+
+def gaussian_nll(targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """−log N(target; mean, variance) of each entry."""
+    return 0.5 * ((targets - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))

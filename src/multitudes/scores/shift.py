@@ -1,0 +1,72 @@
+"""Shift: what remains of a score when the data changes.
+
+Hendrycks, Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", ICLR 2019,
+https://arxiv.org/abs/1903.12261
+
+With E_c the error under corruption c, averaged over severities, and that of a baseline,
+
+    mCE  = mean over c of E_c / E_c^baseline
+    rmCE = mean over c of (E_c − E_clean) / (E_c^baseline − E_clean^baseline)
+
+over the 15 standard corruptions; the other four are reported apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from multitudes.errors import InputError
+
+STANDARD = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow", "frost",
+    "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+"""The corruptions that means are taken over."""
+
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""Those that are meant for tuning."""
+
+
+class Errors(NamedTuple):
+    """A baseline's errors: clean, and for each corruption the mean over severities."""
+
+    clean: float
+    corrupted: Mapping[str, float]
+
+
+ALEXNET = Errors(
+    0.4348,
+    dict(zip(STANDARD, (
+        0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816, 0.826572, 0.819324, 0.564592, 0.853204,
+        0.646056, 0.717840, 0.606500,
+    ), strict=True)),
+)  # fmt: skip
+"""AlexNet on ImageNet and ImageNet-C, the baseline of the corruptions' authors."""
+
+BASELINES = {"alexnet": ALEXNET}
+
+
+def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, float]:
+    """mCE and rmCE over the standard corruptions, as fractions; 1 is the baseline, less is better."""
+    missing = [name for name in STANDARD if name not in errors.corrupted or name not in baseline.corrupted]
+    if missing:
+        raise InputError(f"mCE is over the 15 standard corruptions, and there is no {', '.join(missing)}")
+    own = torch.tensor([errors.corrupted[name] for name in STANDARD], dtype=torch.float64)
+    base = torch.tensor([baseline.corrupted[name] for name in STANDARD], dtype=torch.float64)
+    return float((own / base).mean()), float(((own - errors.clean) / (base - baseline.clean)).mean())
+
+
+def stability(correct: Tensor, anchor: Tensor) -> float:
+    """How often all frames around an anchor are right, the worst of them counting: ``[N]``, ``[N]``; 1 is best.
+
+    `anchor` says of each frame which anchor it lies around; the anchor itself is one of its frames.
+    """
+    if correct.shape != anchor.shape or correct.ndim != 1 or not len(correct):
+        raise InputError(f"frames and their anchors must be [N] both: {list(correct.shape)} and {list(anchor.shape)}")
+    _, group = anchor.unique(return_inverse=True)
+    worst = torch.ones(int(group.max()) + 1, dtype=torch.float64)
+    return float(worst.scatter_reduce(0, group, correct.double(), "amin").mean())
