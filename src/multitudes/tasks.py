@@ -108,5 +108,7 @@ class Average(nn.Module):
         if calibrator is not None:
             values, temperature = calibrator.applied({"logits": members}, task)
             members = values["logits"]
-        joined = combine(members, task) / temperature
+        joined = combine(members, task)
+        if temperature != 1.0:
+            joined = (joined / temperature).log_softmax(1) if task == "classes" else joined / temperature
         return joined.movedim(1, self.class_axis) if task == "classes" else joined
