@@ -157,6 +157,8 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
         compact=bool(about.get("compact")),
     )  # fmt: skip
+    if "generator" in about:
+        ens.generator.set_state(torch.frombuffer(bytearray.fromhex(about["generator"]), dtype=torch.uint8))
     if method.draws:
         ens.redraw()
     return ens
@@ -190,6 +192,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
         "seed": ensemble.seed,
+        "generator": ensemble.generator.get_state().numpy().tobytes().hex(),
         "owned": sorted(engine.owned),
         "summed": sorted(engine.summed),
         "shared_norms": sorted(engine.shared_norms),
