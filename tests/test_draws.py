@@ -16,6 +16,7 @@ from torch.export import Dim
 
 import multitudes as mt
 from multitudes.draws import add_seeds, draw, draw_all, draw_apart, drawing_layers, drawn_member, drawn_names, moved, settled
+from multitudes.engine import vmap
 from multitudes.engine.state import SEEDS, bake
 from multitudes.models import MLP
 
@@ -442,3 +443,47 @@ def test_compile_in_training(kind: Any, draw: str) -> None:
         assert_same({n: p.grad for n, p in ens.named_parameters()}, {n: p.grad for n, p in twin.named_parameters()})
         assert_same(dict(ens.named_buffers()), dict(twin.named_buffers()))
     assert len(graphs) == 1
+
+
+def test_a_step_after_loading_is_the_next_one(tmp_path: Path) -> None:
+    """The generator's state is in the file."""
+    net, x, y = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), torch.randn(8, 4), torch.arange(8) % 3
+    ens = mt.ensemble(net, mt.MIMO(members=2), x, seed=0)
+    ens.batch(x, y)
+    mt.save(ens, tmp_path / "a")
+    again = mt.load(tmp_path / "a", net)
+    assert torch.equal(again.batch(x, y).target, ens.batch(x, y).target)
+
+
+def test_drawn_without_gradients_used_with_them() -> None:
+    """Draws made in inference mode serve a backward outside of it."""
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), torch.randn(8, 4)
+    for method in (mt.EMP(members=2), mt.DropConnect(members=2), mt.MCDropout(members=2)):
+        ens = mt.ensemble(net, method, x, seed=0).eval()
+        with torch.inference_mode():
+            ens.resample(3)
+            ens(x)
+        ens(x).sum().backward()
+
+
+def test_prediction_keeps_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many members at a time as take no more than is allowed; what they give does not depend on it."""
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), torch.randn(8, 4)
+    ens = mt.ensemble(net, mt.EMP(members=7), x, seed=0).eval()
+    ens.engine.picked["eval"] = "vmap"
+    whole, sizes = ens(x), []
+    some = vmap._run_some
+    monkeypatch.setattr(vmap, "_run_some", lambda *args: sizes.append(args[-1]) or some(*args))
+    ens(x)
+    assert sizes == [7]
+    monkeypatch.setattr(vmap, "MEMORY", 3 * 8 * ens.engine.row_bytes + 1)
+    sizes.clear()
+    assert_same(ens(x), whole, tight=False)
+    assert sizes == [3, 3, 3]
+
+
+def test_an_optimiser_of_whole_tensors_where_members_own_none() -> None:
+    """Draws are no weights: LBFGS sees one network."""
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), torch.randn(8, 4)
+    ens = mt.ensemble(net, mt.EMP(members=2), x, seed=0)
+    assert ens.param_groups(lr=0.1, optimizer=torch.optim.LBFGS)

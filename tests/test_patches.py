@@ -636,6 +636,11 @@ def test_moments_are_of_one_tensor() -> None:
         ({"components": 2, "probabilities": (float("nan"), float("nan"))}, "give 2 numbers"),
         ({"tau_output": "much"}, "tau_output='much'"),
         ({"prior": "elbo", "examples": "all"}, "examples"),
+        ({"prior": "elbo", "examples": True}, "examples"),
+        ({"zero_component": "yes"}, "give True or False"),
+        ({"patch": (1,)}, "words or globs"),
+        ({"tau_output": True}, "tau_output"),
+        ({"probabilities": 0.5}, "probabilities"),
         ({"gamma": "low"}, "gamma='low'"),
         ({"patch": 5}, "patch=5"),
     ],
@@ -695,3 +700,54 @@ def test_predictions_in_chunks(chunk: int | None) -> None:
     ens = mt.ensemble(perceptron(), mt.ECMP(), X, seed=0, chunk=chunk).eval()
     assert ens.members == 20
     assert_same(ens(X), torch.stack([ens.member(m)(X) for m in range(20)]))
+
+
+def test_every_bias_has_its_own_precision() -> None:
+    """Whatever a module calls it: with τ = 0, all ones, ρ/2 for each entry of a bias."""
+    net = nn.Sequential(
+        nn.Linear(4, 8), nn.LayerNorm(8), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Linear(8, 3)
+    )
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x[:, None])[:, 0]
+
+    method = mt.EMP(members=2, components=2, patch="net.1", prior="elbo", tau=0.0, rho=2.0, examples=1)
+    ens = mt.ensemble(Tokens(), method, torch.randn(3, 4), seed=0)
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            parameter.fill_(1.0)
+    biases = [p for n, p in ens.named_parameters() if "bias" in n]
+    patched = ens.get_parameter("net.1.bias")
+    expected = sum(p.numel() for p in biases if p is not patched) + patched.numel() / 2
+    penalty = method.penalty(ens, 1)
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.BatchNorm1d])
+def test_rows_that_cannot_be_told_apart_are_refused_in_training(norm: Any) -> None:
+    """A draw for each row, a patched BatchNorm layer, and a model that vmap cannot run: never each row normalised alone."""
+
+    class Steered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = norm is nn.BatchNorm1d
+            self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), norm(4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.conv(x).mean((2, 3)) if self.flat else self.conv(x)
+            if float(h.abs().max()) < 0:
+                h = -h
+            h = self.norm(h)
+            return self.head(h if self.flat else h.relu().mean((2, 3)))
+
+    x = torch.randn(4, 3, 8, 8)
+    ens = mt.ensemble(Steered(), mt.EMP(members=3, components=2, draw="row"), x, seed=0).train()
+    with pytest.raises(mt.RunError, match="BatchNorm norm is shared by members and would need all rows at once"):
+        ens.loss(x, torch.tensor([0, 1, 2, 0]), F.cross_entropy)
+    assert int(ens.get_buffer("norm.num_batches_tracked")) == 0

@@ -270,6 +270,12 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("MCDropout", "one_layer", EVERY): Refusal(
         "There is no dropout, and nothing to put it before.", mt.ConversionError, "there is no layer behind the first"
     ),
+    **{
+        ("DropConnect", "reassigning", law): ONE_AVERAGE for law in ("members_first", "member", "no_leak", "chunk", "save_load")
+    },
+    ("MIMO", "reassigning", "by_rows"): APART,
+    **{("MCDropout", case, EVERY): UNKNOWN for case in ("lstm", "weight_norm", "recurrent_between", "loose")},
+    ("MCDropout", "squeezed", "member"): APART_ROWS,
     **{("MCDropout", case, EVERY): APART_ROWS for case in ("selected", "unpadded", "two_views", "step_major")},
     ("MCDropout", "row_by_row", EVERY): Refusal(
         "How often it drops depends on the rows.", mt.ConversionError, "called another number of times"

@@ -225,9 +225,10 @@ class Resampled:
         assert seeds is not None
         if seeds.is_meta:
             return
-        for name, value in draw_all(self.engine.template, seeds.tolist()).items():
-            for register, key in self.engine.slots[name] if name in self.engine.owned else ():
-                register[key] = value
+        with torch.inference_mode(False):  # what is drawn may be needed for gradients later
+            for name, value in draw_all(self.engine.template, seeds.tolist()).items():
+                for register, key in self.engine.slots[name] if name in self.engine.owned else ():
+                    register[key] = value
         self.engine.refresh()
 
     def _all_owned(self, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -250,6 +251,8 @@ class Resampled:
         """Draws again, by the same seeds, where their shapes follow those of the call, and these have changed."""
         if not self.method.draws or not self.method.by_shape:
             return
+        for _, layer in drawing_layers(self.engine.template):
+            vars(layer)["at"] = 0  # a call that failed may have left it elsewhere
         pairs = zip(call.tensors(), axes(call, self.engine.batch_axis), strict=True)
         shapes = [t.shape if a is None else t.shape[:a] + t.shape[a + 1 :] for t, a in pairs]
         if shapes != self._drawn_for and self.method.measure(self.engine.template, call, self.engine.batch_axis):

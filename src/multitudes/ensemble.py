@@ -17,6 +17,7 @@ from multitudes.engine import (
     EXECUTORS,
     Engine,
     batch_coupled,
+    forbidden,
     rows_lie_together,
     run_apart,
     run_each_row,
@@ -167,10 +168,11 @@ class Ensemble(Resampled, nn.Module):
         if takes_rows(self.engine):
             return run_each_row(self.engine, call, members)
         shared = batch_coupled(self.engine, per_member=True)
-        if shared and not rows_lie_together(self.engine):
+        why = forbidden(self.engine) or self.engine.why.get("fold", "rows have differently many entries")
+        if shared and (forbidden(self.engine) or not rows_lie_together(self.engine)):
             raise RunError(
                 f"BatchNorm {', '.join(shared)} is shared by members and would need all rows at once, but they cannot be told "
-                f"apart: {self.engine.why.get('fold', 'rows have differently many entries')}. Put it into eval mode"
+                f"apart: {why}. Put it into eval mode"
             )
         return (run_fold_rows if shared else run_rows)(self.engine, call, members)
 
@@ -216,7 +218,8 @@ class Ensemble(Resampled, nn.Module):
         With `only`, those of one kind, such as "shared" or "patches": two optimisers can take turns.
         """
         kinds = [kind.__name__ for kind in (optimizer.__mro__ if optimizer is not None else ())]
-        if (coupling := [kind for kind in kinds if kind in COUPLING]) and self.engine.owned:
+        own = any(name in self.engine.owned | self.engine.summed for name, _ in self.named_parameters())
+        if own and (coupling := [kind for kind in kinds if kind in COUPLING]):
             raise InputError(
                 f"{coupling[0]} looks at whole tensors, and so at several members at once: their updates would depend on "
                 "each other. Take SGD, Adam or AdamW, or train ens.member(m) one by one"

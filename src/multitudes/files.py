@@ -184,6 +184,8 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         compact=bool(about.get("compact")),
     )  # fmt: skip
     ens.calibrator = Calibrator(**about["calibrator"]) if about.get("calibrator") else None
+    if "generator" in about:
+        ens.generator.set_state(torch.frombuffer(bytearray.fromhex(about["generator"]), dtype=torch.uint8))
     if method.draws:
         ens.redraw()
     return ens
@@ -218,6 +220,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "task": ensemble.task,
         "seed": ensemble.seed,
         "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
+        "generator": ensemble.generator.get_state().numpy().tobytes().hex(),
         "owned": sorted(engine.owned),
         "summed": sorted(engine.summed),
         "shared_norms": sorted(engine.shared_norms),

@@ -204,6 +204,11 @@ def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
 def into_slots(batch: Batch, batch_axis: BatchAxis) -> Batch:
     """Each member's own rows of a batch."""
     assert batch.slots is not None
+    for name, leaf in tree.leaves(batch.target):
+        if not isinstance(leaf, Tensor) or (leaf.ndim and len(leaf) != batch.count):
+            shown = f"{list(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+            where = f"target {name}" if name else "the target"
+            raise InputError(f"{where} is {shown}: slots have rows of their own, so give a tensor of {batch.count} rows")
     whole = Inputs(*batch.inputs, **batch.kwargs)
     call = stack_slots([take_rows(whole, batch_axis, index) for index in batch.slots], batch_axis)
     targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]

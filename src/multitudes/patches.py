@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from multitudes import tree
 from multitudes.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
 from multitudes.engine.state import SEEDS, bake, slots_of
+from multitudes.entry import first_layers
 from multitudes.errors import ConversionError, InputError
 from multitudes.initialise import fresh, member_seed
 from multitudes.inputs import Inputs
 from multitudes.layers import without_fast_path
 from multitudes.method import Batch, Criterion, Layout, Method, names_matching
-from multitudes.structure import NORMS, Structure, first_layers, last_layers, observe
+from multitudes.structure import Structure, is_norm, last_layers, observe
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -147,10 +148,15 @@ class Patching:
         name = type(self).__name__
         if isinstance(self.patch, list):
             object.__setattr__(self, "patch", tuple(self.patch))
-        if isinstance(self.probabilities, list):
-            object.__setattr__(self, "probabilities", tuple(self.probabilities))
+        if self.probabilities is not None:
+            try:
+                object.__setattr__(self, "probabilities", tuple(float(chance) for chance in self.probabilities))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{name}(probabilities={self.probabilities!r}): give {self.components} numbers") from error
         if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
             raise InputError(f"{name}(components={self.components!r}): give a whole number of at least 1")
+        if not isinstance(self.zero_component, bool):
+            raise InputError(f"{name}(zero_component={self.zero_component!r}): give True or False")
         if self.zero_component and self.components < 2:
             raise InputError(f"{name}(zero_component=True): one component at zero needs another one: components=2 or more")
         choices = {"init": ("random", "copies"), "draw": ("step", "row"), "prior": ("l2", "elbo", "none")}
@@ -163,16 +169,19 @@ class Patching:
                 raise InputError(f"{name}({field}={value!r}): give a number of at least 0")
         for field, least in (("tau_output", 0.0), ("gamma", -math.inf)):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, (int, float)) or not least < value < math.inf):
+            wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < math.inf
+            if value is not None and wrong:
                 raise InputError(f"{name}({field}={value!r}): give a number above {least:g}, or None")
-        if not isinstance(self.patch, (str, tuple)):
+        if not isinstance(self.patch, (str, tuple)) or not all(isinstance(glob, str) for glob in self.patch):
             raise InputError(f"{name}(patch={self.patch!r}): give words or globs")
         chances = self.probabilities
         if chances is not None and not (
             len(chances) == self.components and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6
         ):
             raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
-        if self.prior == "elbo" and (not isinstance(self.examples, int) or self.examples < 1):
+        if self.prior == "elbo" and (
+            isinstance(self.examples, bool) or not isinstance(self.examples, int) or self.examples < 1
+        ):
             raise InputError(f"{name}(prior='elbo'): say how many examples there are to train on, examples=50_000")
         words = self.patch.split("+") if isinstance(self.patch, str) else []
         if not self.patch or (words and words[0] in WORDS and not set(words) <= set(WORDS)):
@@ -186,7 +195,7 @@ class Patching:
         words = globs[0].split("+") if isinstance(self.patch, str) and globs[0].split("+")[0] in WORDS else []
         if words:
             found = {
-                "norm": {n for n, part in model.named_modules() if isinstance(part, NORMS)} & has_own,
+                "norm": {n for n, part in model.named_modules() if is_norm(part)} & has_own,
                 "input": first_layers(structure),
                 "output": last_layers(structure)[0],
             }
@@ -266,7 +275,7 @@ class Patching:
         given = layer._parameters[key]
         assert given is not None
         value = given.detach().expand(stored, *given.shape).clone()
-        norm = isinstance(layer, NORMS)
+        norm = is_norm(layer)
         if norm and key == "weight" and self.gamma is not None:
             value.fill_(self.gamma)
         if self.init == "copies":
@@ -338,7 +347,7 @@ class Patching:
             if self.prior == "l2":
                 terms.append(squares.sum() * (self.strength / count))
                 continue
-            precision = self.rho if name.rpartition(".")[2] == "bias" else self.tau
+            precision = self.rho if "bias" in name.rpartition(".")[2] else self.tau
             weights = self._weights(squares) if name in patched else squares.new_ones(())
             assert self.examples is not None
             terms.append((precision / 2) * (squares * weights).sum() / self.examples)

@@ -49,6 +49,8 @@ class Structure:
     """Parameters that are read outside the forward of the module that they belong to."""
     dropping: set[str]
     """Modules whose forward calls a dropout function with a rate above 0, dropout modules apart."""
+    inputs: Inputs | None = None
+    """The example."""
 
     def started(self, name: str) -> int | None:
         """When the first call in a module's subtree happened; None if none did."""
@@ -137,6 +139,15 @@ def is_layer(module: nn.Module) -> bool:
     return not inner or isinstance(module, nn.MultiheadAttention)
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises: one of torch's norms, or one that is called so and has a scale, and a shift, of its own."""
+    if isinstance(module, NORMS):
+        return True
+    own = own_tensors(module)
+    alone = own.keys() == dict(named_tensors(module)).keys() and bool(own) and all(t.ndim <= 1 for t in own.values())
+    return alone and "norm" in type(module).__name__.lower()
+
+
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers that belong to a module itself, parametrized ones included."""
     return {name: tensor for name, tensor in named_tensors(module) if owner(name) == ""}
@@ -176,7 +187,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
-    structure = Structure(model, order, ends, made, names, taken, reading.elsewhere, reading.dropping)
+    structure = Structure(model, order, ends, made, names, taken, reading.elsewhere, reading.dropping, inputs)
     strays = structure.strays()
     if strays:
         raise InputError(
@@ -207,30 +218,6 @@ def _named_by_config(structure: Structure) -> set[str] | None:
     heads = {named} if isinstance(named, str) else set(named)
     modules = dict(structure.model.named_modules())
     return heads if all(name in modules and list(modules[name].parameters()) for name in heads) else None
-
-
-def reaches_around(model: nn.Module, inputs: Inputs, first: set[str]) -> str | None:
-    """What of the input comes to the outputs without passing through these layers, if anything does."""
-    probe = bake(model, {}).eval()
-    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
-    own = inputs.refill([leaf.clone() for leaf in leaves])  # which forward may write into
-    given = {id(leaf) for leaf in leaves}
-    cut: set[Any] = set()
-    for name in first:
-        probe.get_submodule(name).register_forward_hook(lambda _, __, output: cut.add(output.grad_fn))
-    with torch.enable_grad():
-        output = probe(*own.args, **own.kwargs)
-    queue: list[Any] = [t.grad_fn for t in tree.tensors(output) if t.grad_fn is not None]
-    seen: set[Any] = set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen or node in cut:
-            continue
-        seen.add(node)
-        if id(getattr(node, "variable", None)) in given:
-            return "its input reaches the output around the first layer"
-        queue.extend(source for source, _ in node.next_functions)
-    return None
 
 
 def blocks(model: nn.Module) -> list[str]:
@@ -277,7 +264,7 @@ def block_starts(structure: Structure) -> set[str]:
     A residual sum joins ways that part at a common tensor, and the way with the fewest layers is the shortcut. They are found
     in the autograd graph, so that a residual network shows its blocks however it is written.
     """
-    order = _outputs_first(structure.ends)
+    order = outputs_first(structure.ends)
     place = {node: index for index, node in enumerate(order)}
     users: dict[Any, int] = {}
     for node in order:
@@ -290,13 +277,13 @@ def block_starts(structure: Structure) -> set[str]:
         ways = _summands(node, users)
         if len(ways) < 2:
             continue
-        behind = [set(_outputs_first((way,))) for way in ways]
+        behind = [set(outputs_first((way,))) for way in ways]
         fork = min((place[n] for n in set.intersection(*behind)), default=len(order))
         between = [{n: made[n] for n in way if place[n] < fork and n in made} for way in behind]
         fewest = min(len(set(way.values())) for way in between)
         for way in between if fork < len(order) else ():
             if len(set(way.values())) > fewest:
-                starts |= {name for n, name in way.items() if not (set(_outputs_first((n,))) - {n}) & way.keys()}
+                starts |= {name for n, name in way.items() if not (set(outputs_first((n,))) - {n}) & way.keys()}
     return starts
 
 
@@ -315,7 +302,7 @@ def _summands(node: Any, users: dict[Any, int]) -> list[Any]:
     return [part for part in found if "AccumulateGrad" not in part.name()]
 
 
-def _outputs_first(ends: tuple[Any, ...]) -> list[Any]:
+def outputs_first(ends: tuple[Any, ...]) -> list[Any]:
     """All autograd nodes behind these, each before the nodes that it was computed from."""
     done: list[Any] = []
     seen: set[Any] = set()
@@ -331,32 +318,10 @@ def _outputs_first(ends: tuple[Any, ...]) -> list[Any]:
     return done[::-1]
 
 
-def first_layers(structure: Structure) -> set[str]:
-    """The layers that no other layer comes before: those on the network's inputs."""
-    layers = set(structure.layers())
-    nodes = {node: name for node, (name, _) in structure.made.items() if name in layers}
-    found = set(nodes.values())
-    for node, name in nodes.items():
-        if any(nodes.get(other, name) != name for other in _outputs_first((node,))):
-            found.discard(name)
-    return found
-
-
-def norms_before(structure: Structure, layers: set[str]) -> set[str]:
-    """The norms that stand before these layers."""
-    norms = {n for n, part in structure.model.named_modules() if isinstance(part, NORMS) and n in structure.order}
-    earliest = min((structure.order[n] for n in layers), default=0)
-    found = {n for n in norms if structure.order[n] < earliest}
-    for node, (name, _) in structure.made.items():
-        if name in layers:
-            found |= {structure.made[n][0] for n in _outputs_first((node,)) if n in structure.made} & norms
-    return found
-
-
 def added(structure: Structure) -> set[str]:
     """The parameters that are only ever added, scaled entry by entry or put beside something: tokens, positions, scales."""
     consumers: dict[Any, list[Any]] = {}
-    for node in _outputs_first(structure.ends):
+    for node in outputs_first(structure.ends):
         for source, _ in node.next_functions:
             consumers.setdefault(source, []).append(node)
     found = set()

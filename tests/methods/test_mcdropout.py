@@ -19,7 +19,7 @@ from torch.export import Dim
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.methods.mcdropout import DroppedBefore, Live
+from multitudes.dropped import DroppedBefore, Live
 from multitudes.models import MLP, ViT, resnet18
 
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
@@ -484,3 +484,60 @@ def test_exported() -> None:
     expected = ens(x)
     ens.resample(1)
     assert_same(program(x), expected)
+
+
+class Matrix(nn.Module):
+    """A layer of which nothing is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("position", ["auto", "layers"])
+def test_before_layers_that_are_not_known(position: str) -> None:
+    """Refused by name, and not left out silently; where dropout modules are live, it does not matter."""
+    net = nn.Sequential(nn.Linear(4, 6), Matrix(), nn.Linear(6, 3))
+    with pytest.raises(mt.ConversionError, match="a Matrix multiplies by"):
+        mt.ensemble(net, mt.MCDropout(position=position), torch.randn(2, 4))
+    assert mt.ensemble(nn.Sequential(*net, nn.Dropout(0.5)), mt.MCDropout(), torch.randn(2, 4)).members == 10
+
+
+class MyRMSNorm(nn.Module):
+    """A norm that is none of torch's."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+def test_before_norms_of_other_libraries() -> None:
+    """A module that is called a norm and has a scale of its own is one."""
+    net = nn.Sequential(nn.Linear(4, 6), MyRMSNorm(6), nn.Linear(6, 3))
+    ens = mt.ensemble(net, mt.MCDropout(position="norm", p=0.005), torch.randn(2, 4), seed=0)
+    assert [name for name, _ in ens.named_buffers() if "mask" in name] == ["1.mask0"]
+    patched = mt.ensemble(net, mt.EMP(members=2, components=3, patch="norm"), torch.randn(2, 4), seed=0)
+    weight = patched.get_parameter("1.weight")
+    assert weight.shape == (3, 6)
+    assert not torch.equal(weight[0], weight[1])
+
+
+def test_recurrent_dropout_is_named() -> None:
+    """It lies inside of torch's own kernel, and stays off."""
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.drop, self.head = nn.LSTM(4, 6, 2, dropout=0.5), nn.Dropout(0.5), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.drop(self.rnn(x)[0]))
+
+    plan = mt.plan(Steps(), mt.MCDropout(), torch.randn(5, 2, 4), batch_axis=1)
+    assert any("not live at prediction: dropout in rnn" in note for note in plan.notes)

@@ -193,6 +193,52 @@ def test_slots_are_shuffled_independently() -> None:
     assert bool(((counts - expected).abs() < 5 * math.sqrt(expected)).all())
 
 
+def test_what_slots_share_is_any_part_of_the_batch() -> None:
+    """A common shuffle comes first: the shared rows are not always the last of the batch."""
+    method, rng = mt.MIMO(members=3, rho=0.5), torch.Generator().manual_seed(0)
+    shared = [frozenset(method.slots(8, rng)[0, 4:].tolist()) for _ in range(20)]
+    assert len(set(shared)) > 10
+
+
+@pytest.mark.parametrize("target", [[0, 1, 2, 3, 0, 1], torch.zeros(9), torch.zeros(3)])
+def test_targets_that_cannot_follow(target: Any) -> None:
+    """What is no tensor, or has other rows, would be left where it is."""
+    ens, _ = converted("vectors")
+    with pytest.raises(mt.InputError, match=r"target.* is .*: slots have rows of their own, so give a tensor of 6 rows"):
+        ens.batch(X, target)
+
+
+class Noisy(nn.Module):
+    """Noise of its own in the trunk, drawn in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.head, self.how = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.training and self.how == "rand":
+            h = h * (torch.rand(h.shape[0], 1) > 0.5)
+        if self.training and self.how == "path":
+            h = h * h.new_empty(h.shape[0], 1).bernoulli_(0.5)
+        if self.training and self.how == "attention":
+            h = F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None], dropout_p=0.5)[:, 0]
+        return self.head(torch.relu(self.b(h)))
+
+
+@pytest.mark.parametrize("how", ["rand", "path", "attention"])
+def test_the_trunks_noise_is_one(how: str) -> None:
+    """Heads of equal weights give the same in training: there is one trunk behind all slots."""
+    ens = mt.ensemble(Noisy(how).double(), mt.MIMO(members=3), X, seed=0).train()
+    with torch.no_grad():
+        for name in ("head.weight", "head.bias"):
+            ens.get_parameter(name).copy_(ens.get_parameter(name)[:1].expand_as(ens.get_parameter(name)))
+    batch = ens.batch(X, Y)
+    found = ens(*batch.inputs, **batch.kwargs)
+    assert_same(found, found[:1].expand_as(found))
+    ens.loss(X, Y, F.cross_entropy).backward()
+
+
 def test_targets_follow_inputs() -> None:
     """Also in trees of several; a number that is no row's stays what it is."""
     x = X.clone()

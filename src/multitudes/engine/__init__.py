@@ -1,6 +1,14 @@
 """Executors: ways to run a template whose tensors carry members, all with the same meaning."""
 
-from multitudes.engine.fold import batch_coupled, rows_lie_together, run_each_row, run_fold, run_fold_rows, takes_rows
+from multitudes.engine.fold import (
+    batch_coupled,
+    forbidden,
+    rows_lie_together,
+    run_each_row,
+    run_fold,
+    run_fold_rows,
+    takes_rows,
+)
 from multitudes.engine.loop import run_loop, run_rows
 from multitudes.engine.state import MODES, Engine, Traits
 from multitudes.engine.vmap import run_apart, run_vmap
@@ -13,6 +21,7 @@ __all__ = [
     "Engine",
     "Traits",
     "batch_coupled",
+    "forbidden",
     "rows_lie_together",
     "run_apart",
     "run_each_row",

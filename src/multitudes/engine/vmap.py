@@ -94,7 +94,9 @@ def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: i
         structure[:], names[:] = [output], list(changed)
         return tree.tensors(output), list(changed.values())
 
-    outputs, changed = torch.func.vmap(one, in_dims=(0, dims), randomness="different")(stacked, values)
+    alike = size == 1 or (engine.summed and per_member)  # one pass, or one trunk behind all slots: its noise is drawn once
+    noise = "same" if alike else "different"
+    outputs, changed = torch.func.vmap(one, in_dims=(0, dims), randomness=noise)(stacked, values)
     tree.plain(structure[0])
     shared = [name for name in names if name not in engine.owned]
     if shared:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from multitudes.compact import compacted
 from multitudes.engine.state import bake
+from multitudes.entry import first_layers
 from multitudes.errors import ConversionError, InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs
@@ -42,7 +43,7 @@ from multitudes.masks import columns_per_one, effective_scale, masks_of, ones_fo
 from multitudes.method import Batch, Factory, Layout, Method, inside, split_rows
 from multitudes.pruning import nearest
 from multitudes.resize import resized
-from multitudes.structure import Structure, first_layers, last_layers, observe
+from multitudes.structure import Structure, last_layers, observe
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble

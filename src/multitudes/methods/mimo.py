@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.engine.state import bake, like
+from multitudes.entry import first_layers, norms_before, reaches_around
 from multitudes.errors import ConversionError, InputError
 from multitudes.inputs import Inputs
 from multitudes.layers import Mixed, along_channels, mixed_class, product_of
 from multitudes.method import Batch, Factory, Layout, Method, by_rank, inside, owned_modules
-from multitudes.structure import Structure, first_layers, heads, norms_before, observe, reaches_around
+from multitudes.structure import Structure, heads, observe
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
