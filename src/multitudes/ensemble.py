@@ -31,6 +31,7 @@ from multitudes.engine.trial import pick
 from multitudes.engine.tune import tune
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs, rows, slot
+from multitudes.loading import load_base
 from multitudes.method import Batch, Criterion, Method, into_slots
 from multitudes.norms import estimate_norms
 from multitudes.tasks import Average, checked
@@ -301,30 +302,7 @@ class Ensemble(Resampled, nn.Module):
 
         start="copies" gives its weights to every member; "fresh" leaves what members own as it is.
         """
-        if start not in ("copies", "fresh"):
-            raise InputError(f"start={start!r}: say 'copies' or 'fresh'")
-        own = dict(self.state_dict(keep_vars=True))
-        stacked = {id(t) for n, t in named_tensors(self.template) if n in self.engine.owned}  # a tied one under any name
-        owned = set(self.engine.owned) | {name for name, tensor in own.items() if id(tensor) in stacked}
-        added = own.keys() - self.base.state_dict().keys()
-        own = {name: tensor for name, tensor in own.items() if name not in added}  # what the method adds stays as it is
-        wrong = [f"missing {n}" for n in own if n not in state_dict] + [f"unknown {n}" for n in state_dict if n not in own]
-        base = self.base.state_dict()
-        owned |= {name for name, tensor in own.items() if tensor.ndim > base[name].ndim}
-        for name in own.keys() & state_dict.keys():
-            shape = own[name].shape[1:] if name in owned else own[name].shape
-            if state_dict[name].shape != shape:
-                wrong.append(f"{name} is {list(state_dict[name].shape)} instead of {list(shape)}")
-        if wrong and {n: t.shape for n, t in self.base.state_dict().items()} == {n: t.shape for n, t in state_dict.items()}:
-            raise InputError(f"members of {self.method} are no copies of the base model: load it there, and convert it again")
-        if wrong:
-            raise InputError(f"this is not a checkpoint of the base model: {'; '.join(sorted(wrong))}")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                if name not in owned or start == "copies":
-                    share = self.members if name in self.engine.summed else 1
-                    tensor.copy_((state_dict[name] / share if share > 1 else state_dict[name]).expand_as(tensor))
-        self.engine.refresh()
+        load_base(self, state_dict, start)
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
         """BatchNorm's running statistics as the averages over a few batches: after `Packed(pretrained=True)`, for example."""
