@@ -49,7 +49,7 @@ def test_load_base_with_tied_weights() -> None:
 
 def test_load_base_refuses_what_is_no_checkpoint() -> None:
     """Missing, unknown and misshapen tensors are named together, and nothing is loaded."""
-    ens = deep()
+    ens = convert(mt.Deep(), ZOO["mlp"])
     before, state = copy.deepcopy(ens.state_dict()), dict(ZOO["mlp"].model(seed=3).state_dict())
     del state["0.bias"]
     state["extra"], state["2.weight"] = torch.zeros(1), torch.zeros(2, 2)
