@@ -1,0 +1,272 @@
+"""Every figure of multitudes.figures on one page, light and dark, drawn from made-up data: nothing here was measured.
+
+python docs/gallery.py --out build/gallery.html
+
+The page holds its pictures itself and needs no network. It follows the reader's setting of light or dark, or the button.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from multitudes import figures
+
+Array = np.ndarray[Any, Any]
+DPI = 150
+NARROW = 640
+"""Pixels of a window below which a figure's narrow form is taken."""
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure with what is said of it."""
+
+    title: str
+    caption: str
+    call: str
+    draw: Callable[..., Figure]
+    narrow: dict[str, Any] | None = None
+    """What is set otherwise for a narrow window."""
+
+
+def judged(rng: np.random.Generator, examples: int = 4000) -> dict[str, tuple[Array, Array]]:
+    """A single network that is too sure of itself, and ensembles that are less so and more often right."""
+    found = {}
+    ease = rng.normal(1.7, 1.9, examples)
+    for name, (better, pride, noise) in {
+        "single": (0, 1.3, 0.9),
+        "packed": (0.35, 0.35, 0.5),
+        "deep": (0.5, -0.15, 0.3),
+    }.items():
+        true = 0.1 + 0.9 / (1 + np.exp(-ease - better))
+        felt = 0.1 + 0.9 / (1 + np.exp(-ease - better - pride - rng.normal(0, noise, examples)))
+        found[name] = felt, rng.random(examples) < true
+    return found
+
+
+def entropies(rng: np.random.Generator) -> dict[str, tuple[Array, Array]]:
+    """Entropies of ten classes, on a test set and on another data set."""
+    means = {"single": (0.25, 0.95), "packed": (0.3, 1.35)}
+    return {name: tuple(2.3 * rng.beta(4 * m / 2.3, 4 * (1 - m / 2.3), 4000) for m in pair) for name, pair in means.items()}
+
+
+def accuracies(rng: np.random.Generator) -> dict[str, dict[int, Array]]:
+    """Nineteen corruptions at five severities."""
+    hardness = rng.gamma(2, 0.5, 19)
+    start = {"single": (0.93, 0.075), "MC-Dropout": (0.925, 0.066), "Masksembles": (0.935, 0.055), "deep": (0.945, 0.053)}
+    drop = {s: s**1.15 * hardness for s in range(1, 6)}
+    return {
+        name: {s: np.clip(top - slope * hard + rng.normal(0, 0.008, 19), 0.1, 1) for s, hard in drop.items()}
+        for name, (top, slope) in start.items()
+    }
+
+
+def regression(rng: np.random.Generator) -> dict[str, Any]:
+    """Ridge regressions on random features, fitted to data with a gap: one, and eight on resampled data."""
+    x = np.concatenate([rng.uniform(-4, -1, 30), rng.uniform(1.2, 4, 30)])
+    y = np.sin(1.6 * x) + 0.3 * x + rng.normal(0, 0.18, len(x))
+    grid = np.linspace(-5, 5, 300)
+    curves = []
+    for _ in range(8):
+        weight, bias = rng.normal(0, 1.3, 60), rng.uniform(-4, 4, 60)
+        taken = rng.integers(len(x), size=len(x))
+        inner, outer = (np.tanh(np.outer(values, weight) + bias) for values in (x[taken], grid))
+        curves.append(outer @ np.linalg.solve(inner.T @ inner + 0.05 * np.eye(60), inner.T @ y[taken]))
+    members = np.stack(curves)
+    mean = {"single": members[0], "ensemble of eight": members.mean(0)}
+    variance = {"single": np.full(300, 0.18**2), "ensemble of eight": members.var(0) + 0.18**2}
+    return {
+        "x": grid,
+        "mean": mean,
+        "variance": variance,
+        "members": {"single": members[:1], "ensemble of eight": members},
+        "data": (x, y),
+    }
+
+
+def sinusoids(rng: np.random.Generator) -> dict[str, Any]:
+    """Two noisy sinusoids, told apart by logistic regression on random features: by one, and by sixteen together."""
+    across = rng.uniform(-5, 5, 200)
+    labels = (np.arange(200) % 2).astype(int)
+    xy = np.column_stack([across, np.sin(across) * 1.2 + np.where(labels, 1.1, -1.1) + rng.normal(0, 0.3, 200)])
+    x, y = np.linspace(-9, 9, 160), np.linspace(-6, 6, 120)
+    plane = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2)
+    probs = []
+    for _ in range(16):
+        weight, bias = rng.normal(0, 1, (2, 60)), rng.uniform(-5, 5, 60)
+        inner, outer = np.maximum(xy @ weight + bias, 0) / 5, np.maximum(plane @ weight + bias, 0) / 5
+        slope = rng.normal(0, 3, 60)
+        for _ in range(600):
+            slope -= 0.2 * (inner.T @ (1 / (1 + np.exp(-inner @ slope)) - labels) / 20 + 0.001 * slope)
+        probs.append(1 / (1 + np.exp(-outer @ slope)))
+    some = {"single": 1, "four": 4, "sixteen": 16}
+    maps = {name: entropy(np.mean(probs[:m], 0)).reshape(len(y), len(x)) for name, m in some.items()}
+    return {"x": x, "y": y, "entropy": maps, "points": (xy, labels), "top": float(np.log(2))}
+
+
+def entropy(p: Array) -> Array:
+    """Of a coin."""
+    p = p.clip(1e-9, 1 - 1e-9)
+    return -(p * np.log(p) + (1 - p) * np.log(1 - p))
+
+
+def methods() -> list[dict[str, Any]]:
+    """Made up, with sizes as they are for a ResNet-18."""
+    rows = [
+        ("single", 1.0, 94.1, 11.2), ("deep", 4.0, 95.2, 44.7), ("packed (2, 4, 1)", 1.2, 94.9, 11.2),
+        ("packed (2, 4, 2)", 0.9, 94.6, 8.2), ("MIMO", 1.05, 94.0, 11.2), ("Masksembles", 4.0, 94.3, 11.2),
+        ("BatchEnsemble", 4.1, 94.4, 11.2), ("MC-Dropout", 4.0, 94.2, 11.2), ("TreeNet", 2.6, 94.8, 30.1),
+    ]  # fmt: skip
+    return [dict(zip(("name", "cost", "quality", "size"), row, strict=True)) for row in rows]
+
+
+def differing(rng: np.random.Generator, members: int = 6) -> Array:
+    """How often members differ whose errors are partly common."""
+    hard = rng.random(3000) ** 3
+    wrong = rng.random((members, 3000)) < hard * np.linspace(0.3, 0.6, members)[:, None]
+    labels = np.where(wrong, rng.integers(1, 10, wrong.shape), 0)
+    return (labels[:, None] != labels[None]).mean(-1)
+
+
+def street(rng: np.random.Generator) -> dict[str, Any]:
+    """A road with two cars, trees and a sky; the prediction is unsure at borders and of the farther car."""
+    height, width = 96, 144
+    row, column = np.mgrid[:height, :width]
+    labels = np.where(row < 48, 0, 1)
+    for middle, radius in ((18, 20), (52, 14), (122, 24)):
+        labels[(column - middle) ** 2 + 1.2 * (row - 38) ** 2 < radius**2] = 2
+    labels[(row >= 46) & (np.abs(column - 72) < 12 + 1.1 * (row - 46))] = 3
+    for top, left, h, w in ((66, 46, 16, 30), (47, 76, 6, 10)):
+        labels[top : top + h, left : left + w] = 4
+    shades = np.array([[0.55, 0.75, 0.95], [0.5, 0.62, 0.35], [0.13, 0.4, 0.2], [0.42, 0.42, 0.45], [0.75, 0.2, 0.18]])
+    light = 1 - 0.25 * row / height + rng.normal(0, 0.05, labels.shape)
+    image = (shades[labels] * light[..., None]).clip(0, 1).transpose(2, 0, 1)
+    scores = blurred(np.eye(5)[labels].transpose(2, 0, 1), 3) + 0.35 * blurred(rng.normal(0, 1, (5, height, width)), 4)
+    scores[4, 44:56, 72:92] -= 0.3
+    probs = np.exp(8 * scores) / np.exp(8 * scores).sum(0)
+    doubt = -(probs * np.log(probs + 1e-12)).sum(0)
+    return {"image": image, "labels": labels, "predicted": probs.argmax(0), "entropy": doubt}
+
+
+def blurred(planes: Array, times: int) -> Array:
+    """Each pixel's mean with its neighbours, several times."""
+    for _ in range(times):
+        for axis in (1, 2):
+            edge = np.pad(planes, [(0, 0), *[(1, 1) if a == axis else (0, 0) for a in (1, 2)]], mode="edge")
+            planes = sum(np.take(edge, range(i, i + planes.shape[axis]), axis) for i in range(3)) / 3
+    return planes
+
+
+def plates(seed: int = 0) -> list[Plate]:
+    """All figures, each with data from a seed of its own."""
+    draws = iter(np.random.default_rng(seed).spawn(8))
+    runs, scores, boxes = judged(next(draws)), entropies(next(draws)), accuracies(next(draws))
+    line, plane, matrix, scene = regression(next(draws)), sinusoids(next(draws)), differing(next(draws)), street(next(draws))
+    names = ["sky", "grass", "tree", "road", "car"]
+    labels = {"cost": "multiply-adds, single network = 1", "quality": "accuracy (%)", "size": "million parameters"}
+    two = {name: runs[name] for name in ("single", "packed")}
+    return [
+        Plate("Reliability", "How often predictions come true, by how sure they are. Upright lines are the gaps that ECE sums.",
+              "reliability({'single': (confidence, correct), 'packed': ...})", lambda **k: figures.reliability(two, **k)),
+        Plate("Risk and coverage", "Errors that remain if only the most confident predictions are kept.",
+              "risk_coverage({'single': (confidence, correct), ...})", lambda **k: figures.risk_coverage(runs, **k)),
+        Plate("Out of distribution", "A score in and out of distribution, and how well a threshold on it tells them apart.",
+              "ood({'single': (score_in, score_out), ...}, score='entropy')",
+              lambda **k: figures.ood(scores, score="entropy", **k), {"columns": 1}),
+        Plate("Corrupted inputs", "Accuracy over nineteen corruptions, at each of five severities.",
+              "corruption({'single': {1: accuracies, 2: ...}, ...})", lambda **k: figures.corruption(boxes, **k)),
+        Plate("Predictive bands", "A regression whose data have a gap: members part where nothing holds them.",
+              "bands(x, {'single': mean, ...}, {'single': variance, ...}, members, data=(x, y))",
+              lambda **k: figures.bands(**line, **k), {"columns": 1}),
+        Plate("Entropy over the plane", "Two noisy sinusoids, told apart by one network, by four and by sixteen.",
+              "entropy_map(x, y, {'single': entropy, ...}, points=(xy, labels), top=log(2))",
+              lambda **k: figures.entropy_map(**plane, **({"columns": 3} | k)), {"columns": 1}),
+        Plate("Cost and quality", "What methods cost beside the single network; areas are parameters.",
+              "cost_quality([{'name': 'single', 'cost': 1, 'quality': 94.1, 'size': 11.2}, ...])",
+              lambda **k: figures.cost_quality(methods(), **labels, **k)),
+        Plate("Disagreement of members", "The share of examples on which two members differ.",
+              "disagreement(matrix)", lambda **k: figures.disagreement(matrix, **k)),
+        Plate("Segmentation", "One image with its truth, its prediction, and where that is unsure.",
+              "segmentation(image, labels, predicted, entropy, classes=names)",
+              lambda **k: figures.segmentation(**scene, classes=names, **k), {"columns": 2}),
+    ]  # fmt: skip
+
+
+def source(figure: Figure) -> str:
+    """A figure as the address of its own picture."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=DPI)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def block(plate: Plate) -> str:
+    """A figure's part of the page, in both themes."""
+    parts = []
+    for theme in ("light", "dark"):
+        figure = plate.draw(theme=theme)
+        wide = round(figure.get_figwidth() * 100)
+        other = "" if plate.narrow is None else source(plate.draw(theme=theme, **plate.narrow))
+        narrow = f'<source media="(max-width: {NARROW}px)" srcset="{other}">' if other else ""
+        alt = html.escape(f"{plate.title}: {plate.caption}")
+        parts.append(f'<picture class="{theme}">{narrow}<img width="{wide}" alt="{alt}" src="{source(figure)}"></picture>')
+    title, caption, call = html.escape(plate.title), html.escape(plate.caption), html.escape(plate.call)
+    return f"<section><h2>{title}</h2><p>{caption}</p><pre><code>figures.{call}</code></pre>{''.join(parts)}</section>"
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>multitudes: figures</title>
+<style>
+:root { color-scheme: light dark; }
+:root[data-theme=light] { color-scheme: light; }
+:root[data-theme=dark] { color-scheme: dark; }
+body { background: light-dark(#ffffff, #15181d); color: light-dark(#1c1f24, #e8eaed); margin: 0 auto; max-width: 62rem;
+  padding: 1rem; font: 16px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 1.5rem; } h2 { margin: 0; font-size: 1.15rem; } p { margin: .2rem 0 .6rem; max-width: 44rem; }
+header { display: flex; gap: 1rem; justify-content: space-between; align-items: center; }
+section { border-top: 1px solid light-dark(#e3e6ea, #2c3139); padding: 1.2rem 0; }
+pre { font-size: .82rem; margin: 0 0 .8rem; overflow-x: auto; color: light-dark(#4b5563, #aeb6c0); }
+img { max-width: 100%; height: auto; display: block; }
+button { font: inherit; color: inherit; background: none; border: 1px solid light-dark(#6b7280, #9aa2ad); border-radius: .4rem;
+  padding: .2rem .7rem; cursor: pointer; }
+:root:not([data-theme=dark]) .dark, :root[data-theme=dark] .light { display: none; }
+@media (prefers-color-scheme: dark) {
+  :root:not([data-theme]) .dark { display: block; } :root:not([data-theme]) .light { display: none; }
+}
+</style></head><body>
+<header><h1>Figures</h1><button type="button">light or dark</button></header>
+<p>Everything that <code>multitudes.figures</code> draws. The data are made up, and no method was measured for this page.</p>
+BLOCKS
+<script>
+const root = document.documentElement, prefers = matchMedia("(prefers-color-scheme: dark)");
+document.querySelector("button").onclick = () => {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : prefers.matches;
+  root.dataset.theme = dark ? "light" : "dark";
+};
+</script></body></html>
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="every figure of multitudes.figures on one page")
+    parser.add_argument("--out", type=Path, default=Path("build/gallery.html"), help="where the page goes")
+    out = parser.parse_args(arguments).out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(PAGE.replace("BLOCKS", "\n".join(map(block, plates()))), encoding="utf-8")
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

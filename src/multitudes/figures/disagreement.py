@@ -1,0 +1,65 @@
+"""The disagreement between members, two by two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from multitudes.errors import InputError
+from multitudes.figures import canvas
+from multitudes.figures.theme import Look, Theme, look
+from multitudes.figures.values import Floats, Numbers, plain, read
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+READABLE = 16
+"""Members up to which the cells have room for numbers."""
+
+
+def disagreement(
+    matrix: Numbers, *, names: Sequence[str] | None = None, label: str = "Share of examples on which they differ",
+    theme: Theme = "light", ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """The matrix ``[M, M]`` in colours, with its numbers in the cells of up to 16 members.
+
+    `names` of members are 0, 1, ... if not given; `label` says what the numbers are.
+    """
+    colours, found = look(theme), read(matrix, "matrix", "M M", {})
+    members = range(len(found)) if names is None else list(names)
+    if len(members) != len(found):
+        raise InputError(f"there are {len(found)} members, and {len(members)} names")
+    ax = canvas.one(ax, 4.3, colours)
+    low, high = min(0.0, float(found.min())), float(found.max())
+    image = ax.imshow(found, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
+    canvas.dress(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
+    step = 1 if len(found) <= READABLE else math.ceil(len(found) / 10)
+    shown = range(0, len(found), step)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_ticks(shown, [plain(members[i]) for i in shown])
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    if len(found) <= READABLE:
+        _numbers(ax, image, found, colours)
+    canvas.colour_bar(image, [ax], label, colours)
+    return canvas.root(ax)
+
+
+def _numbers(ax: Axes, image: AxesImage, matrix: Floats, look: Look) -> None:
+    """Each cell's number, in that of ink and paper which stands out."""
+    size = min(canvas.SIZE, 76 / len(matrix))
+    light, dark = sorted((look.ink, look.paper), key=_lightness, reverse=True)
+    for (row, column), value in zip(((r, c) for r in range(len(matrix)) for c in range(len(matrix))), matrix.flat, strict=True):
+        red, green, blue, _ = image.cmap(image.norm(value))
+        on_light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+        text = f"{value:.2f}" if len(matrix) <= 10 else f"{value:.2f}".replace("0.", ".", 1)
+        ax.text(column, row, text, ha="center", va="center", fontsize=size, color=dark if on_light else light)
+
+
+def _lightness(colour: str) -> float:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue

@@ -1,0 +1,70 @@
+"""The entropy of a classifier over the plane.
+
+Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, Fig. 4, https://arxiv.org/abs/2012.08334
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multitudes.errors import InputError
+from multitudes.figures import canvas
+from multitudes.figures.theme import Look, Theme, look
+from multitudes.figures.values import Floats, Numbers, entropy_limit, named, pair, read, whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def entropy_map(
+    x: Numbers, y: Numbers, entropy: Numbers | Mapping[str, Numbers], points: tuple[Numbers, Numbers] | None = None, *,
+    top: float | None = None, columns: int | None = None, theme: Theme = "light", ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """Entropy ``[H, G]`` over a grid x ``[G]``, y ``[H]``, with training points (xy ``[P, 2]``, labels ``[P]``).
+
+    Entropies by name, {"single": entropy, ...}, give a panel each, in rows of `columns`, with common colours up to `top`: the
+    largest entropy there is, or log K for K classes.
+    """
+    colours, sizes = look(theme), {}  # type: Look, dict[str, int]
+    x, y = _rising(x, "x", "G", sizes), _rising(y, "y", "H", sizes)
+    given = named(entropy, '{"single": entropy}') if isinstance(entropy, Mapping) else [("", entropy)]
+    maps = {name: read(run, f"entropy{f' of {name!r}' if name else ''}", "H G", sizes) for name, run in given}
+    limit = entropy_limit(list(maps.values()), top)
+    where = None if points is None else _points(points)
+    panels = canvas.several(len(maps), ax, columns, 3.8, colours)
+    for panel, (name, found) in zip(panels, maps.items(), strict=True):
+        mesh = panel.pcolormesh(x, y, found, shading="nearest", cmap=canvas.scale(colours), vmin=0, vmax=limit, rasterized=True)
+        if where is not None:
+            _scatter(panel, *where, colours)
+        canvas.dress(panel, colours, title=name or "Entropy of the prediction", grid=None)
+        panel.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+    rows = math.ceil(len(panels) / (columns or 2))
+    canvas.outer_labels(panels, colours, "First input", "Second input")
+    canvas.colour_bar(mesh, panels, "Entropy in nats", colours, aspect=20 * rows, pad=0.02)
+    return canvas.root(panels[0])
+
+
+def _rising(values: Numbers, name: str, axes: str, sizes: dict[str, int]) -> Floats:
+    found = read(values, name, axes, sizes)
+    if len(found) < 2 or (np.diff(found) <= 0).any():
+        raise InputError(f"{name} must rise from one line of the grid to the next, as torch.linspace(-5, 5, 200) does")
+    return found
+
+
+def _points(points: Any) -> tuple[Floats, NDArray[np.int64]]:
+    sizes: dict[str, int] = {"2": 2}
+    xy, labels = pair(points, "points", "(xy [P, 2], labels [P])")
+    return read(xy, "the points' xy", "P 2", sizes), whole(labels, "the points' labels", "P", sizes)
+
+
+def _scatter(ax: Axes, xy: Floats, labels: NDArray[np.int64], look: Look) -> None:
+    """The points of each class in a colour and with a marker of its own."""
+    for index, label in enumerate(np.unique(labels)):
+        style, mine = look.style(index), xy[labels == label]
+        ax.scatter(mine[:, 0], mine[:, 1], s=16, color=style.colour, marker=style.marker, edgecolors=look.paper, linewidths=0.6)

@@ -1,0 +1,83 @@
+"""Out of distribution or in: how well a score tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from multitudes.errors import InputError
+from multitudes.figures import canvas
+from multitudes.figures.theme import Look, Style, Theme, look
+from multitudes.figures.values import Floats, Numbers, named, pair, read
+from multitudes.scores import detection
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def ood(
+    runs: Mapping[str, tuple[Numbers, Numbers]],
+    bins: int = 30,
+    *,
+    score: str = "score",
+    columns: int = 2,
+    theme: Theme = "light",
+) -> Figure:
+    """Histograms of a score in and out of distribution, one for each run, beside the ROC of all.
+
+    `runs` are pairs (score_in ``[N]``, score_out ``[M]``) by name, a score being larger for what is more out of distribution;
+    `score` says what it is, such as "entropy". columns=1 puts the ROC below. The legend has each run's AUROC.
+    """
+    colours, found = look(theme), _scores(runs)
+    if bins < 1 or columns not in (1, 2):
+        raise InputError(f"bins={bins}, columns={columns}: at least one bin, and one column or two")
+    tall = max(3.7, 0.5 + 1.7 * len(found))
+    figure = canvas.new(7.8, tall, colours) if columns == 2 else canvas.new(canvas.WIDTH, 4.2 + 1.9 * len(found), colours)
+    if columns == 2:
+        grid = figure.add_gridspec(len(found), 2)
+        places, last = [grid[row, 0] for row in range(len(found))], grid[:, 1]
+    else:
+        grid = figure.add_gridspec(len(found) + 1, 1, height_ratios=[*[1.0] * len(found), 2.2])
+        places, last = [grid[row, 0] for row in range(len(found))], grid[len(found), 0]
+    histograms, curves = [figure.add_subplot(place) for place in places], figure.add_subplot(last)
+    for index, (ax, (name, (inside, outside))) in enumerate(zip(histograms, found.items(), strict=True)):
+        _histogram(ax, inside, outside, bins, colours.style(index), colours)
+        canvas.dress(ax, colours, title=name, x=score.capitalize() if ax is histograms[-1] else "", y="Share", grid="y")
+        _roc(curves, name, inside, outside, colours.style(index))
+    curves.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    canvas.dress(curves, colours, title="Detection (ROC)", x="False positive rate", y="True positive rate")
+    curves.set(xlim=(0, 1), ylim=(0, 1.01))
+    canvas.legend(curves, colours, loc="lower right")
+    return figure
+
+
+def _scores(runs: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Floats, Floats]]:
+    found = {}
+    for name, run in named(runs, '{"single": (score_in, score_out)}'):
+        inside, outside = pair(run, name, "(score_in [N], score_out [M])")
+        found[name] = read(inside, f"score_in of {name!r}", "N"), read(outside, f"score_out of {name!r}", "M")
+    return found
+
+
+def _histogram(ax: Axes, inside: Floats, outside: Floats, bins: int, style: Style, look: Look) -> None:
+    """Shares of each kind, in common bins."""
+    edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins)
+    kinds = (("in distribution", inside, look.muted), ("out of it", outside, style.colour))
+    for label, values, colour in kinds:
+        share = np.histogram(values, edges)[0] / len(values)
+        ax.stairs(share, edges, fill=True, color=colour, alpha=0.45, label=label)
+        ax.stairs(share, edges, color=colour, linewidth=1.3)
+    ax.set_ylim(0, ax.dataLim.ymax * 1.35)  # room for the legend above
+    canvas.legend(ax, look, loc="upper right", ncols=2, columnspacing=1.2, handlelength=1.4)
+
+
+def _roc(ax: Axes, name: str, inside: Floats, outside: Floats, style: Style) -> None:
+    score = torch.from_numpy(np.concatenate([inside, outside]))
+    out = torch.arange(len(score)) >= len(inside)
+    fpr, tpr = detection.roc(score, out)
+    label = f"{name}: AUROC {detection.auroc(score, out):.3f}"
+    ax.plot(fpr.numpy(), tpr.numpy(), color=style.colour, linestyle=style.line, linewidth=1.8, label=label)

@@ -1,0 +1,50 @@
+"""The reliability diagram: how often predictions came true, by how sure they were.
+
+Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from multitudes.errors import InputError
+from multitudes.figures import canvas
+from multitudes.figures.theme import Theme, look
+from multitudes.figures.values import judged
+from multitudes.scores import calibration
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def reliability(runs: Mapping[str, tuple[Any, Any]], bins: int = 15, *, theme: Theme = "light") -> Figure:
+    """Accuracy over confidence in bins, the gap to the diagonal as an upright line; below, how many examples each bin holds.
+
+    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name. The legend has each run's ECE.
+    """
+    colours, found = look(theme), judged(runs)
+    if bins < 1:
+        raise InputError(f"bins={bins}: at least one")
+    figure = canvas.new(canvas.WIDTH, 5.6, colours)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
+    upper.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right", zorder=1)
+    width = 0.86 / bins / len(found)
+    for index, (name, (confidence, correct)) in enumerate(found.items()):
+        style, binned = colours.style(index), calibration.reliability(confidence, correct, bins)
+        some = binned.count > 0
+        sure, right = binned.confidence[some].numpy(), binned.accuracy[some].numpy()
+        label = f"{name}: ECE {calibration.ece(confidence, correct, bins):.3f}"
+        upper.vlines(sure, right, sure, color=style.colour, linewidth=2.5, alpha=0.35, zorder=2)
+        upper.plot(
+            sure, right, color=style.colour, linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.6, label=label
+        )
+        left = binned.lower.numpy() + 0.07 / bins + index * width
+        lower.bar(left, binned.count.numpy(), width, align="edge", color=style.colour, label=name)
+    canvas.dress(upper, colours, title="Reliability", y="Accuracy: share that came true")
+    canvas.dress(lower, colours, x="Confidence", y="Examples", grid="y")
+    upper.set(xlim=(0, 1), ylim=(0, 1))
+    upper.tick_params(bottom=False)
+    lower.yaxis.get_major_locator().set_params(nbins=3)
+    canvas.runs_legend(upper, colours, len(found))
+    return figure

@@ -1,0 +1,41 @@
+"""The risk–coverage curve: how many errors remain if only the most confident predictions are kept.
+
+Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017, https://arxiv.org/abs/1705.08500
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from multitudes.figures import canvas
+from multitudes.figures.theme import Theme, look
+from multitudes.figures.values import judged
+from multitudes.scores import selective
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def risk_coverage(runs: Mapping[str, tuple[Any, Any]], *, theme: Theme = "light", ax: Axes | None = None) -> Figure:
+    """The share of errors among the examples answered, over how many are answered; the lower, the better.
+
+    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name. The legend has each run's AURC.
+    """
+    colours, found = look(theme), judged(runs)
+    panel = canvas.one(ax, 3.8, colours)
+    for index, (name, (confidence, correct)) in enumerate(found.items()):
+        style = colours.style(index)
+        coverage, risk = selective.risk_coverage(confidence, correct)
+        label = f"{name}: AURC {selective.aurc(confidence, correct):.4f}"
+        panel.plot(coverage.numpy(), risk.numpy(), color=style.colour, linestyle=style.line, linewidth=1.8, label=label)
+    answered, errors = "Coverage: share of examples answered", "Risk: share of errors in them"
+    canvas.dress(panel, colours, title="Risk and coverage", x=answered, y=errors)
+    panel.set_xlim(0, 1)
+    panel.set_ylim(bottom=0)
+    if ax is None:
+        canvas.runs_legend(panel, colours, len(found))
+    else:
+        canvas.legend(panel, colours, loc="upper left")
+    return canvas.root(panel)

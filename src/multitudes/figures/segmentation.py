@@ -1,0 +1,117 @@
+"""One image of a segmentation: what was seen, what is true, what was predicted, and where that is uncertain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from multitudes.errors import InputError
+from multitudes.figures import canvas
+from multitudes.figures.theme import Look, Theme, look
+from multitudes.figures.values import Floats, Numbers, entropy_limit, plain, read, whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+PER_LINE = {4: 8, 2: 5, 1: 4}
+"""How many classes a line of the legend takes, by columns."""
+
+
+def segmentation(
+    image: Numbers, labels: Numbers, predicted: Numbers, entropy: Numbers, *, classes: Sequence[str] | None = None,
+    ignore: int | None = None, top: float | None = None, columns: int = 4, theme: Theme = "light",
+) -> Figure:  # fmt: skip
+    """An image ``[3, H, W]`` or ``[1, H, W]``, in 0 to 1 or bytes, its labels, those predicted and their entropy, ``[H, W]``.
+
+    `classes` are the names of labels 0, 1, ..., for a legend; pixels labelled `ignore` are left blank and not counted. Colours
+    of entropy end at `top`, or at the largest. `columns` is 4, 2 or 1.
+    """
+    colours, sizes = look(theme), {}  # type: Look, dict[str, int]
+    picture = _picture(image, sizes)
+    truth, guess = whole(labels, "labels", "H W", sizes), whole(predicted, "predicted", "H W", sizes)
+    doubt = read(entropy, "entropy", "H W", sizes)
+    limit = entropy_limit([doubt], top)
+    void = np.zeros_like(truth, dtype=bool) if ignore is None else truth == ignore
+    if void.all():
+        raise InputError(f"every pixel is labelled ignore={ignore}: there is nothing to show")
+    count = _count(truth[~void], guess, classes)
+    palette = _palette(count, colours)
+    first, second, third, fourth = _panels(columns, sizes["H"] / sizes["W"], len(classes or ()), colours)
+    right = float((truth == guess)[~void].mean())
+    canvas.bare(first, colours, "Image")
+    canvas.bare(second, colours, "Truth")
+    canvas.bare(third, colours, f"Prediction: {right:.1%} right")
+    canvas.bare(fourth, colours, "Entropy in nats")
+    first.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    second.imshow(np.ma.array(truth, mask=void), cmap=palette, vmin=-0.5, vmax=count - 0.5, interpolation="nearest")
+    third.imshow(guess, cmap=palette, vmin=-0.5, vmax=count - 0.5, interpolation="nearest")
+    scale = fourth.imshow(doubt, cmap=canvas.scale(colours), vmin=0, vmax=limit, interpolation="nearest")
+    canvas.colour_bar(scale, [fourth], "", colours)
+    if classes is not None:
+        _class_legend(canvas.root(first), classes, palette, colours, PER_LINE[columns])
+    return canvas.root(first)
+
+
+def _panels(columns: int, shape: float, names: int, look: Look) -> list[Axes]:
+    """Four panels for pictures of this height over width, above a legend of so many names."""
+    if columns not in PER_LINE:
+        raise InputError(f"columns={columns}: 1, 2 or 4")
+    width = {4: 10.0, 2: 6.0, 1: canvas.WIDTH}[columns]
+    lines = math.ceil(names / PER_LINE[columns])
+    picture = (width - 0.6) / columns - 0.15
+    figure = canvas.new(width, (picture * shape + 0.4) * (4 // columns) + 0.2 * lines + 0.2 * (lines > 0), look)
+    figure.set_layout_engine("compressed", w_pad=0.08, h_pad=0.05)
+    return list(figure.subplots(4 // columns, columns, squeeze=False).flat)
+
+
+def _picture(image: Numbers, sizes: dict[str, int]) -> Floats:
+    """``[H, W, 3]`` or ``[H, W]``, in 0 to 1."""
+    whole_bytes = str(image.dtype).endswith("uint8") if isinstance(image, (Tensor, np.ndarray)) else False
+    found = read(image, "image", "C H W", sizes) / (255 if whole_bytes else 1)
+    if len(found) not in (1, 3):
+        raise InputError(
+            f"image must be [3, H, W] or [1, H, W]: it is {list(found.shape)}; from [H, W, 3], image.permute(2, 0, 1)"
+        )
+    if found.min() < -1e-6 or found.max() > 1 + 1e-6:
+        raise InputError(
+            f"image must lie in 0 to 1: it goes from {found.min():.3g} to {found.max():.3g}; undo its normalisation"
+        )
+    return found[0] if len(found) == 1 else found.clip(0, 1).transpose(1, 2, 0)
+
+
+def _count(truth: NDArray[np.int64], guess: NDArray[np.int64], classes: Sequence[str] | None) -> int:
+    """How many classes there are: as many as have names, or as are found."""
+    largest = max(int(truth.max()), int(guess.max()))
+    if min(int(truth.min()), int(guess.min())) < 0:
+        raise InputError("a label is negative: name it by ignore= if it means nothing")
+    if classes is not None and largest >= len(classes):
+        raise InputError(
+            f"label {largest} has no name, there being {len(classes)} classes: name it, or leave it out by ignore="
+        )
+    return largest + 1 if classes is None else len(classes)
+
+
+def _palette(count: int, look: Look) -> ListedColormap:
+    """A colour for each class: the theme's own as far as they go, else evenly spaced ones."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    own = look.colours[:count]
+    return ListedColormap(own if count <= len(own) else colormaps["turbo"](np.linspace(0.03, 0.97, count)))
+
+
+def _class_legend(figure: Figure, classes: Sequence[str], palette: ListedColormap, look: Look, per_line: int) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=palette(index)) for index in range(len(classes))]
+    across = min(per_line, len(classes))
+    canvas.legend(
+        figure, look, handles=handles, labels=list(map(plain, classes)), loc="outside lower center", ncols=across, frameon=False
+    )

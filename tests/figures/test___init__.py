@@ -1,0 +1,105 @@
+"""The figures together: their names, what they import and leave alone, and the page that shows them all."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from multitudes import figures
+from multitudes.errors import InputError
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = "bands corruption cost_quality disagreement entropy_map ood reliability risk_coverage segmentation".split()
+PAIR = ([0.9, 0.6, 0.7], [1, 0, 1])
+SQUARE = [[0.0, 0.2], [0.2, 0.0]]
+CALLS: dict[str, tuple[Any, ...]] = {
+    "bands": ([0, 1, 2], [0, 1, 0], [1, 1, 1]),
+    "corruption": ({"a": {1: [0.5, 0.6, 0.7]}},),
+    "cost_quality": ([{"name": "a", "cost": 1, "quality": 2, "size": 3}],),
+    "disagreement": (SQUARE,),
+    "entropy_map": ([0, 1], [0, 1], SQUARE),
+    "ood": ({"a": PAIR},),
+    "reliability": ({"a": PAIR},),
+    "risk_coverage": ({"a": PAIR},),
+    "segmentation": ([SQUARE], [[0, 1], [1, 0]], [[0, 1], [1, 1]], SQUARE),
+}
+"""The least that each can be called with."""
+
+FRESH = """
+import json, sys
+import multitudes, multitudes.figures as figures
+early = [name for name in sys.modules if name.startswith("matplotlib")]
+import matplotlib
+before = dict(dict.items(matplotlib.rcParams))  # to ask for one by one would import pyplot
+for name, arguments in json.load(sys.stdin).items():
+    if name == "corruption":
+        arguments = [{"a": {1: [0.5, 0.6, 0.7]}}]
+    getattr(figures, name)(*arguments).savefig(sys.argv[1], dpi=20)
+pyplot = "matplotlib.pyplot" in sys.modules
+changed = [key for key, value in dict.items(matplotlib.rcParams) if value != before[key]]
+print(json.dumps({"early": early, "pyplot": pyplot, "changed": changed}))
+"""
+
+
+def test_public_names_are_these_and_documented() -> None:
+    found = {name: value for name, value in vars(figures).items() if not name.startswith("_")}
+    assert sorted(name for name, value in found.items() if not isinstance(value, ModuleType)) == NAMES == sorted(CALLS)
+    assert [name for name in NAMES if not (found[name].__doc__ or "").strip()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_theme_colours_paper_and_text(name: str) -> None:
+    """Dark paper has light text, and the other way round, everywhere in a figure."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.text import Text
+
+    for theme, dark in (("light", False), ("dark", True)):
+        figure = getattr(figures, name)(*CALLS[name], theme=theme)
+        figure.draw_without_rendering()
+        assert (sum(to_rgb(figure.get_facecolor())) < 1.5) == dark
+        cells = figure.axes[0].texts if name == "disagreement" else []
+        texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and text not in cells]
+        assert len(texts) > 2
+        assert [text.get_text() for text in texts if (sum(to_rgb(text.get_color())) > 1.5) != dark] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_theme_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"theme='sepia': there are 'light', 'dark'"):
+        getattr(figures, name)(*CALLS[name], theme="sepia")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_matplotlib_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match=r"pip install 'multitudes\[figures\]'"):
+        getattr(figures, name)(*CALLS[name])
+
+
+def test_matplotlib_comes_late_and_its_state_is_left_alone(tmp_path: Path) -> None:
+    """In a fresh interpreter: no matplotlib before the first figure, no pyplot at all, no setting changed."""
+    command = [sys.executable, "-W", "error", "-c", FRESH, str(tmp_path / "figure.png")]
+    done = subprocess.run(command, input=json.dumps(CALLS), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"early": [], "pyplot": False, "changed": []}
+
+
+@pytest.mark.slow
+def test_the_gallery_builds(tmp_path: Path) -> None:
+    """Every figure is on the page in both themes, and nothing comes from elsewhere."""
+    out = tmp_path / "sub" / "gallery.html"
+    subprocess.run([sys.executable, "-W", "error", str(ROOT / "docs" / "gallery.py"), "--out", str(out)], check=True)
+    page = out.read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"figures.{name}(" not in page] == []
+    for theme in ("light", "dark"):
+        assert page.count(f'<picture class="{theme}">') == len(NAMES)
+    sources = re.findall(r'(?:src|srcset|href)="([^"]{0,22})', page)
+    assert len(sources) >= 2 * len(NAMES)
+    assert set(sources) == {"data:image/png;base64,"}
+    assert not re.search(r"https?://|@import|url\(", page)

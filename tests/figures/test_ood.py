@@ -1,0 +1,70 @@
+"""The figure of scores in and out of distribution: shares in common bins, and the ROC of scores.detection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from multitudes.errors import InputError
+from multitudes.figures import ood
+from multitudes.scores import detection
+
+BINS = 12
+
+
+@pytest.fixture
+def runs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """More examples in distribution than out, and scales of their own."""
+    return {"single": (torch.randn(80), torch.randn(30) + 1), "packed": (torch.randn(80), 5 * torch.randn(30) + 9)}
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_histograms_hold_shares_and_curves_the_roc(runs: dict[str, tuple[torch.Tensor, torch.Tensor]], columns: int) -> None:
+    *histograms, curves = ood(runs, bins=BINS, columns=columns).axes
+    for (inside, outside), ax, line in zip(runs.values(), histograms, curves.lines[:-1], strict=True):
+        edges = np.linspace(float(min(inside.min(), outside.min())), float(max(inside.max(), outside.max())), BINS + 1)
+        for values, drawn in zip((inside, outside), ax.patches[::2], strict=True):
+            share, at, _ = drawn.get_data()  # type: ignore[attr-defined]
+            np.testing.assert_allclose(at, edges, rtol=1e-6)
+            np.testing.assert_allclose(share, np.histogram(values.double(), at)[0] / len(values))
+            assert share.sum() == pytest.approx(1)
+        score, out = torch.cat([inside, outside]).double(), torch.arange(110) >= 80
+        fpr, tpr = detection.roc(score, out)
+        np.testing.assert_array_equal(line.get_xdata(), fpr)
+        np.testing.assert_array_equal(line.get_ydata(), tpr)
+    legend = curves.get_legend()
+    assert legend is not None
+    expected = [f"{n}: AUROC {detection.auroc(torch.cat(run), torch.arange(110) >= 80):.3f}" for n, run in runs.items()]
+    assert [text.get_text() for text in legend.get_texts()] == expected
+
+
+def test_the_roc_stands_beside_or_below(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for columns, beside in ((2, True), (1, False)):
+        figure = ood(runs, columns=columns)
+        figure.draw_without_rendering()
+        first, *_, curves = (ax.get_position() for ax in figure.axes)
+        assert (curves.x0 > first.x1) == beside
+        assert (curves.y1 < first.y0) != beside
+
+
+def test_the_score_has_its_name_below_the_last_histogram(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    assert [ax.get_xlabel() for ax in ood(runs, score="entropy").axes] == ["", "Entropy", "False positive rate"]
+
+
+def test_equal_scores_are_drawn_too() -> None:
+    """A detector that says the same of all: one full bin of each kind, and the diagonal."""
+    histogram, curves = ood({"flat": ([1.0, 1.0], [1.0])}, bins=3).axes
+    for drawn in histogram.patches[::2]:
+        assert drawn.get_data()[0].tolist() == [0, 1, 0]  # type: ignore[attr-defined]
+    assert curves.lines[0].get_xydata().tolist() == [[0, 0], [1, 1]]  # type: ignore[union-attr]
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(InputError, match="score_out of 'a' is empty"):
+        ood({"a": ([1.0], [])})
+    with pytest.raises(InputError, match="score_in of 'a' is NaN"):
+        ood({"a": ([float("nan")], [1.0])})
+    for wrong in ({"bins": 0}, {"columns": 3}):
+        with pytest.raises(InputError, match="at least one bin, and one column or two"):
+            ood({"a": ([1.0], [2.0])}, **wrong)

@@ -1,0 +1,62 @@
+"""The reliability diagram: its points, gaps and bars are those of scores.calibration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from multitudes.errors import InputError
+from multitudes.figures import reliability
+from multitudes.scores import calibration
+
+N, BINS = 200, 8
+
+
+@pytest.fixture
+def runs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Two runs of different length, the second of which leaves bins empty."""
+    sure, timid = torch.rand(N), torch.rand(N // 2) * 0.5
+    return {"sure": (sure, torch.rand(N) < sure), "timid": (timid, torch.rand(N // 2) < 0.6)}
+
+
+def test_points_gaps_and_bars_are_those_of_the_bins(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    upper, lower = reliability(runs, bins=BINS).axes
+    diagonal, *lines = upper.lines
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]  # type: ignore[union-attr]
+    for (confidence, correct), line, gaps, bars in zip(runs.values(), lines, upper.collections, lower.containers, strict=True):
+        bins = calibration.reliability(confidence, correct, BINS)
+        some = bins.count > 0
+        assert 0 < int(some.sum()) <= BINS
+        sure, right = bins.confidence[some].numpy(), bins.accuracy[some].numpy()
+        np.testing.assert_array_equal(line.get_xdata(), sure)
+        np.testing.assert_array_equal(line.get_ydata(), right)
+        ends = [segment.tolist() for segment in gaps.get_segments()]  # type: ignore[attr-defined]
+        assert ends == [[[s, r], [s, s]] for s, r in zip(sure.tolist(), right.tolist(), strict=True)]
+        assert [bar.get_height() for bar in bars] == bins.count.tolist()
+
+
+def test_bars_stand_in_their_bin_and_beside_each_other(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    lower = reliability(runs, bins=BINS).axes[1]
+    first, second = lower.containers
+    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert index / BINS <= one.get_x() < one.get_x() + one.get_width() <= other.get_x() + 1e-12
+        assert other.get_x() + other.get_width() <= (index + 1) / BINS
+
+
+def test_the_legend_has_the_calibration_error(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    legend = reliability(runs, bins=BINS).axes[0].get_legend()
+    assert legend is not None
+    expected = [f"{name}: ECE {calibration.ece(*run, BINS):.3f}" for name, run in runs.items()]
+    assert [text.get_text() for text in legend.get_texts()][1:] == expected
+    assert calibration.ece(*runs["sure"], BINS) != calibration.ece(*runs["timid"], BINS)
+
+
+def test_bad_input_is_refused() -> None:
+    good = {"a": ([0.5], [1])}
+    with pytest.raises(InputError, match="bins=0"):
+        reliability(good, bins=0)
+    with pytest.raises(InputError, match="outside of 0 to 1"):
+        reliability({"a": ([1.5], [1])})
+    with pytest.raises(InputError, match="by name"):
+        reliability(([0.5], [1]))  # type: ignore[arg-type]

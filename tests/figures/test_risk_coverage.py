@@ -1,0 +1,41 @@
+"""The risk–coverage figure: its curves are those of scores.selective."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from multitudes.errors import InputError
+from multitudes.figures import canvas, risk_coverage
+from multitudes.scores import selective
+
+
+def test_curves_and_areas_are_those_of_the_scores() -> None:
+    runs = {name: (torch.rand(50), torch.rand(50) < 0.7) for name in ("single", "packed")}
+    ax = risk_coverage(runs).axes[0]
+    for run, line in zip(runs.values(), ax.lines, strict=True):
+        coverage, risk = selective.risk_coverage(*run)
+        np.testing.assert_array_equal(line.get_xdata(), coverage)
+        np.testing.assert_array_equal(line.get_ydata(), risk)
+    legend = ax.get_legend()
+    assert legend is not None
+    expected = [f"{name}: AURC {selective.aurc(*run):.4f}" for name, run in runs.items()]
+    assert [text.get_text() for text in legend.get_texts()] == expected
+    assert len({line.get_color() for line in ax.lines}) == len({line.get_linestyle() for line in ax.lines}) == 2
+
+
+def test_axes_of_the_callers_keep_their_figure_as_it_is() -> None:
+    """Its size too, however many runs there are."""
+    figure = Figure(figsize=(4, 3))
+    runs = {f"run {index}": ([0.5, 0.6], [1, 0]) for index in range(canvas.FEW + 2)}
+    assert risk_coverage(runs, ax=figure.subplots()) is figure
+    assert figure.get_size_inches().tolist() == [4, 3]
+    assert len(figure.axes[0].lines) == len(runs)
+    assert figure.axes[0].get_legend() is not None
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(InputError, match="'a' must be a pair"):
+        risk_coverage({"a": [0.5, 0.6, 0.7]})  # type: ignore[dict-item]
