@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ import torch
 
 from multitudes.errors import FileError, InputError
 from multitudes.evidence import Evidence, Settings, errors_in
-from multitudes.scores.meaning import meaning
 from multitudes.scores.shift import Errors
 
 FORMAT = 1
@@ -169,25 +167,16 @@ class Scores(Mapping[str, float]):
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"cannot read {path}: {error}") from error
 
-    def table(self) -> Any:
-        """The scores as a table of rich."""
-        from rich.table import Table
+    def tables(self) -> list[Any]:
+        """The scores as tables of rich: those of the whole, of detection by criterion, of corruptions by severity."""
+        from multitudes.tables import tables
 
-        shown = Table("score", "value", *(["95 % interval"] if self.intervals else []), "better", "what it is")
-        for column in shown.columns[1 : 3 if self.intervals else 2]:
-            column.justify = "right"
-        for name, value in self._values.items():
-            better, about = meaning(name)
-            bounds = [f"{self.intervals[name][0]:.4f} – {self.intervals[name][1]:.4f}" if name in self.intervals else ""]
-            shown.add_row(name, f"{value:.4f}", *(bounds if self.intervals else []), better, about)
-        return shown
+        return tables(self)
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from multitudes.tables import printed
 
-        console = Console(file=io.StringIO(), width=120)
-        console.print(self.table())
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        return printed(self.tables())
 
     def __repr__(self) -> str:
         first = [name for name in ("accuracy", "nll", "ece", "rmse", "lpd") if name in self]
