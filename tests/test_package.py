@@ -17,8 +17,8 @@ import multitudes as mt
 
 PUBLIC = """
     BatchEnsemble Check CheckError ConversionError Cost Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
-    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Plan Prediction RunError Scores Single TreeNet calibrate
-    check cost ensemble load masks plan predict resize save score select threshold
+    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Plan Prediction RunError Scores Single TreeNet
+    calibrate check cost ensemble load masks plan predict resize save score select threshold
 """.split()
 
 IMPORT = """
@@ -58,8 +58,8 @@ def test_import_touches_no_gpu(imports: list[dict[str, Any]]) -> None:
 
 def test_import_leaves_heavy_packages_alone(imports: list[dict[str, Any]]) -> None:
     late = (
-        "rich", "torch_pruning", "timm", "unittest", "safetensors", "transformers", "matplotlib", "torchmetrics", "torch._dynamo",
-        "torch._inductor",
+        "rich", "torch_pruning", "timm", "unittest", "safetensors", "transformers", "matplotlib", "torchmetrics",
+        "torch._dynamo", "torch._inductor",
     )  # fmt: skip
     found = [name for name in imports[0]["modules"] if any(name == heavy or name.startswith(f"{heavy}.") for heavy in late)]
     assert found == []

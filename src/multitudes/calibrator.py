@@ -95,7 +95,7 @@ def calibrate(prediction: Prediction, targets: Any = None, of: Literal["mixture"
 
 def _held_out(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Members' log probabilities ``[M, n, K]`` in double precision and the classes ``[n]``, without what is to be ignored."""
-    parts = [log_probs_of(values).double() for _, values in prediction.pieces()]
+    parts = [log_probs_of(values).double().cpu() for _, values in prediction.pieces()]
     flat = targets.reshape(-1).long()
     kept = flat >= 0
     return torch.cat(parts, 1)[:, kept], flat[kept]

@@ -21,8 +21,8 @@ from multitudes.values import CLASSES, log_probs_of, sharpened, two_sided
 def criteria(prediction: Prediction) -> Columns:
     """How much each example looks out of distribution, larger for more; of several labels the mean, of energy the sum."""
     if prediction.task not in CLASSES:
-        found = {"variance": prediction.variance.flatten()}
-        return {**found, "epistemic": prediction.epistemic.flatten()} if prediction.count > 1 else found
+        found = {"variance": prediction.variance.flatten().double().cpu()}
+        return {**found, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else found
     said = prediction.described()
     scores = {"msp": 1 - said["confidence"], **{name: said[name] for name in CRITERIA if name in said and name != "max_logit"}}
     scores.update({"max_logit": -said["max_logit"]} if "max_logit" in said else {})
@@ -103,8 +103,8 @@ def _piece(
 
 def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Columns]:
     """Columns of a prediction whose members are not held."""
-    said = {name: value.flatten() for name, value in prediction.described().items()}
-    probs = prediction.probs
+    said = {name: value.flatten().cpu() for name, value in prediction.described().items()}
+    probs = prediction.probs.cpu()
     if prediction.task != "classes":
         flat = torch.stack([1 - probs.flatten(), probs.flatten()], -1)
     else:

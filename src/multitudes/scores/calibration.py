@@ -85,7 +85,7 @@ def classwise_bins(probs: Tensor, targets: Tensor, bins: int = 15) -> Tensor:
     """
     classes = probs.shape[1]
     where = (probs * bins).ceil_().sub_(1).clamp_(0, bins - 1).int()
-    where += torch.arange(classes, dtype=torch.int32) * bins
+    where += torch.arange(classes, dtype=torch.int32, device=probs.device) * bins
     flat, cells = where.flatten(), classes * bins
     hits = torch.bincount(where.gather(1, targets[:, None]).flatten(), minlength=cells)
     found = [torch.bincount(flat, minlength=cells).double(), torch.bincount(flat, probs.flatten().double(), minlength=cells)]
