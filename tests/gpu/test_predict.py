@@ -72,7 +72,7 @@ def test_values_on_the_device_are_scored_alike() -> None:
 
 def test_a_calibrator_follows() -> None:
     """Fitted on CUDA, used on both."""
-    ens = ensemble(mt.Packed(members=4)).cuda()
+    ens = ensemble(mt.Packed(members=4)).cuda().eval()
     ens.calibrator = mt.calibrate(mt.predict(ens, TensorDataset(X, Y)), of="members")
     there = mt.predict(ens, X)
     torch.testing.assert_close(there.probs.log(), ens.average()(X.cuda()).cpu(), rtol=1e-3, atol=1e-3)
