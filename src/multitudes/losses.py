@@ -6,9 +6,11 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.errors import InputError
+from multitudes.method import Criterion
 from multitudes.tasks import variance_of
 
 
@@ -40,3 +42,25 @@ class GaussianNLL(nn.Module):
         variance = variance_of(raw)
         loss = 0.5 * ((target - mean) ** 2 / variance + torch.log(variance) + math.log(2 * math.pi))
         return loss if self.reduction == "none" else loss.mean() if self.reduction == "mean" else loss.sum()
+
+
+def _yes_or_no(output: Tensor, target: Tensor) -> Tensor:
+    if output.numel() != target.numel():
+        raise InputError(f"outputs are {list(output.shape)}, and targets {list(target.shape)}")
+    return F.binary_cross_entropy_with_logits(output.reshape(target.shape), target.to(output.dtype))
+
+
+def _squares(output: Tensor, target: Tensor) -> Tensor:
+    if output.numel() != target.numel():
+        raise InputError(f"outputs are {list(output.shape)}, and targets {list(target.shape)}")
+    return F.mse_loss(output, target.reshape(output.shape).to(output.dtype))
+
+
+CRITERIA: dict[str, Criterion] = {
+    "classes": F.cross_entropy,
+    "binary": _yes_or_no,
+    "multilabel": _yes_or_no,
+    "gaussian": GaussianNLL(),
+    "regression": _squares,
+}
+"""The loss of each task."""

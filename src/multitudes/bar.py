@@ -1,0 +1,38 @@
+"""A bar: how far something is, on standard error, where there is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+Tell = Callable[..., None]
+"""Called with how much has been done, and what else to show by name."""
+
+
+def wanted(progress: bool | None) -> bool:
+    """Whether a bar is to be shown: as asked for, or where there is a terminal."""
+    return sys.stderr.isatty() if progress is None else progress
+
+
+@contextlib.contextmanager
+def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> Iterator[Tell]:
+    """A bar for the time of a block; it goes when the block ends."""
+    if not wanted(progress):
+        yield lambda count=1, **shown: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn(),
+        TextColumn("{task.fields[shown]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as live:
+        job = live.add_task(name, total=total, shown="")
+
+        def tell(count: int = 1, **shown: object) -> None:
+            text = "  ".join(f"{key} {value}" for key, value in shown.items())
+            live.update(job, advance=count, **({"shown": text} if shown else {}))
+
+        yield tell

@@ -1,0 +1,109 @@
+"""Feeding: the batches of an epoch, in an order that a seed and the epoch alone decide.
+
+So a run that is taken up again sees what it would have seen. A dataset that lies in memory gives a batch at once, on the
+device; any other is read by torch's DataLoader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from multitudes import tree
+from multitudes.errors import InputError
+from multitudes.inputs import Inputs
+from multitudes.predict import Split, pair
+
+
+def seed_of(*parts: int) -> int:
+    """One seed from several numbers, none of which is lost."""
+    generator = torch.Generator()
+    seed = 0
+    for part in parts:
+        generator.manual_seed((seed ^ part) % 2**63)
+        seed = int(torch.randint(2**62, (), generator=generator))
+    return seed
+
+
+class Feed:
+    """The batches of a training set: `feed.epoch(3)` gives pairs of inputs and targets.
+
+    With `own`, each member has an order of its own, and tensors carry ``[M, B, ...]``; given a list of M sets, each member has
+    its own set.
+    """
+
+    def __init__(
+        self, data: Any, *, batch: int, seed: int, members: int, own: bool, rank: int = 0, ranks: int = 1,
+        device: torch.device | None = None, split: Split | None = None,
+    ) -> None:  # fmt: skip
+        self.sets = _sets(data, members)
+        self.own = own or len(self.sets) > 1
+        self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
+        self.device, self.split = device, split or pair
+        self.count = min(len(one) for one in self.sets)
+        if not self.count:
+            raise InputError("the training set is empty")
+        if batch % ranks:
+            raise InputError(f"a batch of {batch} examples cannot be shared evenly by {ranks} processes")
+        self.size = min(batch, self.count // ranks * ranks)
+        if not self.size:
+            raise InputError(f"{self.count} examples are not enough for {ranks} processes")
+
+    def __len__(self) -> int:
+        """Steps of an epoch; what is left behind the last whole batch is left out of it, another part in each epoch."""
+        return self.count // self.size
+
+    def epoch(self, number: int) -> Iterator[tuple[Inputs, Any]]:
+        """The batches of an epoch, this process's share of each."""
+        orders = [self._order(number, m) for m in range(self.members if self.own else 1)]
+        if self.own:
+            feeds = [self._read(self.sets[m % len(self.sets)], order) for m, order in enumerate(orders)]
+            for parts in zip(*feeds, strict=True):
+                calls = [inputs for inputs, _ in parts]
+                stacked = calls[0].refill([torch.stack(column) for column in zip(*(c.tensors() for c in calls), strict=True)])
+                yield stacked, tree.stack([targets for _, targets in parts])
+            return
+        yield from self._read(self.sets[0], orders[0])
+
+    def _order(self, epoch: int, m: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, m))
+        return torch.randperm(self.count, generator=generator)
+
+    def _read(self, data: Any, order: Tensor) -> Iterator[tuple[Inputs, Any]]:
+        share = self.size // self.ranks
+        pieces = [order[at + self.rank * share :][:share] for at in range(0, len(self) * self.size, self.size)]
+        if hasattr(data, "batch"):
+            for piece in pieces:
+                inputs, targets = data.batch(piece, self.device)
+                yield Inputs.of(inputs), targets
+            return
+        for batch in DataLoader(Subset(data, torch.cat(pieces).tolist()), share):
+            inputs, targets = self.split(batch)
+            if targets is None:
+                raise InputError("the training set gives inputs without targets: pairs (input, target) are needed, or split=")
+            call = Inputs.of(inputs)
+            yield call.refill([t.to(self.device) for t in call.tensors()]), tree.apply(lambda t: t.to(self.device), targets)
+
+
+def _sets(data: Any, members: int) -> list[Any]:
+    """The one set of all members, or each one's."""
+    if isinstance(data, Sequence) and not isinstance(data, (str, Tensor)) and not hasattr(data, "batch"):
+        sets = list(data)
+        if sets and all(hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, tuple) for one in sets):
+            if len(sets) != members:
+                raise InputError(f"there are {len(sets)} training sets for {members} members: give one, or one for each")
+            lengths = sorted({len(one) for one in sets})
+            if len(lengths) > 1:
+                raise InputError(
+                    f"members' training sets must be equally long, and have {lengths[0]} to {lengths[-1]} examples"
+                )
+            return sets
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise InputError(
+            f"cannot train on a {type(data).__name__}: give a dataset with a length, such as a TensorDataset(x, y)"
+        )
+    return [data]

@@ -1,0 +1,123 @@
+"""Run: the folder of a training run: what was asked for, what was measured, and where to go on.
+
+config.json        the recipe, the method, the versions
+metrics.jsonl      a line for each epoch
+checkpoints/       the last two: weights, optimiser, moving average, in one file each that is whole or not there
+best.multitude     the ensemble of the best epoch; last.multitude, of the last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes.errors import FileError
+from multitudes.files import load_tensors, save_tensors, write
+
+KEPT = 2
+"""How many checkpoints stay: should one be damaged, there is another."""
+
+
+class Folder:
+    """A run's folder."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+
+    def start(self, config: Mapping[str, Any], resume: bool) -> None:
+        """Makes the folder for a new run, or finds that of the run to go on with."""
+        text, file = json.dumps(config, indent=1, sort_keys=True), self.path / "config.json"
+        if file.exists() and not resume:
+            raise FileError(f"{self.path} holds a run already: resume=True goes on with it, another out= starts a new one")
+        if file.exists():
+            self._same(config, file)
+            return
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot make the folder {self.path}: {error.strerror or error}") from error
+        write(file, text.encode())
+
+    def _same(self, config: Mapping[str, Any], file: Path) -> None:
+        try:
+            old = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise FileError(f"{file} cannot be read: {error}") from error
+        new = json.loads(json.dumps(config))
+        here, there = _flat(new), _flat(old)
+        changed = [
+            f"{name} was {there.get(name)!r} and is {here.get(name)!r}"
+            for name in here | there
+            if here.get(name) != there.get(name)
+        ]
+        if changed:
+            raise FileError(f"{self.path} is of another run: {'; '.join(changed[:6])}")
+
+    def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Writes a checkpoint, whole or not at all, and removes the oldest."""
+        save_tensors(self.checkpoints / f"{epoch:06d}.safetensors", "checkpoint", {"epoch": epoch, **about}, tensors)
+        for old in sorted(self.checkpoints.glob("*.safetensors"))[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def newest(self, tell: Any = None) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """The last checkpoint that is whole; one that is not is named."""
+        for file in sorted(self.checkpoints.glob("*.safetensors"), reverse=True):
+            try:
+                return load_tensors(file, "checkpoint")
+            except FileError as error:
+                if tell is not None:
+                    tell(f"{error}; the checkpoint before it is used")
+        return None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines that were written, but for one that is not whole."""
+        file = self.path / "metrics.jsonl"
+        found = []
+        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+    def note(self, lines: list[dict[str, Any]]) -> None:
+        """Writes all lines anew."""
+        write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def _flat(tree: Any, front: str = "") -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        return {front: tree}
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found.update(_flat(value, f"{front}.{key}" if front else str(key)))
+    return found
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimiser's state as tensors and numbers, by parameter and name."""
+    tensors, numbers = {}, {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+            else:
+                numbers[f"{index}.{name}"] = value
+    return tensors, numbers
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """What `optimizer_tensors` gave, back in its place; rates are the schedule's."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in [*tensors.items(), *((f"optimizer.{name}", v) for name, v in numbers.items())]:
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

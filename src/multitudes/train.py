@@ -1,0 +1,302 @@
+"""fit: trains an ensemble by a recipe: devices, precision and processes by Lightning Fabric, the loop in sight."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes.bar import bar
+from multitudes.devices import device_of, fabric_for, settled
+from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError, RunError
+from multitudes.feeding import Feed, seed_of
+from multitudes.files import save
+from multitudes.inputs import Inputs
+from multitudes.losses import CRITERIA
+from multitudes.method import Criterion
+from multitudes.moving import Moving
+from multitudes.predict import Split, predict
+from multitudes.recipes import Recipe
+from multitudes.run import Folder, optimizer_tensors, restore_optimizer
+from multitudes.validate import Best, best_by, validate
+
+AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Run:
+    """What came of a run: a line of metrics for each epoch, and the weights of the best one."""
+
+    ensemble: Ensemble
+    recipe: Recipe
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int | None = None
+    """The epoch of the best validation, from 1 on; for members each by itself, that of the last one's best."""
+    best_state: dict[str, Tensor] | None = None
+    done: int = 0
+    """How many epochs are done."""
+    path: Path | None = None
+
+    def use_best(self) -> Ensemble:
+        """The ensemble with the weights of its best epoch."""
+        if self.best_state is None:
+            raise InputError("there is no best epoch: fit(..., val=...) finds it")
+        self.ensemble.load_state_dict(self.best_state)
+        return self.ensemble
+
+
+def fit(
+    ensemble: Ensemble, train: Any, recipe: Recipe | None = None, *, val: Any = None, out: str | PathLike[str] | None = None,
+    resume: bool = False, criterion: Criterion | None = None, fabric: Any = None, loggers: Any = None,
+    progress: bool | None = None, split: Split | None = None,
+) -> Run:  # fmt: skip
+    """Trains the ensemble, in place, and returns the run.
+
+    train      a dataset of pairs (input, target), or one for each member
+    val        a dataset that tells the best epoch
+    out        the run's folder: settings, metrics, checkpoints, the best and the last ensemble
+    resume     goes on where the run in the folder stopped, as if it had not
+    criterion  loss(output, target) with mean reduction; by default the task's own
+    fabric     a Lightning Fabric for devices and processes; by default one for the device of the ensemble
+    """
+    recipe = recipe or Recipe()
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
+    if ensemble.is_compact:
+        raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
+    with settled(recipe, device_of(ensemble)):
+        work = _begin(ensemble, train, recipe, val, out, resume, criterion, fabric, loggers, split)
+        before = ensemble.training
+        try:
+            for epoch in range(work.run.done + 1, recipe.epochs + 1):
+                seconds = time.perf_counter()
+                line = {"epoch": epoch, **_epoch(work, epoch, progress)}
+                _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
+        except KeyboardInterrupt:
+            where = f"; fit(..., out={str(out)!r}, resume=True) goes on" if out is not None else ""
+            sys.stderr.write(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}\n")
+            raise
+        finally:
+            ensemble.train(before)
+        _end(work)
+        return work.run
+
+
+@dataclass
+class _Work:
+    """What a run works with."""
+
+    run: Run
+    net: Any
+    optimizer: Any
+    fabric: Any
+    feed: Feed
+    criterion: Criterion
+    val: Any
+    folder: Folder | None
+    moving: Moving | None
+    best: Best
+    split: Split | None
+
+
+def _begin(
+    ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, out: Any, resume: bool, criterion: Criterion | None, fabric: Any,
+    loggers: Any, split: Split | None,
+) -> _Work:  # fmt: skip
+    """Everything that a run needs, taken up where it stopped if it did."""
+    fabric = fabric or fabric_for(ensemble, recipe, loggers)
+    if recipe.channels_last:
+        ensemble.to(memory_format=torch.channels_last)
+    rates = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind = kinds[recipe.optimizer]
+    more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
+    optimizer = kind(ensemble.param_groups(**rates, optimizer=kind), lr=recipe.lr, **more)
+    for group in optimizer.param_groups:
+        group.setdefault("first_lr", group["lr"])
+    net = torch.compile(ensemble) if recipe.compile else ensemble
+    net, optimizer = fabric.setup(net, optimizer)
+    feed = Feed(
+        train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
+        rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=split,
+    )  # fmt: skip
+    work = _Work(
+        Run(ensemble, recipe, path=None if out is None else Path(out)), net, optimizer, fabric, feed,
+        criterion or CRITERIA[ensemble.task], val, None if out is None else Folder(out),
+        None if recipe.ema is None else Moving(ensemble, recipe.ema), best_by(ensemble, recipe.best), split,
+    )  # fmt: skip
+    if work.folder is not None:
+        config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "examples": feed.count}
+        config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
+        if fabric.is_global_zero:
+            work.folder.start(config, resume)
+        fabric.barrier()
+        if resume:
+            _restore(work)
+    elif resume:
+        raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
+    return work
+
+
+def _epoch(work: _Work, epoch: int, progress: bool | None) -> dict[str, Any]:
+    """One pass over the training set; the mean loss."""
+    run, feed, recipe = work.run, work.feed, work.run.recipe
+    seed = seed_of(recipe.seed, epoch)
+    torch.manual_seed(seed_of(seed, 1 + work.fabric.global_rank))
+    run.ensemble.generator.manual_seed(seed)
+    noise = torch.Generator(work.fabric.device).manual_seed(seed_of(seed, 0, work.fabric.global_rank))
+    run.ensemble.train()
+    steps, total, first = len(feed) // recipe.accumulate, torch.zeros((), device=work.fabric.device), time.perf_counter()
+    if not steps:
+        raise InputError(
+            f"{feed.count} examples make no whole step of {recipe.accumulate} parts: a smaller batch, or fewer parts"
+        )
+    last = run.metrics[-1] if run.metrics else {}
+    shown = {key.removeprefix("val_"): f"{last[key]:.4f}" for key in ("val_accuracy", "val_nll", "val_rmse") if key in last}
+    with bar(f"epoch {epoch}/{recipe.epochs}", steps, progress and work.fabric.is_global_zero, "steps") as tell:
+        batches = feed.epoch(epoch)
+        for step in range(steps):
+            _set_rates(work, (epoch - 1) * steps + step, steps)
+            loss = _step(work, batches, noise)
+            total += loss
+            if step % max(1, steps // 20) == 0 or step == steps - 1:
+                _finite(work, float(loss), epoch, step)
+                tell(0, loss=f"{float(loss):.4f}", **{"steps/s": f"{(step + 1) / (time.perf_counter() - first):.1f}"}, **shown)
+            tell(1)
+    return {"loss": float(total) / steps, "lr": work.optimizer.param_groups[0]["lr"]}
+
+
+def _step(work: _Work, batches: Iterator[tuple[Any, Any]], noise: torch.Generator) -> Tensor:
+    """One step of the optimiser."""
+    ensemble, recipe, parts = work.run.ensemble, work.run.recipe, work.run.recipe.accumulate
+    total = torch.zeros((), device=work.fabric.device)
+    for part in range(parts):
+        call, targets = next(batches)
+        if recipe.augment is not None:
+            call, targets = _augmented(recipe.augment, call, targets, noise, work.feed.own)
+        if recipe.channels_last:
+            layout = torch.channels_last
+            call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
+        batch = ensemble.batch(call, targets, per_member=work.feed.own)
+        with work.fabric.no_backward_sync(work.net, enabled=part < parts - 1):
+            outputs = work.net(*batch.inputs, **batch.kwargs)
+            loss = ensemble.reduce(outputs, batch, work.criterion, recipe.batch)
+            if recipe.l1:
+                loss = loss + recipe.l1 * sum(p.abs().sum() for p in ensemble.parameters() if p.requires_grad)
+            work.fabric.backward(loss / parts)
+        total += loss.detach() / parts
+    if recipe.clip is not None:
+        work.fabric.strategy.precision.unscale_gradients(work.optimizer)
+        ensemble.clip_grad_norm_(recipe.clip)
+    work.optimizer.step()
+    work.optimizer.zero_grad(set_to_none=True)
+    if work.moving is not None:
+        work.moving.update()
+    return total
+
+
+def _augmented(augment: Any, call: Inputs, targets: Any, noise: torch.Generator, own: bool) -> tuple[Inputs, Any]:
+    """A batch of one tensor of inputs, augmented; members' own ones row by row."""
+    tensors = call.tensors()
+    if len(tensors) != 1:
+        raise InputError(f"augment= is for models of one input, and this one has {len(tensors)}")
+    x, members = tensors[0], tensors[0].shape[0]
+    if not own:
+        x, targets = augment(x, targets, noise)
+        return call.refill([x]), targets
+    x, flat = augment(x.flatten(0, 1), targets.flatten(0, 1), noise)
+    return call.refill([x.unflatten(0, (members, -1))]), flat.unflatten(0, (members, -1))
+
+
+def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
+    """Validates an epoch, and keeps what is needed to go on from it."""
+    run, ensemble = work.run, work.run.ensemble
+    better = False
+    with work.moving.in_place() if work.moving is not None else contextlib.nullcontext():
+        if work.val is not None:
+            amp = AMP[run.recipe.precision]
+            prediction = predict(ensemble, work.val, batch_size=512, amp=amp, progress=False, split=work.split)
+            scores, each = validate(prediction)
+            line.update(scores)
+            better = work.best.see(ensemble, epoch, scores, each)
+    run.metrics.append(line)
+    run.done = epoch
+    if better:
+        run.best_epoch, run.best_state = epoch, work.best.state
+    work.fabric.log_dict({k: v for k, v in line.items() if isinstance(v, (int, float))}, step=epoch)
+    if work.folder is not None and work.fabric.is_global_zero:
+        _save(work, epoch)
+    work.fabric.barrier()
+
+
+def _save(work: _Work, epoch: int) -> None:
+    assert work.folder is not None
+    tensors, numbers = optimizer_tensors(work.optimizer)
+    tensors.update({f"state.{name}": value for name, value in work.run.ensemble.state_dict().items()})
+    tensors.update({f"best.{name}": value for name, value in work.best.state.items()})
+    tensors.update({f"ema.{name}": value for name, value in (work.moving.values if work.moving else {}).items()})
+    about = {"numbers": numbers, "best": work.best.described()}
+    work.folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
+    work.folder.note(work.run.metrics)
+
+
+def _restore(work: _Work) -> None:
+    """Takes a run up where its last whole checkpoint was written."""
+    assert work.folder is not None
+    found = work.folder.newest(lambda text: warnings.warn(text, stacklevel=5))
+    if found is None:
+        return
+    about, tensors = found
+    run = work.run
+
+    def named(front: str) -> dict[str, Tensor]:
+        return {name.removeprefix(front): value for name, value in tensors.items() if name.startswith(front)}
+
+    run.ensemble.load_state_dict(named("state."))
+    restore_optimizer(work.optimizer, tensors, about["numbers"])
+    if work.moving is not None:
+        for name, value in named("ema.").items():
+            work.moving.values[name].copy_(value)
+    work.best = Best(**about["best"], state=named("best."))
+    run.done, run.best_epoch, run.best_state = int(about["epoch"]), work.best.epoch, work.best.state or None
+    run.metrics = [line for line in work.folder.metrics() if line["epoch"] <= run.done]
+
+
+def _end(work: _Work) -> None:
+    """The ensemble with its last weights, or their moving average, and the files of the run."""
+    ensemble = work.run.ensemble
+    if work.moving is not None:
+        work.moving.settle()
+    if work.folder is None or not work.fabric.is_global_zero:
+        return
+    save(ensemble, work.folder.path / "last.multitude")
+    if work.best.state:
+        last = {name: tensor.clone() for name, tensor in ensemble.state_dict().items()}
+        ensemble.load_state_dict(work.best.state)
+        save(ensemble, work.folder.path / "best.multitude")
+        ensemble.load_state_dict(last)
+
+
+def _set_rates(work: _Work, step: int, steps: int) -> None:
+    factor = work.run.recipe.factor(step, steps)
+    for group in work.optimizer.param_groups:
+        group["lr"] = group["first_lr"] * factor
+
+
+def _finite(work: _Work, loss: float, epoch: int, step: int) -> None:
+    if not math.isfinite(loss):
+        kept = f"; the checkpoint of epoch {work.run.done} is whole" if work.folder is not None and work.run.done else ""
+        raise RunError(
+            f"the loss is {loss} in step {step + 1} of epoch {epoch}: a smaller lr, clip=, or warmup= may help{kept}"
+        )
