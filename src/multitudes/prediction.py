@@ -323,7 +323,7 @@ class Prediction:
 
     @property
     def energy(self) -> Tensor:
-        """−log Σ exp logits, the members' mean; more for what is unknown."""
+        """−log Σ exp logits, the members' mean; more for what is unknown. Of yes and no, the logits are z/2 and −z/2."""
         return self._said("energy")
 
     @property

@@ -63,14 +63,14 @@ def _reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
 
 
 def _classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
-    if targets.is_complex() or (targets.is_floating_point() and not bool((targets == targets.floor()).all())):
+    whole = not targets.is_complex() and bool((targets.isfinite() & (targets == targets.floor())).all())
+    if not whole:
         raise InputError("targets of classes must be whole numbers")
     found = targets.long()
+    out = (found < 0) | (found >= classes)
     if ignore is not None:
+        out &= found != ignore
         found = torch.where(found == ignore, IGNORED, found)
-        out = (found < IGNORED) | (found >= classes)
-    else:
-        out = (found < 0) | (found >= classes)
     if bool(out.any()):
         at = [int(axis) for axis in out.nonzero()[0]]
         hint = "" if ignore is not None else "; for entries without a label, ignore=255 or whatever stands for them"

@@ -78,7 +78,7 @@ def of_logits(logits: Tensor, log_probs: Tensor, labels: Tensor) -> dict[str, Te
     """
     top = labels[..., None]
     energies = (log_probs.gather(-1, top) - logits.gather(-1, top)).squeeze(-1)  # log p = z − log Σ exp z
-    return {"max_logit": mixture(logits).amax(-1), "energy": mixture(energies)}
+    return {"max_logit": logits.mean(0).amax(-1), "energy": mixture(energies)}
 
 
 def pooled_log_probs(log_probs: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ def pooled_log_probs(log_probs: Tensor) -> Tensor:
 
 def log_normal(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The log density of N(mean, variance) at x."""
-    return -0.5 * ((x - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+    found = -0.5 * ((x - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+    return torch.where(variance > 0, found, torch.where(x == mean, math.inf, -math.inf).to(found))
 
 
 def normal_cdf(z: Tensor) -> Tensor:
