@@ -31,7 +31,7 @@ def matched(prediction: Prediction, targets: Any = None, ignore: int | None = No
     found = torch.as_tensor(targets).detach().cpu()
     _same_as_before(prediction, found)
     if found.shape != prediction.shape:
-        found = _reshaped(found, prediction)
+        found = reshaped(found, prediction)
     if prediction.task not in CLASSES:
         if bool(found.isnan().any()) or bool(found.isinf().any()):
             raise InputError("a target is NaN or infinite")
@@ -52,7 +52,7 @@ def _same_as_before(prediction: Prediction, targets: Tensor) -> None:
         )
 
 
-def _reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
+def reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
     """Targets that differ by axes of length one only."""
     if [n for n in targets.shape if n != 1] == [n for n in prediction.shape if n != 1]:
         return targets.reshape(prediction.shape)
