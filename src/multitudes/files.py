@@ -172,7 +172,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     engine = Engine(
         template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
         batch_axis=about["batch_axis"], chunk=about["chunk"], summed=frozenset(about.get("summed", ())), traits=_traits(about),
-        row_bytes=int(about.get("row_bytes", 0)),
+        input_bytes=float(about.get("input_bytes", 0)),
     )  # fmt: skip
     engine.refresh()
     if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
@@ -230,7 +230,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "shared_norms": sorted(engine.shared_norms),
         "batch_axis": engine.batch_axis,
         "chunk": engine.chunk,
-        "row_bytes": engine.row_bytes,
+        "input_bytes": engine.input_bytes,
         "compact": ensemble.is_compact,
         "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
         "proven": engine.proven,
