@@ -53,5 +53,7 @@ format: $(ready)
 .venv-zoo/installed: pyproject.toml constraints.txt
 	@echo "Installing multitudes and timm into .venv-zoo: once, a few minutes"
 	python3 -m venv .venv-zoo
-	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e . hypothesis pytest pytest-xdist timm
+	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e . hypothesis pytest \
+		pytest-xdist timm mapie pandas pytorch-ood scikit-learn torch-geometric transformers
+	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt torchcp  # asks for a loss's compiler
 	@touch $@

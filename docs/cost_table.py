@@ -1,6 +1,6 @@
 """The table of costs in README.md: every method on the CIFAR ResNet-18 and ResNet-50, beside the single network.
 
-python docs/cost_table.py            prints it, in about five minutes
+python docs/cost_table.py            prints it, in about ten minutes
 python docs/cost_table.py --write    puts it into README.md
 python docs/cost_table.py --check    fails if README.md has other parameters or multiply-adds: latency is each machine's own,
                                      and what compacts has to be converted for its counts, which tests/test_compact.py does
@@ -57,30 +57,32 @@ def counts() -> Counts:
     return found
 
 
-def rows(name: str, method: mt.Method) -> list[str]:
+def rows(name: str, method: mt.Method, planned: Counts) -> list[str]:
     """A method's row for a network, and one for what it compacts to, if it does."""
     ens = mt.ensemble(NETWORKS[name](), method, torch.randn(2, 3, 8, 8), seed=0, check=False)  # a small example will do
-    found = [row(name, label(method), ens)]
+    found = [row(name, label(method), ens, planned[name, label(method)][1])]
     if type(method).compact is not mt.Method.compact:
         found.append(row(name, label(method) + COMPACT, ens.compact()))
     return found
 
 
-def row(name: str, text: str, ens: mt.Ensemble) -> str:
+def row(name: str, text: str, ens: mt.Ensemble, work: int | None = None) -> str:
     """Counts of one image, memory of a training step, and latency against the single network's."""
-    cost = mt.cost(ens, torch.randn(BATCH, 3, 32, 32), repeats=15)
+    cost = mt.cost(ens, torch.randn(BATCH, 3, 32, 32), repeats=5)
     mine, base = cost.ensemble, cost.base
-    work, memory = f"{mine.multiply_adds / BATCH / 1e9:.3f} G", f"{mine.memory / 2**20:.0f} MiB"
-    return f"| {name} | `{text}` | {mine.parameters:,} | {work} | {memory} | {mine.latency / base.latency:.1f} × |"
+    done, memory = (work or mine.multiply_adds / BATCH) / 1e9, f"{mine.memory / 2**20:.0f} MiB"
+    return f"| {name} | `{text}` | {mine.parameters:,} | {done:.3f} G | {memory} | {mine.latency / base.latency:.1f} × |"
 
 
 def table() -> str:
     """One row for each network and method."""
     torch.set_num_threads(1)
     lines = ["| network | method | parameters | multiply-adds | memory | latency |", "|---|---|---:|---:|---:|---:|"]
+    planned = counts()
     for name in NETWORKS:
         for method in methods():
-            lines += rows(name, method)
+            lines += rows(name, method, planned)
+            print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
 
 

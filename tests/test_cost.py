@@ -102,3 +102,18 @@ def test_saved_numbers_are_what_backward_needs() -> None:
     x, weight = torch.randn(5, 4, requires_grad=True), nn.Parameter(torch.randn(4))
     assert saved_numbers(lambda: (x * x).sum()) == 20
     assert saved_numbers(lambda: (x.detach() * weight).sum()) == 20
+
+
+def test_memory_is_that_of_a_training_step() -> None:
+    """What a step keeps is what the method calls with: one draw, each row by one member, or all members."""
+    net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(64, 16)
+
+    def kept(method: mt.Method) -> float:
+        found = mt.cost(mt.ensemble(net, method, x, seed=0), x, repeats=1)
+        weights = [4 * row.parameters for row in (found.ensemble, found.base)]
+        return (found.ensemble.memory - weights[0]) / (found.base.memory - weights[1])
+
+    assert kept(mt.DropConnect(members=12)) < 2.5
+    assert kept(mt.Masksembles(members=4)) < 3
+    assert kept(mt.Masksembles(members=4, feed="all")) > 4
+    assert kept(mt.Deep(members=4)) > 3

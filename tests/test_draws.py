@@ -476,10 +476,13 @@ def test_prediction_keeps_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(vmap, "_run_some", lambda *args: sizes.append(args[-1]) or some(*args))
     ens(x)
     assert sizes == [7]
-    monkeypatch.setattr(vmap, "MEMORY", 3 * 8 * ens.engine.row_bytes + 1)
+    monkeypatch.setitem(vmap.MEMORY, "cpu", int(3.1 * x.numel() * ens.engine.input_bytes))
     sizes.clear()
     assert_same(ens(x), whole, tight=False)
     assert sizes == [3, 3, 3]
+    sizes.clear()
+    ens(torch.cat([x, x, x]))
+    assert sizes == [1] * 7
 
 
 def test_an_optimiser_of_whole_tensors_where_members_own_none() -> None:

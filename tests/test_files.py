@@ -20,6 +20,7 @@ from zoo import ZOO
 
 import multitudes as mt
 from multitudes import files, models
+from multitudes.calibrator import Calibrator
 from multitudes.engine.state import named_tensors
 
 CASE = ZOO["resnet"]
@@ -374,3 +375,84 @@ def test_what_could_not_be_made_again_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(mt.InputError, match="the example has a OrderedDict"):
         mt.save(ens, tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("calibrator", [Calibrator(mixture=1.3), Calibrator(members=(0.5, 1.0, 2.0, 4.0))], ids=str)
+def test_a_calibrator_comes_back(calibrator: Calibrator, tmp_path: Path) -> None:
+    """As it was, also of a subset, and of what was loaded and saved again."""
+    ens = convert(mt.Deep(), CASE)
+    ens.calibrator = calibrator
+    mt.save(ens, tmp_path / "a")
+    back = mt.load(tmp_path / "a", CASE.model())
+    assert back.calibrator == calibrator
+    mt.save(back.subset([2, 0]), tmp_path / "b")
+    assert mt.load(tmp_path / "b", CASE.model()).calibrator == calibrator.subset([2, 0])
+
+
+def test_a_file_of_before_there_were_calibrators(saved: Path) -> None:
+    """Has none."""
+    rewrite(saved, lambda about: about.pop("calibrator"))
+    assert mt.load(saved, CASE.model()).calibrator is None
+
+
+@pytest.mark.parametrize(
+    "calibrator", [{"mixture": -1, "members": None}, {"mixture": "hot"}, {"command": "rm"}, [1.0], "1.5", 2, {"members": 3}]
+)
+def test_a_hostile_calibrator(saved: Path, calibrator: Any) -> None:
+    """What is none is refused as a file."""
+    rewrite(saved, lambda about: about.update(calibrator=calibrator))
+    with pytest.raises(mt.FileError, match=r"a\.multitude"):
+        mt.load(saved, CASE.model())
+
+
+def test_tensors_of_a_kind(tmp_path: Path) -> None:
+    """`save_tensors` and `load_tensors`: what was written, dtypes and odd shapes included, and nothing of another kind."""
+    tensors = {
+        "strided": torch.arange(12.0).reshape(3, 4).T,
+        "empty": torch.zeros(2, 0, 3),
+        "truths": torch.tensor([True, False]),
+        "numbers": torch.tensor([1, 2], dtype=torch.int16),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "one": torch.tensor(7.0, dtype=torch.float64),
+    }
+    files.save_tensors(tmp_path / "a", "thing", {"said": [1, "two", None]}, tensors)
+    about, back = files.load_tensors(tmp_path / "a", "thing")
+    assert about == {"format": files.FORMAT, "said": [1, "two", None]}
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(back[name], tensor)
+        assert back[name].dtype == tensor.dtype
+    with pytest.raises(mt.FileError, match="a holds no prediction"):
+        files.load_tensors(tmp_path / "a", "prediction")
+
+
+def test_tensors_are_whole_or_refused(tmp_path: Path) -> None:
+    """A byte that changed, an end that is missing, words that are no JSON, a format that is newer."""
+    path = tmp_path / "a"
+    files.save_tensors(path, "thing", {"said": 1}, {"x": torch.arange(5)})
+    whole = path.read_bytes()
+    for broken in (whole[:-1], whole[:20], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(broken)
+        with pytest.raises(mt.FileError, match="/a "):
+            files.load_tensors(path, "thing")
+    for text in ("{", "[]", "3", "null", '"text"', "{}", '{"format": "new"}', json.dumps({"format": files.FORMAT + 1})):
+        tensors = {"x": torch.arange(5)}
+        safetensors.torch.save_file(tensors, path, {"thing": text, "sha256": files._digest(text, tensors)})
+        with pytest.raises(mt.FileError, match="/a "):
+            files.load_tensors(path, "thing")
+
+
+def test_a_failing_write_leaves_the_old_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for ensembles: all or nothing, and no temporary file."""
+    files.save_tensors(tmp_path / "a", "thing", {}, {"x": torch.arange(5)})
+    before = (tmp_path / "a").read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(mt.FileError, match="No space left"):
+        files.save_tensors(tmp_path / "a", "thing", {}, {"x": torch.arange(6)})
+    monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -10,7 +10,8 @@ from torch import Tensor
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.tasks import TASKS, checked, combine
+from multitudes.calibrator import Calibrator
+from multitudes.tasks import FLOOR, TASKS, checked, combine, output_of, values_of, variance_of
 
 MEMBERS = torch.randn(4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -90,10 +91,96 @@ def test_average_of_several_outputs() -> None:
     case = ZOO["dict_output"]
     ens, x = convert(mt.Deep(), case), case.example().args[0]
     torch.testing.assert_close(ens.average(output="scores")(x), combine(ens(x)["scores"], "classes"))
-    with pytest.raises(mt.InputError, match=r"scores, features.*average\(output="):
+    with pytest.raises(mt.InputError, match=r"scores, features.*output="):
         ens.average()(x)
     with pytest.raises(mt.InputError, match="scores, features"):
         ens.average(output="logits")(x)
+
+
+def test_average_of_tokens() -> None:
+    """Classes last stay last: the log of the mean probability over them."""
+    case = ZOO["tied"]
+    ens, x = convert(mt.Deep(), case), case.example().args[0]
+    average = ens.average(class_axis=-1)(x)
+    torch.testing.assert_close(average.exp(), ens(x).softmax(-1).mean(0))
+    assert not torch.allclose(ens.average()(x).exp(), ens(x).softmax(-1).mean(0))
+
+
+@pytest.mark.parametrize("axis", [0, 2, -2, -3])
+def test_average_over_what_is_no_axis_of_classes(axis: int) -> None:
+    """Is an error, as it is for a prediction."""
+    ens = convert(mt.Deep(), ZOO["mlp"])
+    with pytest.raises(mt.InputError, match=f"class_axis={axis} is no axis of classes"):
+        ens.average(class_axis=axis)(ZOO["mlp"].example().args[0])
+
+
+@pytest.mark.parametrize("name", ["mlp", "tied", "unet"])
+@pytest.mark.parametrize("calibrator", [None, Calibrator(mixture=2.5), Calibrator(members=(0.5, 1.0, 2.0, 4.0))], ids=str)
+def test_average_is_what_a_prediction_says(name: str, calibrator: Calibrator | None) -> None:
+    """The log of its probabilities, calibrated or not, wherever the classes are."""
+    case, axis = ZOO[name], -1 if name == "tied" else 1
+    ens, x = convert(mt.Deep(), case), case.example().args[0]
+    ens.calibrator = calibrator
+    average = ens.average(class_axis=axis)(x).detach()
+    torch.testing.assert_close(average.exp().movedim(axis, 1), mt.predict(ens, x, class_axis=axis).probs)
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+def test_a_calibrated_average_of_yes_and_no(task: str) -> None:
+    """The logit of its probabilities."""
+    ens, x = convert(mt.Deep(), ZOO["one_layer"], task=task), ZOO["one_layer"].example().args[0]
+    for calibrator in (Calibrator(mixture=2.5), Calibrator(members=(0.5, 1.0, 2.0, 4.0))):
+        ens.calibrator = calibrator
+        torch.testing.assert_close(ens.average()(x).detach().sigmoid(), mt.predict(ens, x).probs)
+
+
+def test_a_calibrated_average_can_be_trained_through() -> None:
+    """Gradients reach every member."""
+    ens, x = convert(mt.Deep(), ZOO["one_layer"]), ZOO["one_layer"].example().args[0]
+    ens.calibrator = Calibrator(mixture=2.5)
+    ens.average()(x)[:, 0].sum().backward()
+    assert (ens.get_parameter("weight").grad.abs().flatten(1).sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_outputs_mean(task: str) -> None:
+    """Scores are logits, halves are means and softplus variances, numbers are means."""
+    found = values_of(MEMBERS, task)
+    if task == "gaussian":
+        torch.testing.assert_close(found, {"mean": MEMBERS[:, :, :3], "variance": F.softplus(MEMBERS[:, :, 3:])})
+    else:
+        assert found.keys() == {"mean" if task == "regression" else "logits"}
+        assert torch.equal(next(iter(found.values())), MEMBERS)
+    assert not any(value.requires_grad for value in values_of(MEMBERS.clone().requires_grad_(True), task).values())
+    assert {value.dtype for value in values_of(MEMBERS.bfloat16(), task).values()} == {torch.float32}
+
+
+def test_the_precision_of_an_observation() -> None:
+    """1/τ is every member's variance, for plain regression alone."""
+    method = mt.EMP(tau_output=4.0)
+    found = values_of(MEMBERS, "regression", method)
+    assert torch.equal(found["variance"], torch.full_like(MEMBERS, 0.25))
+    assert "variance" not in values_of(MEMBERS, "regression", mt.EMP())
+    assert values_of(MEMBERS, "classes", method).keys() == {"logits"}
+    torch.testing.assert_close(values_of(MEMBERS, "gaussian", method)["variance"], F.softplus(MEMBERS[:, :, 3:]))
+
+
+def test_a_variance_has_a_floor() -> None:
+    """Where softplus is 0."""
+    raw = torch.tensor([-200.0, 0.0, 50.0])
+    torch.testing.assert_close(variance_of(raw), torch.tensor([FLOOR, torch.log(torch.tensor(2.0)), 50.0]))
+
+
+def test_which_output_is_meant() -> None:
+    """The only one, or the one that is named, however deep it stands."""
+    a, b = torch.zeros(1), torch.ones(1)
+    assert output_of(a, None) is a
+    assert output_of({"scores": a, "note": "text"}, None) is a
+    assert output_of({"scores": a, "more": [a, {"deep": b}]}, "more.1.deep") is b
+    with pytest.raises(mt.InputError, match=r"the model returns scores, more\.0: say which is meant, output="):
+        output_of({"scores": a, "more": [b]}, None)
+    with pytest.raises(mt.InputError, match="no tensor"):
+        output_of({"note": "text"}, None)
 
 
 def test_outputs_that_do_not_fit_the_task() -> None:

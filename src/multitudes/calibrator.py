@@ -42,6 +42,8 @@ class Calibrator:
     def __post_init__(self) -> None:
         if (self.members is None) == (self.mixture is None):
             raise InputError("give the temperatures of the members, or that of the mixture: Calibrator(mixture=1.2)")
+        if self.members is not None and not len(self.members):
+            raise InputError("give a temperature for each member, and there is none")
         object.__setattr__(self, "members", None if self.members is None else tuple(float(t) for t in self.members))
         for value in self.members if self.members is not None else (self.mixture,):
             if not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
@@ -73,8 +75,10 @@ class Calibrator:
         return {"members": None if self.members is None else list(self.members), "mixture": self.mixture}
 
 
-def calibrate(prediction: Prediction, targets: Any = None, of: Literal["mixture", "members"] = "mixture") -> Calibrator:
-    """The temperatures by which a held-out prediction has the least NLL.
+def calibrate(
+    prediction: Prediction, targets: Any = None, of: Literal["mixture", "members"] = "mixture", *, ignore: int | None = None
+) -> Calibrator:
+    """The temperatures by which a held-out prediction has the least NLL; `ignore` stands for entries without a label.
 
     >>> calibrator = mt.calibrate(mt.predict(ens, validation))            # doctest: +SKIP
     >>> ens.calibrator = calibrator                                       # doctest: +SKIP
@@ -87,7 +91,7 @@ def calibrate(prediction: Prediction, targets: Any = None, of: Literal["mixture"
         raise InputError("there are no examples to calibrate on")
     if prediction.calibrator is not None:
         raise InputError("this prediction is calibrated already: set ens.calibrator = None, and predict again")
-    log_probs, wanted = _held_out(prediction, matched(prediction, targets))
+    log_probs, wanted = _held_out(prediction, matched(prediction, targets, ignore))
     if of == "mixture":
         return Calibrator(mixture=_temperature(uncertainty.pooled_log_probs(log_probs), wanted))
     return Calibrator(members=tuple(_temperature(member, wanted) for member in log_probs))

@@ -49,9 +49,11 @@ def select(ensemble: Ensemble, data: Any, k: int, *, targets: Any = None, **opti
 
     Best is the least NLL, and for plain regression the least squared error. `data` and `options` are those of `predict`.
     """
-    if not isinstance(k, int) or not 1 <= k <= ensemble.members:
+    if isinstance(ensemble, Ensemble) and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= ensemble.members):
         raise InputError(f"k={k!r}: keep 1 to {ensemble.members} members")
     prediction = predict(ensemble, data, **options)
+    if not prediction.has_members:
+        raise InputError("members are judged one by one, and moments have none: select without moments_only")
     wanted = matched(prediction, targets)
     if prediction.task in CLASSES:
         each = of_classes(prediction, wanted, Settings()).columns["member_nll"].double().mean(0)

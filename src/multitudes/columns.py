@@ -21,7 +21,7 @@ from multitudes.values import CLASSES, log_probs_of, sharpened, two_sided
 def criteria(prediction: Prediction) -> Columns:
     """How much each example looks out of distribution, larger for more; of several labels the mean, of energy the sum."""
     if prediction.task not in CLASSES:
-        found = {"variance": prediction.variance.flatten().double().cpu()}
+        found = {"variance": prediction.variance.flatten().double().cpu(), **_examples(prediction)}
         return {**found, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else found
     said = prediction.described()
     scores = {"msp": 1 - said["confidence"], **{name: said[name] for name in CRITERIA if name in said and name != "max_logit"}}
@@ -29,7 +29,15 @@ def criteria(prediction: Prediction) -> Columns:
     if prediction.task == "multilabel" and len(prediction.shape) > 1:
         scores = {n: (s.flatten(1).sum(1) if n == "energy" else s.flatten(1).mean(1)) for n, s in scores.items()}
     single = {"mutual_information", "variation_ratio"} if prediction.count == 1 else set()
-    return {name: scores[name].flatten().cpu() for name in CRITERIA if name in scores and name not in single}
+    found = {name: scores[name].flatten().cpu() for name in CRITERIA if name in scores and name not in single}
+    return found if prediction.task == "multilabel" else {**found, **_examples(prediction)}
+
+
+def _examples(prediction: Prediction) -> Columns:
+    """Of which example each pixel, label or number is, where there are several."""
+    if len(prediction.shape) < 2:
+        return {}
+    return {"example": torch.arange(len(prediction)).repeat_interleave(prediction.shape[1:].numel())}
 
 
 def of_classes(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
@@ -39,9 +47,8 @@ def of_classes(prediction: Prediction, targets: Tensor, settings: Settings) -> E
         columns, sums = _by_piece(prediction, targets, settings.bins, dense)
     else:
         columns, sums = _by_moments(prediction, targets)
-    if len(prediction.shape) > 1:
-        per = prediction.shape[1:].numel()
-        columns["example"] = torch.arange(len(prediction)).repeat_interleave(per)[targets.flatten() != IGNORED]
+    for name, column in _examples(prediction).items():
+        columns[name] = column[targets.flatten() != IGNORED]
     if prediction.task == "multilabel" and len(columns["correct"]) == targets.numel():
         exact = columns["correct"].reshape(len(prediction), -1).amin(1)
         sums["exact"] = torch.tensor([exact.sum(), len(exact)], dtype=torch.float64)
@@ -91,7 +98,7 @@ def _piece(
         found.update(disagreement=said["disagreement"])
         found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, logs.clamp_(min=least))
     if logs.shape[2] > 5:
-        found["top5"] = ((shown > right).sum(1) < 5).float()
+        found["top5"] = _among(5, shown, targets)
     if "logits" in values:
         seen = uncertainty.of_logits(two_sided(values["logits"]), logs, labels)
         found.update(max_logit=-seen["max_logit"], energy=seen["energy"])
@@ -99,6 +106,13 @@ def _piece(
     if dense:
         sums["confusion"] = segmentation.confusion(said["labels"], targets, logs.shape[2])
     return {name: column.cpu() for name, column in found.items()}, {name: value.cpu() for name, value in sums.items()}
+
+
+def _among(count: int, probs: Tensor, targets: Tensor) -> Tensor:
+    """Whether the target is among the so many most probable; of equal ones the first come first, as for labels."""
+    right = probs.gather(1, targets[:, None])
+    before = torch.arange(probs.shape[1], device=probs.device) < targets[:, None]
+    return (((probs > right) | ((probs == right) & before)).sum(1) < count).float()
 
 
 def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Columns]:
@@ -122,7 +136,7 @@ def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Colum
         brier=(flat * flat).sum(1) - 2 * chosen + 1, disagreement=said["disagreement"][kept],
     )  # fmt: skip
     if flat.shape[1] > 5:
-        found["top5"] = ((flat > chosen[:, None]).sum(1) < 5).float()
+        found["top5"] = _among(5, flat, wanted)
     return found, {}
 
 
@@ -147,4 +161,4 @@ def of_numbers(prediction: Prediction, targets: Tensor, settings: Settings) -> E
     columns = {name: column.flatten() for name, column in found.items()}
     if held:
         columns["member_squares"] = ((wanted - held["mean"]) ** 2).flatten(1).T.contiguous()
-    return Evidence(prediction.task, settings, columns)
+    return Evidence(prediction.task, settings, {**columns, **_examples(prediction)})

@@ -19,7 +19,7 @@ from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
-from multitudes.inputs import BatchAxis, rows
+from multitudes.inputs import BatchAxis
 from multitudes.method import Factory, Method
 from multitudes.plan import Counts, Plan
 from multitudes.tasks import checked
@@ -114,7 +114,7 @@ def settled(begun: Draft, engine: Engine) -> Plan:
         engine.adopt(few)
         pick(engine)
     counts, memory, each = _costs(begun, engine, few_members(few, begun.trial_members))
-    engine.row_bytes = each // max(rows(begun.inputs, begun.batch_axis), 1)
+    engine.input_bytes = each / max(sum(tensor.numel() for tensor in begun.inputs.tensors()), 1)
     notes = begun.plan.notes
     if engine.traits.coupled:
         names = ", ".join(sorted(engine.traits.coupled))

@@ -18,7 +18,7 @@ from multitudes.engine.outcome import fresh_inputs
 from multitudes.engine.state import copy_with, like, named_tensors, plain_attention
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
-from multitudes.inputs import Inputs
+from multitudes.inputs import Inputs, rows
 from multitudes.plan import megabytes, rendered
 
 
@@ -80,13 +80,21 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
         ours()
     except RuntimeError as error:
         raise InputError(f"the model rejects {inputs}: {error}") from error
+    count = rows(inputs, ensemble.engine.batch_axis)
+
+    def step() -> Any:
+        if ensemble.is_compact:  # which is not trained
+            return ours()
+        batch = twin.batch(fresh_inputs(inputs), torch.zeros(count))
+        return twin(*batch.inputs, **batch.kwargs)
+
     times = _latencies([ours, theirs], repeats, inputs)
-    rows = []
-    for net, run, seconds in ((ensemble, ours, times[0]), (base, theirs, times[1])):
+    found = []
+    for net, run, learn, seconds in ((ensemble, ours, step, times[0]), (base, theirs, theirs, times[1])):
         weights = sum(p.numel() for p in net.parameters())
         size = max((p.element_size() for p in net.parameters()), default=4)
-        rows.append(Row(weights, multiply_adds(run), (weights + saved_numbers(run)) * size, seconds))
-    return Cost(*rows)
+        found.append(Row(weights, multiply_adds(run), (weights + saved_numbers(learn)) * size, seconds))
+    return Cost(*found)
 
 
 def multiply_adds(run: Callable[[], Any]) -> int:

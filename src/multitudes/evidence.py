@@ -66,7 +66,11 @@ class Evidence:
     @classmethod
     def cat(cls, parts: Sequence[Evidence]) -> Evidence:
         """Parts of a set as one."""
-        kinds = {(p.task, p.settings, *(tuple(d) for d in (p.columns, p.sums, p.inside, p.ood, p.shifts))) for p in parts}
+        kinds = {
+            (p.task, p.settings, *(tuple(d) for d in (p.inside, p.ood, p.shifts)),
+             *((n, c.shape[1:]) for n, c in p.columns.items()), *((n, c.shape) for n, c in p.sums.items()))
+            for p in parts
+        }  # fmt: skip
         if len(kinds) != 1:
             raise InputError("only scores of one kind can be put together: of the same task, settings and sets")
         first = parts[0]
@@ -81,15 +85,15 @@ class Evidence:
 
     def again(self, generator: torch.Generator) -> Evidence:
         """As many examples, drawn from these with replacement, pixels and labels with their example; sums have none."""
-        rows = _redrawn(self.columns, generator)
+        draw = _redrawn(self.columns, generator)
         inside = self.inside
         same = inside and len(next(iter(inside.values()))) == len(self)
         return replace(
             self,
-            columns=_taken(self.columns, rows),
+            columns=_taken(self.columns, *draw),
             sums={},
-            inside=_taken(inside, rows if same else _redrawn(inside, generator)) if inside else {},
-            ood={name: _taken(columns, _redrawn(columns, generator)) for name, columns in self.ood.items()},
+            inside=_taken(inside, *(draw if same else _redrawn(inside, generator))) if inside else {},
+            ood={name: _taken(columns, *_redrawn(columns, generator)) for name, columns in self.ood.items()},
             shifts={key: shift.again(generator) for key, shift in self.shifts.items()},
         )
 
@@ -167,32 +171,29 @@ def errors_in(scores: Mapping[str, float]) -> Errors:
 
 def _joined(parts: Sequence[Columns]) -> Columns:
     found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    for name in ("example", "anchor"):  # numbers of their own in each part
-        if name in found:
-            ends = [0, *torch.tensor([int(part[name].max()) + 1 for part in parts]).cumsum(0).tolist()]
-            found[name] = torch.cat([part[name] + end for part, end in zip(parts, ends, strict=False)])
+    if "example" in found:  # numbers of their own in each part; an anchor is the same in all
+        ends = [0, *torch.tensor([int(part["example"].max()) + 1 for part in parts]).cumsum(0).tolist()]
+        found["example"] = torch.cat([part["example"] + end for part, end in zip(parts, ends, strict=False)])
     return found
 
 
-def _redrawn(columns: Columns, generator: torch.Generator) -> Tensor:
-    """The rows of as many examples, drawn with replacement."""
-    if "example" not in columns:
+def _redrawn(columns: Columns, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The rows of as many examples or anchors, drawn with replacement, and of which draw each is."""
+    if not {"example", "anchor"} & set(columns):
         count = len(next(iter(columns.values())))
-        return torch.randint(count, (count,), generator=generator)
-    _, size = columns["example"].unique_consecutive(return_counts=True)
+        return torch.randint(count, (count,), generator=generator), torch.arange(count)
+    _, group = columns["anchor" if "anchor" in columns else "example"].unique(return_inverse=True)
+    order, size = group.argsort(stable=True), group.bincount()
     chosen = torch.randint(len(size), (len(size),), generator=generator)
-    start = (size.cumsum(0) - size)[chosen]
     each = size[chosen]
-    return torch.arange(int(each.sum())) + torch.repeat_interleave(start - (each.cumsum(0) - each), each)
+    start = (size.cumsum(0) - size)[chosen] - (each.cumsum(0) - each)
+    rows = order[torch.arange(int(each.sum())) + torch.repeat_interleave(start, each)]
+    return rows, torch.repeat_interleave(torch.arange(len(each)), each)
 
 
-def _taken(columns: Columns, rows: Tensor) -> Columns:
-    found = {name: column[rows] for name, column in columns.items()}
-    if "example" in found:  # one that is drawn twice is two
-        new = torch.ones(len(rows), dtype=torch.int64)
-        new[1:] = (found["example"][1:] != found["example"][:-1]).long()
-        found["example"] = new.cumsum(0) - 1
-    return found
+def _taken(columns: Columns, rows: Tensor, draw: Tensor) -> Columns:
+    """What is drawn twice is two."""
+    return {name: draw if name in ("example", "anchor") else column[rows] for name, column in columns.items()}
 
 
 Rule = Callable[[Evidence], Any]
@@ -249,7 +250,7 @@ NEEDED = {
 }  # fmt: skip
 """The column or sum that a score is made of, where it has another name; there need not be one."""
 
-OPTIONAL = {"top5", "member_nll", "gaussian_nll", "crps", *NEEDED}
+OPTIONAL = {"top5", "disagreement", "member_nll", "gaussian_nll", "crps", *NEEDED}
 
 
 def _rules(task: str) -> dict[str, Rule]:

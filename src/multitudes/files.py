@@ -58,7 +58,7 @@ def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any],
     """Writes tensors, and JSON about them, as a file of this kind."""
     from safetensors.torch import save as to_bytes
 
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
     write(Path(path), to_bytes(kept, metadata={kind: text, "sha256": _digest(text, kept)}))
 
@@ -70,8 +70,12 @@ def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], 
         raise FileError(f"{path} holds no {kind}")
     if _digest(header[kind], tensors) != header["sha256"]:
         raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
-    about = json.loads(header[kind])
-    if about["format"] > FORMAT:
+    try:
+        about = json.loads(header[kind])
+        newer = about["format"] > FORMAT
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileError(f"{path} does not describe a {kind}: {error}") from error
+    if newer:
         raise FileError(f"{path} was written in a newer format: update multitudes")
     return about, tensors
 
@@ -168,7 +172,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     engine = Engine(
         template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
         batch_axis=about["batch_axis"], chunk=about["chunk"], summed=frozenset(about.get("summed", ())), traits=_traits(about),
-        row_bytes=int(about.get("row_bytes", 0)),
+        input_bytes=float(about.get("input_bytes", 0)),
     )  # fmt: skip
     engine.refresh()
     if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
@@ -226,7 +230,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "shared_norms": sorted(engine.shared_norms),
         "batch_axis": engine.batch_axis,
         "chunk": engine.chunk,
-        "row_bytes": engine.row_bytes,
+        "input_bytes": engine.input_bytes,
         "compact": ensemble.is_compact,
         "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
         "proven": engine.proven,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from multitudes import tasks
 from multitudes.ensemble import Ensemble
@@ -17,6 +17,8 @@ from multitudes.errors import InputError
 from multitudes.inputs import Inputs, rows, take_rows
 from multitudes.prediction import Prediction
 from multitudes.values import CLASSES
+
+NOTHING = "there are no examples to predict"
 
 Split = Callable[[Any], tuple[Any, Any]]
 """What takes a batch apart into the model's input (a tensor or mt.Inputs) and the targets (or None)."""
@@ -48,8 +50,9 @@ def predict(
     with _ready(ensemble, device, amp) as place, _bar(progress, total) as advance:
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
-            kept.take(ensemble(*call.args, **call.kwargs), targets)
-            advance(rows(inputs, ensemble.engine.batch_axis))
+            count = rows(inputs, ensemble.engine.batch_axis)
+            kept.take(ensemble(*call.args, **call.kwargs), targets, count)
+            advance(count)
     return kept.prediction()
 
 
@@ -57,12 +60,14 @@ def batched(
     data: Any, batch_size: int, batch_axis: Any, split: Split
 ) -> tuple[int | None, Iterator[tuple[Inputs, Tensor | None]]]:
     """How many examples there are, if that is known, and the batches."""
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size}: at least 1")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r}: a whole number, at least 1")
     if isinstance(data, (Tensor, Inputs)):
         call = Inputs.of(data)
         count = rows(call, batch_axis)
-        starts = range(0, max(count, 1), batch_size)
+        if not count:
+            raise InputError(NOTHING)
+        starts = range(0, count, batch_size)
         index = torch.arange(count)
         return count, ((take_rows(call, batch_axis, index[s : s + batch_size]), None) for s in starts)
     if isinstance(data, (tuple, dict, str)):
@@ -82,8 +87,13 @@ def batched(
 
 def _sized(loader: DataLoader[Any]) -> int | None:
     """How many examples a loader gives, as its sampler says."""
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    sampler = _sampler(loader)
     return len(sampler) if isinstance(sampler, Sized) else None
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    """What says which examples a loader gives."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
@@ -107,10 +117,14 @@ def _split(batches: Iterable[Any], split: Split) -> Iterator[tuple[Inputs, Tenso
 
 def _whole(loader: DataLoader[Any]) -> None:
     """A loader that leaves examples out would do so silently."""
-    if loader.drop_last and (not isinstance(loader.dataset, Sized) or len(loader.dataset) % (loader.batch_size or 1)):
+    streamed = isinstance(loader.dataset, IterableDataset)
+    by = loader if streamed or loader.batch_sampler is None else loader.batch_sampler
+    count, size = None if streamed else _sized(loader), getattr(by, "batch_size", None) or 1
+    if getattr(by, "drop_last", False) and (count is None or count % size):
         raise InputError("this loader leaves out the last examples: drop_last=False")
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None):
+    sampler = _sampler(loader)
+    some = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None)
+    if some or isinstance(sampler, WeightedRandomSampler):
         raise InputError("this loader draws examples at random: predict the dataset itself")
 
 
@@ -123,10 +137,15 @@ class Kept:
         self.seen = 0
         self.lacking = False
 
-    def take(self, outputs: Any, targets: Tensor | None) -> None:
-        """One batch, all members."""
-        values = tasks.values_of(tasks.output_of(outputs, self.output), self.task, self.ensemble.method)
-        count = next(iter(values.values())).shape[1]
+    def take(self, outputs: Any, targets: Tensor | None, count: int) -> None:
+        """One batch of so many examples, all members."""
+        found = tasks.output_of(outputs, self.output)
+        if found.ndim < 2 or found.shape[1] != count:
+            raise InputError(
+                f"a member's outputs for {count} example{'s' if count > 1 else ''} are {list(found.shape[1:])}: "
+                "examples must be their first axis"
+            )
+        values = tasks.values_of(found, self.task, self.ensemble.method)
         if targets is not None and (not targets.ndim or len(targets) != count):
             raise InputError(f"a batch of {count} examples has targets {list(targets.shape)}")
         self.keep(values, count)
@@ -149,7 +168,7 @@ class Kept:
         return torch.cat(self.targets) if self.targets and not self.lacking else None
 
     def _nothing(self) -> InputError:
-        return InputError("there are no examples to predict")
+        return InputError(NOTHING)
 
 
 class Whole(Kept):
@@ -180,9 +199,10 @@ class Whole(Kept):
         parts = filled + self.parts
         if not parts:
             raise self._nothing()
-        shapes = {tuple(list(part[name].shape[2:]) for name in part) for part in parts} if len(parts) > 1 else set()
+        shapes = {tuple(next(iter(part.values())).shape[2:]) for part in parts}
         if len(shapes) > 1:
-            raise InputError(f"outputs have different shapes from batch to batch: {', '.join(map(str, sorted(shapes)))}")
+            shown = " and ".join(str(list(shape)) for shape in sorted(shapes))
+            raise InputError(f"outputs have different shapes from batch to batch: {shown}")
         values = {name: torch.cat([part[name] for part in parts], 1) if len(parts) > 1 else parts[0][name] for name in parts[0]}
         return Prediction(
             **values, task=self.task, class_axis=self.class_axis, targets=self.all_targets, calibrator=self.ensemble.calibrator

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from multitudes import uncertainty
 from multitudes.calibrator import Calibrator
-from multitudes.errors import InputError
+from multitudes.errors import FileError, InputError
+from multitudes.targets import reshaped
 from multitudes.tasks import checked
 from multitudes.values import CLASSES, describe, examples, fitting, numbers, pooled, sound, with_classes_second
 
@@ -177,7 +178,7 @@ class Prediction:
             raise InputError(f"task={self.task!r} has no probabilities of classes: there are mean, variance and interval(0.9)")
         if "probs" not in self._made:
             parts = [pooled(values, self.temperature) for _, values in self.pieces()]
-            found = torch.cat(parts) if parts else torch.zeros(0, self.classes)
+            found = torch.cat(parts) if parts else next(iter(self._values.values())).new_zeros(0, self.classes)
             whole = found[:, 1] if self.task != "classes" else found
             whole = whole.reshape(*self.shape, *whole.shape[1:])
             self._made["probs"] = whole.movedim(-1, 1) if self.task == "classes" else whole
@@ -185,9 +186,9 @@ class Prediction:
 
     def __getitem__(self, rows: Any) -> Prediction:
         """The prediction of some of the examples: a slice, a mask ``[N]``, or their numbers."""
-        rows = slice(rows, rows + 1 or None) if isinstance(rows, int) else rows
         if not isinstance(rows, slice):
             rows = torch.as_tensor(rows).cpu()
+            rows = torch.arange(len(self))[rows if rows.numel() else rows.long()].reshape(-1)
         return self._with(
             {name: value[:, rows] for name, value in self._values.items()},
             {name: value[rows] for name, value in self._made.items()},
@@ -198,7 +199,7 @@ class Prediction:
         """The prediction of some of the members; the temperature of another mixture is not known, and left out."""
         values = self.members
         new = self._with({name: value[list(members)] for name, value in values.items()}, {}, self.targets)
-        new.temperature = 1.0
+        new.temperature, new.calibrator = 1.0, self.calibrator and self.calibrator.subset(members)
         return new
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
@@ -213,7 +214,7 @@ class Prediction:
     @classmethod
     def cat(cls, parts: Sequence[Prediction]) -> Prediction:
         """Several predictions of the same members as one, one after the other."""
-        kinds = {(part.task, part.count, part.temperature, tuple(part._values), part.shape[1:]) for part in parts}
+        kinds = {(p.task, p.count, p.calibrator, *p._values, p.shape[1:], p.task in CLASSES and p.classes) for p in parts}
         if len(kinds) != 1:
             raise InputError(f"there must be predictions of one kind to put together, and there are {len(kinds)}")
         targets = [part.targets for part in parts]
@@ -262,12 +263,15 @@ class Prediction:
 
         about, tensors = load_tensors(path, "prediction")
         targets = tensors.pop("targets", None)
-        if not about["members"]:
-            new = cls.of_moments(about["task"], about["count"], tensors, targets)
-        else:
-            new = cls(**tensors, task=about["task"], targets=targets)  # type: ignore[arg-type]
-        new.temperature = float(about["temperature"])
-        new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
+        try:
+            if not about["members"]:
+                new = cls.of_moments(about["task"], about["count"], tensors, targets)
+            else:
+                new = cls(**tensors, task=about["task"], targets=targets)  # type: ignore[arg-type]
+            new.temperature = float(about["temperature"])
+            new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} does not describe a prediction: {error}") from error
         return new
 
     def __repr__(self) -> str:
@@ -323,7 +327,7 @@ class Prediction:
 
     @property
     def energy(self) -> Tensor:
-        """−log Σ exp logits, the members' mean; more for what is unknown."""
+        """−log Σ exp logits, the members' mean; more for what is unknown. Of yes and no, the logits are z/2 and −z/2."""
         return self._said("energy")
 
     @property
@@ -361,7 +365,7 @@ class Prediction:
     def _gaussians(self, wanted: str) -> tuple[Tensor, Tensor]:
         """Members' means and variances."""
         self._moment("mean")
-        if "variance" not in self._values:
+        if "variance" not in self.members:
             raise InputError(
                 f"{wanted} needs the variance of an observation, and there are means only: train with task='gaussian', "
                 "or give EMP(tau_output=...)"
@@ -392,5 +396,5 @@ class Prediction:
     def log_density(self, targets: Any) -> Tensor:
         """The log of the mixture's density at the targets, each entry by itself, ``[N, ...]``."""
         mean, variance = self._gaussians("log_density")
-        targets = torch.as_tensor(targets).to(mean).reshape(self.shape)
+        targets = reshaped(torch.as_tensor(targets), self).to(mean)
         return uncertainty.pooled_log_probs(uncertainty.log_normal(targets, mean, variance))

@@ -89,8 +89,7 @@ class Scores(Mapping[str, float]):
         Scores that are sums over all examples (classwise_ece, miou, exact_match) have none.
         """
         evidence = self._needed("intervals")
-        if samples < 2 or not 0 < level < 1:
-            raise InputError(f"at least two samples and a level between 0 and 1: {samples} and {level}")
+        _enough(samples, level)
         generator = torch.Generator().manual_seed(seed)
         drawn = [evidence.again(generator).scores() for _ in range(samples)]
         return Scores(
@@ -101,19 +100,21 @@ class Scores(Mapping[str, float]):
     def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> dict[str, Difference]:
         """By how much these exceed another run's scores on the same examples: a paired bootstrap, score by score."""
         own, its = self._needed("a comparison"), other._needed("a comparison")
-        if len(own) != len(its) or [*own.ood] != [*its.ood] or [*own.shifts] != [*its.shifts]:
+        _enough(samples, level)
+        if _sizes(own) != _sizes(its):
             raise InputError("a paired comparison needs the same examples in both runs, in the same order")
         drawn: dict[str, list[float]] = {}
         for sample in range(samples):
             pair = [e.again(torch.Generator().manual_seed(seed * 1_000_003 + sample)).scores() for e in (own, its)]
             for name in pair[0].keys() & pair[1].keys():
-                drawn.setdefault(name, []).append(pair[0][name] - pair[1][name])
+                drawn.setdefault(name, []).append(_less(pair[0][name], pair[1][name]))
         found = {}
         for name in (name for name in self if name in drawn):
             low, high = _central(drawn[name], level)
-            below = sum(d <= 0 for d in drawn[name]) + 1
-            above = sum(d >= 0 for d in drawn[name]) + 1
-            found[name] = Difference(self[name] - other[name], low, high, min(1.0, 2 * min(below, above) / (samples + 1)))
+            below = sum(not d > 0 for d in drawn[name]) + 1
+            above = sum(not d < 0 for d in drawn[name]) + 1
+            chance = min(1.0, 2 * min(below, above) / (samples + 1))
+            found[name] = Difference(_less(self[name], other[name]), low, high, chance)
         return found
 
     def errors(self) -> Errors:
@@ -187,8 +188,29 @@ def _central(values: Sequence[float], level: float) -> tuple[float, float]:
     ordered = torch.tensor([v for v in values if not math.isnan(v)], dtype=torch.float64)
     if not len(ordered):
         return math.nan, math.nan
-    low, high = torch.quantile(ordered, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high
+    ordered = ordered.sort().values
+    ends = []
+    for share in ((1 - level) / 2, (1 + level) / 2):
+        at = share * (len(ordered) - 1)
+        a, b, part = float(ordered[math.floor(at)]), float(ordered[math.ceil(at)]), at - math.floor(at)
+        ends.append(a if a == b else (1 - part) * a + part * b)
+    return ends[0], ends[1]
+
+
+def _enough(samples: int, level: float) -> None:
+    if samples < 2 or not 0 < level < 1:
+        raise InputError(f"at least two samples and a level between 0 and 1: {samples} and {level}")
+
+
+def _less(a: float, b: float) -> float:
+    """a − b, and 0 for what is equally infinite."""
+    return 0.0 if a == b else a - b
+
+
+def _sizes(evidence: Evidence) -> list[Any]:
+    """How many examples of what there are."""
+    ood = [(name, len(next(iter(columns.values())))) for name, columns in evidence.ood.items()]
+    return [len(evidence), ood, [(key, len(shift)) for key, shift in evidence.shifts.items()]]
 
 
 def _plain(value: float) -> float | str:

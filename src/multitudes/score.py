@@ -52,6 +52,8 @@ def score(
     if shift is not None:
         evidence = replace(evidence, shifts=_shifts(shift, settings, ignore))
     if baseline is not None:
+        if shift is None:
+            raise InputError("baseline= is of corruptions, and there are none: give them as shift=")
         evidence = replace(evidence, baseline=_baseline(baseline))
     found = Scores.of(evidence)
     _say_collapsed(found, prediction)
@@ -100,6 +102,8 @@ def _shifts(shift: Mapping[str, Any], settings: Settings, ignore: int | None) ->
         if "/" in name:
             raise InputError(f"shift={name!r}: a name without /")
         if isinstance(given, Mapping):
+            if wrong := [s for s in given if not str(s).isdigit()]:
+                raise InputError(f"shift={name!r}: severities are numbers, and {wrong[0]!r} is none")
             found.update({(name, int(severity)): _shifted(name, part, settings, ignore) for severity, part in given.items()})
         else:
             found[name, None] = _shifted(name, given, settings, ignore)
@@ -118,8 +122,7 @@ def _shifted(name: str, given: Any, settings: Settings, ignore: int | None) -> E
     anchors = torch.as_tensor(parts[2]).cpu()
     if anchors.shape != evidence.columns["correct"].shape:
         raise InputError(f"shift={name!r}: anchors are {list(anchors.shape)}, one for each of {len(evidence)} frames")
-    _, numbers = anchors.unique(return_inverse=True)
-    return replace(evidence, columns={**evidence.columns, "anchor": numbers})
+    return replace(evidence, columns={**evidence.columns, "anchor": anchors})
 
 
 def _baseline(baseline: Scores | str) -> Errors:

@@ -32,7 +32,7 @@ def printed(found: list[Table], width: int = 118) -> str:
 
 def _whole(scores: Scores) -> Table:
     bounds = bool(scores.intervals)
-    table = Table("score", "value", *(["95 % interval"] if bounds else []), "what it is", title=_title(scores))
+    table = Table("score", "value", *(["interval"] if bounds else []), "what it is", title=_title(scores))
     for column in table.columns[1 : 3 if bounds else 2]:
         column.justify = "right"
     for name in scores:

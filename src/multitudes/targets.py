@@ -31,7 +31,7 @@ def matched(prediction: Prediction, targets: Any = None, ignore: int | None = No
     found = torch.as_tensor(targets).detach().cpu()
     _same_as_before(prediction, found)
     if found.shape != prediction.shape:
-        found = _reshaped(found, prediction)
+        found = reshaped(found, prediction)
     if prediction.task not in CLASSES:
         if bool(found.isnan().any()) or bool(found.isinf().any()):
             raise InputError("a target is NaN or infinite")
@@ -52,7 +52,7 @@ def _same_as_before(prediction: Prediction, targets: Tensor) -> None:
         )
 
 
-def _reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
+def reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
     """Targets that differ by axes of length one only."""
     if [n for n in targets.shape if n != 1] == [n for n in prediction.shape if n != 1]:
         return targets.reshape(prediction.shape)
@@ -63,14 +63,14 @@ def _reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
 
 
 def _classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
-    if targets.is_complex() or (targets.is_floating_point() and not bool((targets == targets.floor()).all())):
+    whole = not targets.is_complex() and bool((targets.isfinite() & (targets == targets.floor())).all())
+    if not whole:
         raise InputError("targets of classes must be whole numbers")
     found = targets.long()
+    out = (found < 0) | (found >= classes)
     if ignore is not None:
+        out &= found != ignore
         found = torch.where(found == ignore, IGNORED, found)
-        out = (found < IGNORED) | (found >= classes)
-    else:
-        out = (found < 0) | (found >= classes)
     if bool(out.any()):
         at = [int(axis) for axis in out.nonzero()[0]]
         hint = "" if ignore is not None else "; for entries without a label, ignore=255 or whatever stands for them"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from multitudes import tree
 from multitudes.errors import InputError
+from multitudes.values import with_classes_second
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -39,6 +40,8 @@ def output_of(outputs: Any, name: str | None) -> Tensor:
     found = {n: t for n, t in tree.leaves(outputs) if isinstance(t, Tensor)}
     if name is None and len(found) == 1:
         return next(iter(found.values()))
+    if found.keys() == {""}:
+        raise InputError(f"output={name!r}: the model returns one tensor, without a name; leave output= out")
     if name not in found:
         raise InputError(f"the model returns {', '.join(found) or 'no tensor'}: say which is meant, output=...")
     return found[name]
@@ -101,9 +104,8 @@ class Average(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """One network's output, ``[B, ...]``."""
         members = output_of(self.ensemble(*inputs, **kwargs), self.output)
-        axis = self.class_axis + (self.class_axis >= 0)
         calibrator, task = self.ensemble.calibrator, self.ensemble.task
-        members = members.movedim(axis, 2) if task == "classes" and members.ndim > 2 else members
+        members = with_classes_second(members, self.class_axis) if task == "classes" else members
         temperature = 1.0
         if calibrator is not None:
             values, temperature = calibrator.applied({"logits": members}, task)

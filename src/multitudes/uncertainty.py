@@ -67,7 +67,7 @@ def of_probs(probs: Tensor, mean: Tensor, labels: Tensor, shown: Tensor | None =
         return {**found, "variation_ratio": nothing, "disagreement": nothing}
     most, pairs = agreement(labels, classes)
     all_pairs = members * (members - 1) / 2
-    return {**found, "variation_ratio": (1 - most / members).to(probs), "disagreement": (1 - pairs / all_pairs).to(probs)}
+    return {**found, "variation_ratio": 1 - most.to(probs) / members, "disagreement": 1 - pairs.to(probs) / all_pairs}
 
 
 def of_logits(logits: Tensor, log_probs: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ def of_logits(logits: Tensor, log_probs: Tensor, labels: Tensor) -> dict[str, Te
     """
     top = labels[..., None]
     energies = (log_probs.gather(-1, top) - logits.gather(-1, top)).squeeze(-1)  # log p = z − log Σ exp z
-    return {"max_logit": mixture(logits).amax(-1), "energy": mixture(energies)}
+    return {"max_logit": logits.mean(0).amax(-1), "energy": mixture(energies)}  # a class that is ruled out has −∞
 
 
 def pooled_log_probs(log_probs: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ def pooled_log_probs(log_probs: Tensor) -> Tensor:
 
 def log_normal(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The log density of N(mean, variance) at x."""
-    return -0.5 * ((x - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+    found = -0.5 * ((x - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+    return torch.where(variance > 0, found, torch.where(x == mean, math.inf, -math.inf).to(found))
 
 
 def normal_cdf(z: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ def quantile(level: float, mean: Tensor, variance: Tensor) -> Tensor:
     low, high = each.amin(0), each.amax(0)  # the mixture's lies between those of its members
     for _ in range(64):
         middle = (low + high) / 2
-        below = normal_cdf((middle - mean) / std).mean(0) < level
+        off = ((middle - mean) / std).nan_to_num(nan=math.inf)  # 0 / 0: a point, and all of it is there
+        below = normal_cdf(off).mean(0) < level
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
 

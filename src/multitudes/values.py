@@ -64,6 +64,11 @@ def sound(name: str, value: Tensor, task: str) -> None:
         raise InputError(f"{name} has a NaN, first for member {where[0]} and example {where[1]}")
     if name == "logits" and float(high) == float("inf"):
         raise InputError("logits have an infinity")
+    if name == "logits" and task == "classes" and float(low) == float("-inf"):
+        none = value.amax(2) == float("-inf")
+        if bool(none.any()):
+            at = none.nonzero()[0]
+            raise InputError(f"logits of member {int(at[0])} and example {int(at[1])} rule out every class: all are −∞")
     if name in ("mean", "variance") and (float(high) == float("inf") or float(low) == float("-inf")):
         raise InputError(f"{name} has an infinity")
     if name == "variance" and float(low) < 0:

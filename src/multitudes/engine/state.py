@@ -69,8 +69,8 @@ class Engine:
     batch_axis: BatchAxis = 0
     chunk: int | None = None
     """How many members may be run at once; None is all."""
-    row_bytes: int = 0
-    """About what one row of one member takes in memory, by which members are run in chunks at prediction; 0 if not known."""
+    input_bytes: float = 0.0
+    """What a member takes for each number of its inputs, in bytes; 0 where it is not known."""
     summed: frozenset[str] = frozenset()
     """Tensors with a member axis that layers add up, each member's own only where members have inputs of their own."""
     traits: Traits = Traits()

@@ -21,11 +21,14 @@ from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.loop import output_axes
 from multitudes.engine.state import Engine, call, has_attention, plain_attention
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, axes, each_row, rows, slot
+from multitudes.inputs import Inputs, axes, each_row, slot
 from multitudes.tree import Tree
 
-MEMORY = 4 * 2**30
-"""About how many bytes the members that are run at once may take at prediction, where nothing else is said by chunk=."""
+MEMORY = {"cpu": 2**29}
+"""About how many bytes the members that are run at once may take at prediction, where nothing else is said by chunk=; on a CPU
+more would be slower."""
+PLENTY = 4 * 2**30
+"""The same on any other device."""
 
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
@@ -54,9 +57,11 @@ def chunk_of(engine: Engine, inputs: Inputs) -> int:
     """How many members to run at once: as many as was said, or in eval mode as many as take no more than `MEMORY`."""
     if engine.chunk is not None:
         return min(engine.chunk, engine.members)
-    if engine.template.training or not engine.row_bytes or torch.compiler.is_compiling():
+    tensors = inputs.tensors()
+    needed = engine.input_bytes * sum(tensor.numel() for tensor in tensors)
+    if engine.template.training or not needed or torch.compiler.is_compiling():
         return engine.members
-    return max(1, min(engine.members, MEMORY // (engine.row_bytes * max(rows(inputs, engine.batch_axis), 1))))
+    return max(1, min(engine.members, int(MEMORY.get(tensors[0].device.type, PLENTY) / needed)))
 
 
 def run_apart(engine: Engine, inputs: Inputs) -> Tree:

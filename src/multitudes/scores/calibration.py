@@ -108,7 +108,7 @@ def classwise_ece(probs: Tensor, targets: Tensor, bins: int = 15) -> float:
 
 def bin_of(confidence: Tensor, bins: int) -> Tensor:
     """The bin of each confidence."""
-    return (confidence.double() * bins).ceil().long().sub_(1).clamp_(0, bins - 1)
+    return torch.bucketize(confidence.double(), torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins)
 
 
 def _gaps(bins: Bins, drop: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,8 @@ import math
 import torch
 from torch import Tensor
 
+from multitudes.uncertainty import log_normal
+
 
 def crps(targets: Tensor, mean: Tensor, variance: Tensor | None = None) -> Tensor:
     """The continuous ranked probability score of each entry, 0 is best. Shape: ``[N, ...]``, ``[M, N, ...]`` → ``[N, ...]``"""
@@ -37,4 +39,4 @@ def _absolute(distance: Tensor, variance: Tensor) -> Tensor:
 
 def gaussian_nll(targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """−log N(target; mean, variance) of each entry."""
-    return 0.5 * ((targets - mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+    return -log_normal(targets, mean, variance)

@@ -41,7 +41,7 @@ def threshold_for(confidence: Tensor, correct: Tensor, error: float | None, cove
     confidence = confidence.cpu().sort(descending=True).values
     last = torch.cat([confidence[1:] != confidence[:-1], torch.ones(1, dtype=torch.bool)])  # equal ones come together
     if error is not None:
-        fits = (last & (risk <= error)).nonzero().flatten()
+        fits = (last & (risk <= error + 1e-12)).nonzero().flatten()
         return float(confidence[fits[-1]]) if len(fits) else float("inf")
     assert coverage is not None
     return float(confidence[(last & (covered >= coverage - 1e-12)).nonzero().flatten()[0]])

@@ -1,0 +1,250 @@
+"""Calibration errors against torchmetrics and netcal, at the edges of bins, and for what is hardly data."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+import multitudes as mt
+from multitudes.scores import calibration
+
+with warnings.catch_warnings():  # of escapes in their docstrings
+    warnings.simplefilter("ignore")
+    from netcal.metrics import ECE, MCE
+
+
+def drawn(count: int, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Probabilities ``[N, K]``, from unsure to sure, and classes that do not quite follow them."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, classes, dtype=torch.float64, generator=generator) * 2
+    targets = torch.multinomial((logits / 1.7).softmax(1), 1, generator=generator).squeeze(1)
+    return logits.softmax(1), targets
+
+
+def top(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidences, and whether they came true."""
+    confidence, labels = probs.max(1)
+    return confidence, labels == targets
+
+
+def netcal(rule: Any, confidence: Tensor, correct: Tensor) -> float:
+    """What netcal measures."""
+    return float(rule.measure(confidence.double().numpy(), correct.long().numpy()))
+
+
+SETS = {
+    "random": top(*drawn(500)),
+    "few": top(*drawn(7, seed=1)),
+    "one": top(*drawn(1, seed=2)),
+    "binary": top(*drawn(200, classes=2, seed=3)),
+    "one class": (torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.bool)),
+    "sure and wrong": (torch.ones(9, dtype=torch.float64), torch.zeros(9, dtype=torch.bool)),
+    "sure": (torch.ones(9, dtype=torch.float64), torch.arange(9) % 4 > 0),
+    "never sure": (torch.zeros(9, dtype=torch.float64), torch.arange(9) % 4 > 0),
+    "ties": (torch.tensor([0.31, 0.31, 0.72, 0.72, 0.72, 0.9] * 5, dtype=torch.float64), torch.arange(30) % 7 > 2),
+}
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15, 20])
+@pytest.mark.parametrize("name", SETS)
+def test_ece_and_mce_are_those_of_netcal(name: str, bins: int) -> None:
+    """Whose bins are half-open the other way, [i/B, (i+1)/B), with the last one closed: the same but at inner edges."""
+    confidence, correct = SETS[name]
+    assert calibration.ece(confidence, correct, bins) == pytest.approx(netcal(ECE(bins), confidence, correct), abs=1e-6)
+    assert calibration.mce(confidence, correct, bins) == pytest.approx(netcal(MCE(bins), confidence, correct), abs=1e-6)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15, 20])
+@pytest.mark.parametrize(("count", "classes", "seed"), [(500, 5, 0), (7, 5, 1), (1, 5, 2), (200, 2, 3), (300, 100, 4)])
+def test_ece_and_mce_are_those_of_torchmetrics(count: int, classes: int, seed: int, bins: int) -> None:
+    """To single precision, in which it counts."""
+    probs, targets = drawn(count, classes, seed)
+    found = top(probs, targets)
+    for rule, norm in ((calibration.ece, "l1"), (calibration.mce, "max")):
+        outside = multiclass_calibration_error(probs, targets, num_classes=classes, n_bins=bins, norm=norm)
+        assert rule(*found, bins) == pytest.approx(float(outside), abs=1e-6)
+
+
+def test_a_confidence_of_one_belongs_to_the_last_bin() -> None:
+    """As for netcal. torchmetrics gives exactly 1 a bin of its own, so that errors of opposite sign do not cancel there."""
+    probs = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.95, 0.05], [0.95, 0.05]], dtype=torch.float64)
+    confidence, correct = top(probs, torch.tensor([0, 1, 0, 0]))
+    found = calibration.ece(confidence, correct)
+    assert found == pytest.approx(0.225) == netcal(ECE(15), confidence, correct)
+    outside = multiclass_calibration_error(probs, torch.tensor([0, 1, 0, 0]), num_classes=2, n_bins=15)
+    assert float(outside) == pytest.approx(0.275)
+
+
+def test_an_edge_belongs_to_the_bin_below() -> None:
+    """Bins are (i/B, (i+1)/B] as the bounds that are shown say, whatever rounding makes of i/B · B; 0 is in the first."""
+    for bins in range(1, 101):
+        edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+        assert calibration.bin_of(edges, bins).tolist() == [0, *range(bins)], bins
+        shown = calibration.reliability(edges, torch.ones(bins + 1), bins)
+        assert shown.count.tolist() == [2.0] + [1.0] * (bins - 1)
+        assert torch.equal(shown.upper, edges[1:])
+
+
+def test_bins_that_are_left_out() -> None:
+    """Ensemble Model Patching's: 20 bins, those of at most 5 examples removed as if there were none; by a loop, and netcal.
+
+    netcal takes no error from such bins but lets their examples count in N.
+    """
+    confidence, correct = SETS["random"]
+    number = (confidence * 20).ceil().long() - 1
+    gaps, sizes = [], []
+    for index in range(20):
+        chosen = number == index
+        if chosen.sum() > 5:
+            gaps.append(abs(float(correct[chosen].double().mean() - confidence[chosen].mean())))
+            sizes.append(int(chosen.sum()))
+    assert 0 < sum(sizes) < 500
+    expected = sum(gap * size for gap, size in zip(gaps, sizes, strict=True)) / sum(sizes)
+    assert calibration.ece(confidence, correct, bins=20, drop=5) == pytest.approx(expected, abs=1e-12)
+    assert calibration.mce(confidence, correct, bins=20, drop=5) == pytest.approx(max(gaps), abs=1e-12)
+    outside = netcal(ECE(20, sample_threshold=6), confidence, correct) * 500 / sum(sizes)
+    assert calibration.ece(confidence, correct, bins=20, drop=5) == pytest.approx(outside, abs=1e-6)
+    assert netcal(MCE(20, sample_threshold=6), confidence, correct) == pytest.approx(max(gaps), abs=1e-6)
+
+
+def test_at_most_means_at_most() -> None:
+    """A bin of 5 is left out at 5 and stays at 4; with none left there is no error to speak of."""
+    confidence, correct = torch.tensor([0.5] * 5 + [0.9] * 6), torch.tensor([1.0] * 5 + [0.0] * 6)
+    assert calibration.ece(confidence, correct, 20, drop=5) == pytest.approx(0.9)
+    assert calibration.ece(confidence, correct, 20, drop=4) == pytest.approx((5 * 0.5 + 6 * 0.9) / 11)
+    assert np.isnan(calibration.ece(confidence, correct, 20, drop=6))
+    assert np.isnan(calibration.mce(confidence, correct, 20, drop=6))
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+@pytest.mark.parametrize("count", [1, 4, 30, 300, 307])
+def test_ace_has_bins_of_equally_many(count: int, bins: int) -> None:
+    """Against numpy's split of the sorted examples; where bins divide them, netcal's bins by quantiles are the same.
+
+    (What netcal calls ACE is another thing: the plain mean over bins of equal width.)
+    """
+    confidence, correct = top(*drawn(count, seed=count))
+    order = confidence.argsort()
+    pairs = zip(np.array_split(confidence[order], bins), np.array_split(correct[order].double(), bins), strict=True)
+    expected = sum(abs(float(a.sum() - b.sum())) for a, b in pairs if len(a)) / count
+    assert calibration.ace(confidence, correct, bins) == pytest.approx(expected, abs=1e-9)
+    if count % bins == 0:
+        outside = netcal(ECE(bins, equal_intervals=False), confidence, correct)
+        assert calibration.ace(confidence, correct, bins) == pytest.approx(outside, abs=1e-6)
+
+
+def test_ace_of_equal_confidences() -> None:
+    """Has no order to depend on: all of one confidence are one bin in effect."""
+    confidence = torch.full((60,), 0.7, dtype=torch.float64)
+    sorted_one, mixed = torch.arange(60) < 30, torch.arange(60) % 2 == 0
+    assert calibration.ace(confidence, sorted_one) == pytest.approx(0.2) == calibration.ace(confidence, mixed)
+
+
+def test_the_adaptive_diagram() -> None:
+    """Counts that differ by one at most, bounds that are examples, and nothing in bins that no example is left for."""
+    confidence, correct = top(*drawn(37))
+    found = calibration.adaptive(confidence, correct, 5)
+    assert found.count.tolist() == [8, 8, 7, 7, 7]
+    ordered = confidence.sort().values
+    assert found.lower.tolist() == ordered[[0, 8, 16, 23, 30]].tolist()
+    assert found.upper.tolist() == ordered[[7, 15, 22, 29, 36]].tolist()
+    empty = calibration.adaptive(confidence[:2], correct[:2], 4)
+    assert empty.count.tolist() == [1, 1, 0, 0]
+    assert empty.lower.isnan().tolist() == empty.confidence.isnan().tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("bins", [1, 15])
+@pytest.mark.parametrize(("count", "classes"), [(400, 5), (100, 2), (1, 3), (50, 1)])
+def test_classwise_ece(count: int, classes: int, bins: int) -> None:
+    """The mean of netcal's ECE of each class by itself."""
+    probs, targets = drawn(count, classes)
+    each = [netcal(ECE(bins), probs[:, k], targets == k) for k in range(classes)]
+    assert calibration.classwise_ece(probs, targets, bins) == pytest.approx(np.mean(each), abs=1e-6)
+
+
+def test_classwise_bins_add_up() -> None:
+    """Those of the parts are those of the whole."""
+    probs, targets = drawn(90)
+    whole = calibration.classwise_bins(probs, targets, 15)
+    parts = [calibration.classwise_bins(probs[a:b], targets[a:b], 15) for a, b in ((0, 1), (1, 60), (60, 90))]
+    torch.testing.assert_close(sum(parts), whole)
+    assert whole.shape == (3, 5, 15)
+    assert float(whole[0].sum()) == 450
+    assert float(whole[1].sum()) == pytest.approx(90)
+    assert float(whole[2].sum()) == 90
+
+
+def test_classwise_bins_have_the_same_edges() -> None:
+    """(i/B, (i+1)/B], with 0 in the first."""
+    probs = torch.tensor([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]])
+    found = calibration.classwise_bins(probs, torch.tensor([0, 0, 1]), 4)
+    assert found[0].tolist() == [[1, 1, 0, 1], [1, 1, 1, 0]]
+    assert found[2].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_the_reliability_diagram() -> None:
+    """Bounds, counts, and means that are NaN where nothing is."""
+    found = calibration.reliability(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 1.0, 1.0]), 4)
+    assert found.lower.tolist() == [0.0, 0.25, 0.5, 0.75]
+    assert found.upper.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert found.count.tolist() == [2, 0, 0, 1]
+    torch.testing.assert_close(found.confidence, torch.tensor([0.15, np.nan, np.nan, 0.9]).double(), equal_nan=True)
+    torch.testing.assert_close(found.accuracy, torch.tensor([0.5, np.nan, np.nan, 1.0]).double(), equal_nan=True)
+
+
+def test_a_million_are_summed_in_double_precision() -> None:
+    """Of single ones too: 0.1 a million times over is 0.1 on average."""
+    confidence = torch.full((1_000_000,), 0.1)
+    assert calibration.ece(confidence, torch.zeros(1_000_000)) == pytest.approx(0.1, abs=1e-8)
+
+
+@settings(max_examples=40)
+@given(count=st.integers(1, 60), classes=st.integers(1, 8), bins=st.integers(1, 30), seed=st.integers(0, 2**31))
+def test_bounds_and_orders(count: int, classes: int, bins: int, seed: int) -> None:
+    """Between 0 and 1, the worst bin not better than the mean one, and the order of rows and classes without meaning."""
+    probs, targets = drawn(count, classes, seed)
+    confidence, correct = top(probs, targets)
+    found = {rule: rule(confidence, correct, bins) for rule in (calibration.ece, calibration.mce, calibration.ace)}
+    assert all(0 <= value <= 1 + 1e-12 for value in found.values())
+    assert found[calibration.ece] <= found[calibration.mce] + 1e-12
+    generator = torch.Generator().manual_seed(seed)
+    rows, order = torch.randperm(count, generator=generator), torch.randperm(classes, generator=generator)
+    for rule, value in found.items():
+        assert rule(confidence[rows], correct[rows], bins) == pytest.approx(value, abs=1e-9)
+    classwise = calibration.classwise_ece(probs, targets, bins)
+    assert 0 <= classwise <= 1
+    assert calibration.classwise_ece(probs[rows][:, order], order.argsort()[targets[rows]], bins) == pytest.approx(classwise)
+
+
+@pytest.mark.parametrize("rule", [calibration.ece, calibration.mce, calibration.ace])
+def test_who_knows_everything_is_calibrated(rule: Any) -> None:
+    """Exactly."""
+    assert rule(torch.ones(12), torch.ones(12)) == 0
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "bins", "says"),
+    [
+        (torch.rand(3), torch.ones(3), 0, "bins=0: at least one"),
+        (torch.rand(3), torch.ones(4), 15, r"must be \[N\] both: \[3\] and \[4\]"),
+        (torch.rand(3, 1), torch.ones(3), 15, r"must be \[N\] both: \[3, 1\] and \[3\]"),
+        (torch.rand(3, 2), torch.ones(3, 2), 15, r"must be \[N\] both"),
+        (torch.rand(0), torch.ones(0), 15, "no examples"),
+        (torch.tensor([0.5, 1.5]), torch.ones(2), 15, "outside of 0 to 1, or is NaN"),
+        (torch.tensor([0.5, -0.1]), torch.ones(2), 15, "outside of 0 to 1"),
+        (torch.tensor([0.5, float("nan")]), torch.ones(2), 15, "or is NaN"),
+    ],
+)
+@pytest.mark.parametrize("rule", [calibration.ece, calibration.mce, calibration.ace])
+def test_bad_input(rule: Any, confidence: Tensor, correct: Tensor, bins: int, says: str) -> None:
+    """Named."""
+    with pytest.raises(mt.InputError, match=says):
+        rule(confidence, correct, bins)

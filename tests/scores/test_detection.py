@@ -1,0 +1,142 @@
+"""Detection against scikit-learn, with ties and in both orientations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+
+import multitudes as mt
+from multitudes.scores import detection
+
+
+def drawn(inside: int, outside: int, levels: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Scores, larger out of distribution on the whole, on so many levels, and which they are, in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    ood = torch.arange(inside + outside) >= inside
+    score = torch.randn(len(ood), dtype=torch.float64, generator=generator) + ood
+    if levels is not None:
+        score = (score * levels / 4).round()
+    order = torch.randperm(len(ood), generator=generator)
+    return score[order], ood[order]
+
+
+SETS = {
+    "random": drawn(200, 100),
+    "few of one kind": drawn(300, 3, seed=1),
+    "ties": drawn(200, 100, levels=4, seed=2),
+    "many ties": drawn(50, 80, levels=1, seed=3),
+    "all alike": (torch.zeros(10, dtype=torch.float64), torch.arange(10) >= 6),
+    "apart": (torch.arange(10.0, dtype=torch.float64), torch.arange(10) >= 6),
+    "the wrong way round": (-torch.arange(10.0, dtype=torch.float64), torch.arange(10) >= 6),
+    "one of each": (torch.tensor([0.3, 0.1]), torch.tensor([False, True])),
+    "far from zero": (drawn(60, 40, seed=4)[0] * 1e-9 + 1e4, drawn(60, 40, seed=4)[1]),
+}
+
+
+def fpr_at(score: Tensor, ood: Tensor, recall: float = 0.95) -> float:
+    """By scikit-learn's curve: where it first reaches the recall."""
+    fpr, tpr, _ = roc_curve(ood.numpy(), score.numpy(), drop_intermediate=False)
+    return float(fpr[np.flatnonzero(tpr >= recall - 1e-12)[0]])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", SETS)
+def test_as_scikit_learn_has_it(name: str, turned: bool) -> None:
+    """With what is out of distribution as the positive, and the other way round."""
+    score, ood = SETS[name]
+    score, ood = (-score, ~ood) if turned else (score, ood)
+    assert detection.auroc(score, ood) == pytest.approx(roc_auc_score(ood.numpy(), score.numpy()), abs=1e-9)
+    assert detection.aupr(score, ood) == pytest.approx(average_precision_score(ood.numpy(), score.numpy()), abs=1e-9)
+    assert detection.fpr_at(score, ood) == pytest.approx(fpr_at(score, ood), abs=1e-9)
+    assert detection.fpr_at(score, ood, 0.5) == pytest.approx(fpr_at(score, ood, 0.5), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["random", "few of one kind", "ties", "many ties"])
+def test_as_torchmetrics_has_it(name: str) -> None:
+    """Of scores between 0 and 1: it takes others for logits, and loses those that its sigmoid takes to 1."""
+    score, ood = SETS[name]
+    score = (score - score.min()) / (score.max() - score.min())
+    assert detection.auroc(score, ood) == pytest.approx(float(binary_auroc(score, ood.long())), abs=1e-6)
+    assert detection.aupr(score, ood) == pytest.approx(float(binary_average_precision(score, ood.long())), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_roc_is_that_of_scikit_learn(name: str) -> None:
+    """Point by point, equal scores at once."""
+    score, ood = SETS[name]
+    fpr, tpr = detection.roc(score, ood)
+    expected = roc_curve(ood.numpy(), score.numpy(), drop_intermediate=False)
+    np.testing.assert_allclose(fpr.numpy(), expected[0], atol=1e-12)
+    np.testing.assert_allclose(tpr.numpy(), expected[1], atol=1e-12)
+    np.testing.assert_array_equal(detection.curve(score, ood).threshold.numpy(), expected[2][1:])
+
+
+def test_fpr_at_a_recall_that_is_met_exactly() -> None:
+    """19 of 20 are 95 %, whatever 0.95 · 20 is in binary."""
+    ood = torch.arange(40) < 20
+    score = torch.arange(40, 0, -1).double()
+    score[19] = -1.0  # the last of what is out lies below all
+    assert detection.fpr_at(score, ood) == 0
+    assert detection.fpr_at(score, ood, 0.96) == 1
+
+
+@settings(max_examples=40)
+@given(
+    inside=st.lists(st.integers(-3, 3), min_size=1, max_size=15), outside=st.lists(st.integers(-3, 3), min_size=1, max_size=15)
+)
+def test_auroc_counts_pairs(inside: list[int], outside: list[int]) -> None:
+    """The right one of two has the larger score, and half a point for a tie; turned round, it is the rest."""
+    score = torch.tensor(inside + outside).double()
+    ood = torch.arange(len(score)) >= len(inside)
+    won = sum((b > a) + (b == a) / 2 for a in inside for b in outside) / (len(inside) * len(outside))
+    assert detection.auroc(score, ood) == pytest.approx(won)
+    assert detection.auroc(-score, ood) == pytest.approx(1 - won)
+    assert detection.auroc(-score, ~ood) == pytest.approx(won)
+
+
+@settings(max_examples=30)
+@given(inside=st.integers(1, 30), outside=st.integers(1, 30), levels=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_ranks_are_all_that_counts(inside: int, outside: int, levels: int, seed: int) -> None:
+    """Between 0 and 1, the same in any order of rows and for any rising function of the score."""
+    score, ood = drawn(inside, outside, levels, seed)
+    order = torch.randperm(len(score), generator=torch.Generator().manual_seed(seed))
+    for rule in (detection.auroc, detection.aupr, detection.fpr_at):
+        value = rule(score, ood)
+        assert 0 <= value <= 1
+        assert rule(score[order], ood[order]) == pytest.approx(value)
+        assert rule((score / 3).exp() * 5 - 7, ood) == pytest.approx(value)
+
+
+def test_infinite_scores_are_the_largest() -> None:
+    """An energy that is infinite is a score like any other."""
+    inf = float("inf")
+    score, ood = torch.tensor([0.0, -inf, inf, inf, 1.0]), torch.tensor([False, False, True, False, True])
+    finite = torch.tensor([0.0, -9.0, 9.0, 9.0, 1.0])
+    for rule in (detection.auroc, detection.aupr, detection.fpr_at):
+        assert rule(score, ood) == rule(finite, ood)
+
+
+@pytest.mark.parametrize(
+    ("score", "ood", "says"),
+    [
+        (torch.rand(3), torch.tensor([True, False]), r"must be \[N\] both: \[3\] and \[2\]"),
+        (torch.rand(3, 1), torch.ones(3), r"must be \[N\] both"),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([True, False]), "a score is NaN"),
+        (torch.rand(3), torch.zeros(3), "both kinds, and 0 of 3 are out of distribution"),
+        (torch.rand(3), torch.ones(3), "both kinds, and 3 of 3 are out of distribution"),
+        (torch.rand(0), torch.ones(0), "both kinds, and 0 of 0"),
+    ],
+)
+@pytest.mark.parametrize("rule", [detection.auroc, detection.aupr, detection.fpr_at, detection.roc])
+def test_bad_input(rule: Any, score: Tensor, ood: Tensor, says: str) -> None:
+    """Named; there is no rate of what is not there."""
+    with pytest.raises(mt.InputError, match=says):
+        rule(score, ood)

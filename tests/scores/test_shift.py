@@ -1,0 +1,80 @@
+"""Scores under shift, by hand: mean corruption errors and the stability of frames."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import multitudes as mt
+from multitudes.scores.shift import ALEXNET, EXTRA, STANDARD, Errors, mean_corruption_error, stability
+
+
+def test_the_corruptions() -> None:
+    """15 and 4 others."""
+    assert len(STANDARD) == len(set(STANDARD)) == 15
+    assert len(EXTRA) == 4
+    assert not set(STANDARD) & set(EXTRA)
+
+
+def test_mce_and_rmce_by_hand() -> None:
+    """Ratios for each corruption, then their mean; of what corruption adds, for both runs over their own clean error.
+
+    (Ensemble Model Patching prints another denominator of rCE: E_c − E_clean of the baseline is meant.)
+    """
+    own = Errors(0.1, {name: 0.2 + 0.01 * n for n, name in enumerate(STANDARD)})
+    base = Errors(0.2, {name: 0.5 + 0.02 * n for n, name in enumerate(STANDARD)})
+    mce = sum((0.2 + 0.01 * n) / (0.5 + 0.02 * n) for n in range(15)) / 15
+    rmce = sum((0.1 + 0.01 * n) / (0.3 + 0.02 * n) for n in range(15)) / 15
+    assert mean_corruption_error(own, base) == pytest.approx((mce, rmce))
+
+
+def test_a_run_is_its_own_baseline() -> None:
+    """1 and 1, and AlexNet's errors are those of the corruptions' authors, as their table rounds them."""
+    assert mean_corruption_error(ALEXNET, ALEXNET) == pytest.approx((1, 1))
+    assert round(ALEXNET.clean, 3) == 0.435
+    rounded = {name: round(100 * error) for name, error in ALEXNET.corrupted.items()}
+    assert [rounded[name] for name in ("gaussian_noise", "shot_noise", "impulse_noise")] == [89, 89, 92]
+    assert [rounded[name] for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")] == [82, 83, 79, 80]
+    assert [rounded[name] for name in ("snow", "frost", "fog", "brightness")] == [87, 83, 82, 56]
+    assert [rounded[name] for name in ("contrast", "elastic_transform", "pixelate", "jpeg_compression")] == [85, 65, 72, 61]
+
+
+def test_the_other_four_do_not_count() -> None:
+    """Nor does anything else."""
+    more = Errors(ALEXNET.clean, {**ALEXNET.corrupted, **dict.fromkeys(EXTRA, 0.9), "rain": 0.9})
+    assert mean_corruption_error(more, ALEXNET) == pytest.approx((1, 1))
+
+
+def test_corruptions_that_are_missing() -> None:
+    """Are named, whoever lacks them."""
+    less = Errors(0.1, {name: 0.5 for name in STANDARD if name not in ("fog", "snow")})
+    for pair in ((less, ALEXNET), (ALEXNET, less)):
+        with pytest.raises(mt.InputError, match="over the 15 standard corruptions, and there is no snow, fog"):
+            mean_corruption_error(*pair)
+
+
+def test_stability_is_that_of_the_worst_frame() -> None:
+    """By a loop over anchors, whatever their numbers and their order."""
+    correct, anchor = torch.rand(60) < 0.8, torch.randint(-5, 10, (60,)) * 3
+    groups = {a: [bool(c) for c, b in zip(correct, anchor.tolist(), strict=True) if a == b] for a in anchor.tolist()}
+    expected = sum(all(group) for group in groups.values()) / len(groups)
+    assert 0 < expected < 1
+    assert stability(correct, anchor) == pytest.approx(expected)
+    order = torch.randperm(60)
+    assert stability(correct[order], anchor[order]) == pytest.approx(expected)
+
+
+def test_stability_of_single_frames_is_accuracy() -> None:
+    """And of one anchor all or nothing."""
+    correct = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    assert stability(correct, torch.arange(4)) == 0.75
+    assert stability(correct, torch.zeros(4)) == 0
+    assert stability(torch.ones(4), torch.zeros(4)) == 1
+
+
+def test_frames_that_do_not_fit_their_anchors() -> None:
+    """Named."""
+    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3\] and \[2\]"):
+        stability(torch.ones(3), torch.zeros(2))
+    with pytest.raises(mt.InputError, match="must be"):
+        stability(torch.ones(0), torch.zeros(0))
