@@ -32,7 +32,8 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
         job = live.add_task(name, total=total, shown="")
 
         def tell(count: int = 1, **shown: object) -> None:
-            text = "  ".join(f"{key} {value}" for key, value in shown.items())
-            live.update(job, advance=count, **({"shown": text} if shown else {}))
+            live.advance(job, count)
+            if shown:
+                live.update(job, shown="  ".join(f"{key} {value}" for key, value in shown.items()))
 
         yield tell

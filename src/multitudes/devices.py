@@ -18,6 +18,7 @@ PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def device_of(ensemble: Ensemble) -> torch.device:
+    """Where the ensemble is."""
     return next((p.device for p in ensemble.parameters()), torch.device("cpu"))
 
 

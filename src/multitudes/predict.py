@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from multitudes import tasks
+from multitudes.bar import bar
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs, rows, take_rows
@@ -47,7 +47,7 @@ def predict(
     task = tasks.checked(task or ensemble.task)
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
     kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
-    with _ready(ensemble, device, amp) as place, _bar(progress, total) as advance:
+    with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = rows(inputs, ensemble.engine.batch_axis)
@@ -256,18 +256,3 @@ def _ready(ensemble: Ensemble, device: torch.device | str | None, amp: bool | to
         for part, mode in modes.items():
             part.training = mode
         ensemble.training = modes[ensemble.template]
-
-
-@contextlib.contextmanager
-def _bar(progress: bool | None, total: int | None) -> Iterator[Callable[[int], None]]:
-    """What is told of each batch; a bar on standard error."""
-    if progress is False or (progress is None and not sys.stderr.isatty()):
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("predict"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        job = bar.add_task("predict", total=total)
-        yield lambda count: bar.advance(job, count)

@@ -169,10 +169,10 @@ PACKED_CIFAR10 = Recipe(
 """Packed-Ensembles, supplement Table 4, with padded crop and flip (`augment`), which its numbers need."""
 
 MIMO_CIFAR = Recipe(
-    epochs=250, batch=512, lr=0.1, nesterov=True, weight_decay=6e-4, schedule="multistep", milestones=(100, 200, 225), decay=0.1,
-    warmup=1.0,
+    epochs=250, batch=512, lr=0.1, nesterov=True, weight_decay=6e-4, schedule="multistep", milestones=(100, 200, 225),
+    decay=0.1, warmup=1.0,
 )  # fmt: skip
-"""MIMO, appendix B, on CIFAR: L2 of 3e-4 ‖w‖² is torch's 6e-4; every example four times, `MIMO(repeat=4)`."""
+"""MIMO, appendix B, on CIFAR: an L2 of 3e-4 ‖w‖² is 6e-4 in torch; each example four times, `MIMO(repeat=4)`."""
 
 RECIPES: dict[str, Recipe] = {
     "packed/cifar10-resnet18": PACKED_CIFAR10,

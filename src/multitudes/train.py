@@ -118,11 +118,12 @@ def _begin(
     fabric = fabric or fabric_for(ensemble, recipe, loggers)
     if recipe.channels_last:
         ensemble.to(memory_format=torch.channels_last)
-    rates = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds[recipe.optimizer]
     more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
-    optimizer = kind(ensemble.param_groups(**rates, optimizer=kind), lr=recipe.lr, **more)
+    optimizer = kind(
+        ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind), lr=recipe.lr, **more
+    )
     for group in optimizer.param_groups:
         group.setdefault("first_lr", group["lr"])
     net = torch.compile(ensemble) if recipe.compile else ensemble

@@ -1,0 +1,99 @@
+"""A run's folder: whole or not there; another run's is refused; a damaged checkpoint gives way to the one before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import multitudes as mt
+from multitudes.run import Folder, optimizer_tensors, restore_optimizer
+
+CONFIG = {"recipe": {"epochs": 3, "lr": 0.1}, "method": "Deep"}
+
+
+def test_a_new_folder(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "a" / "b")
+    folder.start(CONFIG, resume=False)
+    assert json.loads((tmp_path / "a" / "b" / "config.json").read_text()) == CONFIG
+    with pytest.raises(mt.FileError, match="resume=True goes on with it"):
+        folder.start(CONFIG, resume=False)
+    folder.start(CONFIG, resume=True)
+    with pytest.raises(mt.FileError, match=r"another run: recipe\.lr was 0\.1 and is 0\.2"):
+        folder.start({"recipe": {"epochs": 3, "lr": 0.2}, "method": "Deep"}, resume=True)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(mt.FileError, match="cannot make the folder"):
+        Folder(tmp_path / "file" / "run").start(CONFIG, resume=False)
+
+
+def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.start(CONFIG, resume=False)
+    for epoch in range(1, 5):
+        folder.save(epoch, {"best": None}, {"w": torch.full((2,), float(epoch))})
+    assert [file.name for file in sorted(folder.checkpoints.iterdir())] == ["000003.safetensors", "000004.safetensors"]
+    about, tensors = folder.newest()  # type: ignore[misc]
+    assert about["epoch"] == 4
+    assert tensors["w"].tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: b"", lambda data: data[:-1] + b"\xff"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
+    """And the one before it is taken; with none left, there is none."""
+    folder = Folder(tmp_path)
+    folder.start(CONFIG, resume=False)
+    assert folder.newest() is None
+    for epoch in (1, 2):
+        folder.save(epoch, {}, {"w": torch.full((2,), float(epoch))})
+    last = folder.checkpoints / "000002.safetensors"
+    last.write_bytes(damage(last.read_bytes()))  # type: ignore[operator]
+    said: list[str] = []
+    about, _ = folder.newest(said.append)  # type: ignore[misc]
+    assert about["epoch"] == 1
+    assert "000002" in said[0]
+    assert "the checkpoint before it is used" in said[0]
+
+
+def test_lines_of_metrics(tmp_path: Path) -> None:
+    """A line that is not whole is not there."""
+    folder = Folder(tmp_path)
+    assert folder.metrics() == []
+    folder.note([{"epoch": 1}, {"epoch": 2}])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "lo')
+    assert folder.metrics() == [{"epoch": 1}, {"epoch": 2}]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_an_optimisers_state(kind: type[torch.optim.Optimizer]) -> None:
+    """As tensors and numbers, and back: the next step is the same."""
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        return net, kind(net.parameters(), lr=0.1, **options)  # type: ignore[call-arg]
+
+    def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        net(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+
+    net, optimizer = made()
+    for _ in range(3):
+        step(net, optimizer)
+    tensors, numbers = optimizer_tensors(optimizer)
+    tensors = {name: value.clone() for name, value in tensors.items()}
+    other, again = made()
+    other.load_state_dict(net.state_dict())
+    restore_optimizer(again, tensors, json.loads(json.dumps(numbers)))
+    step(net, optimizer)
+    step(other, again)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
