@@ -308,8 +308,8 @@ def test_the_model_has_the_say_in_dtypes(dtype: torch.dtype) -> None:
     ens = mt.ensemble(CASE.model(dtype=dtype), mt.Deep(members=2), x, seed=0).eval()
     pred = mt.predict(ens, x)
     assert pred.members.logits.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
-    assert pred.entropy.dtype == pred.members.logits.dtype
-    torch.testing.assert_close(pred.members.logits, members_of(ens, x).to(pred.entropy.dtype))
+    assert pred.probs.dtype == pred.members.logits.dtype
+    torch.testing.assert_close(pred.members.logits, members_of(ens, x).to(pred.probs.dtype))
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), torch.device("cpu", 0)])

@@ -245,7 +245,7 @@ def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.M
 def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
     """Sums of eight bits would not be worth much."""
     pred = Prediction(logits=LOGITS.to(dtype))
-    assert pred.members.logits.dtype == pred.entropy.dtype == torch.float32
+    assert pred.members.logits.dtype == pred.probs.dtype == torch.float32
     assert Prediction(logits=LOGITS).entropy.dtype == torch.float64
     assert Prediction(mean=MEAN.to(dtype), variance=VARIANCE.to(dtype)).std.dtype == torch.float32
 

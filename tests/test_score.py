@@ -32,6 +32,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import multitudes as mt
+from multitudes import figures
 from multitudes.calibrator import Calibrator
 from multitudes.scores.meaning import CRITERIA
 from multitudes.scores.shift import STANDARD
@@ -524,6 +525,56 @@ def test_bad_input(call: Any, says: str) -> None:
     """Is refused with what is wrong."""
     with pytest.raises(mt.InputError, match=says):
         call()
+
+
+def test_sure_members_are_told_apart() -> None:
+    """Of logits far apart, single precision gives what double does: every score, and KL beyond the smallest number."""
+    inside, far = 30 * torch.randn(4, 400, 7), 20 * torch.randn(4, 300, 7)
+    targets = torch.randint(7, (400,))
+    single, double = (
+        mt.score(mt.Prediction(logits=inside.to(d)), targets, ood=mt.Prediction(logits=far.to(d)))
+        for d in (torch.float32, torch.float64)
+    )
+    assert dict(single) == pytest.approx(dict(double), abs=1e-6)
+    logs = inside.double().log_softmax(2)
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    kl = sum((logs[i].exp() * (logs[i] - logs[j])).sum(1).mean() for i, j in pairs) / 12
+    assert single["kl_diversity"] == pytest.approx(float(kl))
+
+
+def test_two_classes_are_ranked_alike_by_confidence_and_entropy() -> None:
+    """Since one is a function of the other."""
+    near, far = (mt.Prediction(logits=scale * torch.randn(3, 200, 2)) for scale in (25, 15))
+    found = mt.score(near, torch.zeros(200), ood=far)
+    assert found["auroc/msp"] == pytest.approx(found["auroc/entropy"], abs=1e-4)
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+def test_yes_and_no_as_bool(task: str) -> None:
+    pred, targets = mt.Prediction(logits=torch.randn(3, 20, 4), task=task), torch.rand(20, 4) < 0.5
+    assert mt.score(pred, targets) == mt.score(pred, targets.long())
+
+
+def test_figures_do_not_count_what_has_no_label() -> None:
+    pred, targets = mt.Prediction(logits=torch.randn(2, 3, 4, 5, 5)), torch.randint(4, (3, 5, 5))
+    targets[0] = 255
+    with pytest.raises(mt.InputError, match="target 255"):
+        figures.reliability({"a": (pred, targets)})
+    ece = mt.score(pred, targets, ignore=255)["ece"]
+    labels = figures.reliability({"a": (pred, targets)}, ignore=255).axes[0].get_legend_handles_labels()[1]
+    assert f"a: ECE {ece:.3f}" in labels
+
+
+def test_targets_of_one_example_come_of_one_member() -> None:
+    pred = mt.Prediction(mean=torch.tensor([[[-5.0, -5.0]], [[5.0, 5.0]]]), variance=torch.full((2, 1, 2), 0.01))
+    drawn = pred.sample(100)[:, 0]
+    assert bool((drawn[:, 0].sign() == drawn[:, 1].sign()).all())
+
+
+def test_binary_segmentation_has_an_intersection_over_union() -> None:
+    targets = torch.randint(2, (3, 5, 5))
+    found = mt.score(mt.Prediction(logits=torch.randn(2, 3, 1, 5, 5), task="binary"), targets)
+    assert 0 <= found["miou"] <= 1
 
 
 MILLION = """

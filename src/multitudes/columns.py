@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -42,7 +41,7 @@ def _examples(prediction: Prediction) -> Columns:
 
 def of_classes(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
     """The evidence of a classification and its targets, which are −1 for what does not count."""
-    dense = prediction.task == "classes" and len(prediction.shape) > 1
+    dense = prediction.task in ("classes", "binary") and len(prediction.shape) > 1
     if prediction.has_members:
         columns, sums = _by_piece(prediction, targets, settings.bins, dense)
     else:
@@ -77,7 +76,7 @@ def _piece(
     values: Mapping[str, Tensor], targets: Tensor, temperature: float, bins: int, dense: bool
 ) -> tuple[Columns, Columns]:
     """Columns and sums of a piece, ``[M, n, K]``."""
-    logs = log_probs_of(values)
+    logs = log_probs_of({name: value.double() for name, value in values.items()})
     probs, labels, targets = logs.exp(), logs.argmax(2), targets.to(logs.device)
     mean, chosen = uncertainty.mixture(probs), targets[:, None]
     own = logs.gather(2, chosen.expand(len(logs), -1, -1)).squeeze(2)
@@ -94,9 +93,8 @@ def _piece(
         "member_correct": (labels == targets).float().T.contiguous(), "member_nll": -own.T.contiguous(),
     }  # fmt: skip
     if len(logs) > 1:
-        least = math.log(torch.finfo(logs.dtype).tiny)
         found.update(disagreement=said["disagreement"])
-        found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, logs.clamp_(min=least))
+        found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, diversity.finite(logs))
     if logs.shape[2] > 5:
         found["top5"] = _among(5, shown, targets)
     if "logits" in values:

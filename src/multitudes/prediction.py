@@ -387,11 +387,11 @@ class Prediction:
         return low, high
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws from the mixture, ``[count, N, ...]``: each of a member chosen at random."""
+        """Draws from the mixture, ``[count, N, ...]``: each example's of one member, chosen at random."""
         mean, variance = self._gaussians("sample")
-        chosen = torch.randint(self.count, (count, *mean.shape[1:]), generator=generator).to(mean.device)
-        noise = torch.randn(chosen.shape, generator=generator, dtype=mean.dtype).to(mean.device)
-        return mean.gather(0, chosen) + variance.sqrt().gather(0, chosen) * noise
+        chosen = torch.randint(self.count, (count, len(self)), generator=generator).to(mean.device)
+        noise = torch.randn((count, *mean.shape[1:]), generator=generator, dtype=mean.dtype).to(mean.device)
+        return mean[chosen, torch.arange(len(self))] + variance.sqrt()[chosen, torch.arange(len(self))] * noise
 
     def log_density(self, targets: Any) -> Tensor:
         """The log of the mixture's density at the targets, each entry by itself, ``[N, ...]``."""

@@ -77,7 +77,10 @@ class Scores(Mapping[str, float]):
 
     @classmethod
     def merge(cls, parts: Sequence[Scores]) -> Scores:
-        """The scores of a set from those of its parts, equal to those of the whole."""
+        """The scores of a set from those of its parts, equal to those of the whole.
+
+        Sets out of distribution and shifted ones are put together too: each part with its share of them, not with all.
+        """
         found = [part.evidence for part in parts if part.evidence is not None]
         if not parts or len(found) < len(parts):
             raise InputError("only scores that mt.score gave can be merged; read from a file they have no examples any more")

@@ -79,7 +79,7 @@ def _outside(prediction: Prediction, ood: Any) -> dict[str, Columns]:
     if not isinstance(sets, Mapping) or not sets or not all(isinstance(p, Prediction) for p in sets.values()):
         raise InputError("ood= takes a Prediction, or several by name: ood={'svhn': mt.predict(ens, svhn)}")
     for name, other in sets.items():
-        if "/" in name:
+        if "/" in str(name):
             raise InputError(f"ood={name!r}: a name without /")
         if not len(other):
             raise InputError(f"ood={name!r} has no examples")
@@ -99,7 +99,7 @@ def _shifts(shift: Mapping[str, Any], settings: Settings, ignore: int | None) ->
         raise InputError("shift= takes sets by name: {'fog': {1: (pred, targets), ...}, 'sketches': (pred, targets)}")
     found: dict[tuple[str, int | None], Evidence] = {}
     for name, given in shift.items():
-        if "/" in name:
+        if "/" in str(name):
             raise InputError(f"shift={name!r}: a name without /")
         if isinstance(given, Mapping):
             if wrong := [s for s in given if not str(s).isdigit()]:

@@ -118,7 +118,10 @@ def sharpened(logs: Tensor, temperature: float) -> Tensor:
 
 
 def describe(values: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
-    """What is said of each example of a piece, ``[n]`` each."""
+    """What is said of each example of a piece, ``[n]`` each, in double precision: in single, whoever is surer than
+    1 − 6e-8 is as sure as anybody, and small mutual information is rounding.
+    """
+    values = {name: value.double() for name, value in values.items()}
     logs = log_probs_of(values)
     probs, labels = logs.exp(), logs.argmax(-1)
     mean = uncertainty.mixture(probs)

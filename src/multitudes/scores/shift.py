@@ -57,6 +57,9 @@ def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, floa
         raise InputError(f"mCE is over the 15 standard corruptions, and there is no {', '.join(missing)}")
     own = torch.tensor([errors.corrupted[name] for name in STANDARD], dtype=torch.float64)
     base = torch.tensor([baseline.corrupted[name] for name in STANDARD], dtype=torch.float64)
+    if bool((base == 0).any()) or bool((base == baseline.clean).any()):
+        at = STANDARD[int(((base == 0) | (base == baseline.clean)).nonzero()[0])]
+        raise InputError(f"the baseline's error under {at} is 0 or that without corruption: nothing can be held against it")
     return float((own / base).mean()), float(((own - errors.clean) / (base - baseline.clean)).mean())
 
 
