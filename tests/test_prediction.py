@@ -28,7 +28,8 @@ from zoo import ZOO
 import multitudes as mt
 from multitudes import files
 from multitudes.calibrator import Calibrator
-from multitudes.prediction import Members, Prediction
+from multitudes.members import Members
+from multitudes.prediction import Prediction
 
 M, N, K = 4, 9, 5
 GENERATOR = torch.Generator().manual_seed(3)

@@ -318,7 +318,10 @@ def test_corruptions_against_a_run_and_against_alexnet() -> None:
     assert found["rmCE"] == pytest.approx(sum(relative) / 15)
     itself = scored(pred, targets, shift=corrupted(3.0), baseline=found)
     assert (itself["mCE"], itself["rmCE"]) == pytest.approx((1, 1))
-    assert 0 < scored(pred, targets, shift=corrupted(3.0), baseline="alexnet")["mCE"] < 2
+    with pytest.raises(mt.InputError, match=r"the run has severities 1, 2, and the baseline 1, 2, 3, 4, 5"):
+        scored(pred, targets, shift=corrupted(3.0), baseline="alexnet")
+    five = {name: {s: given[min(s, 2)] for s in range(1, 6)} for name, given in corrupted(3.0).items()}
+    assert 0 < scored(pred, targets, shift=five, baseline="alexnet")["mCE"] < 2
 
 
 def test_shifted_sets_and_frames() -> None:
@@ -610,3 +613,48 @@ def test_a_million_predictions() -> None:
     assert found["peak"] < 4 * 2**30
     assert 0 < found["nll"] < math.log(100)
     assert 0.1 < found["accuracy"] < 1
+
+
+def test_one_set_for_all_parts_is_counted_once() -> None:
+    """Parts that were held against the same set out of distribution are merged as the whole."""
+    pred, targets, other = (
+        mt.Prediction(logits=members(3, 40, 6)),
+        drawn(6, 40),
+        mt.Prediction(logits=members(3, 25, 6, seed=9)),
+    )
+    whole = scored(pred, targets, ood=other)
+    merged = mt.Scores.merge([scored(pred[rows], targets[rows], ood=other) for rows in (slice(0, 15), slice(15, 40))])
+    assert {name: merged[name] for name in whole} == pytest.approx(dict(whole))
+
+
+def test_shifted_sets_are_of_the_same_ensemble() -> None:
+    """Other members, classes or temperatures are refused, as for sets out of distribution."""
+    pred, targets = mt.Prediction(logits=members(3, 40, 6)), drawn(6, 40)
+    for other, says in (
+        (mt.Prediction(logits=members(2, 40, 6)), "not of the ensemble"), (mt.Prediction(logits=members(3, 40, 7)), "7 classes"),
+        (pred.calibrated(Calibrator(mixture=2.0)), "calibrated in another way"),
+    ):  # fmt: skip
+        with pytest.raises(mt.InputError, match=says):
+            scored(pred, targets, shift={"fog": {1: (other, targets)}})
+
+
+def test_means_alone_of_one_network_detect_nothing() -> None:
+    """There is no uncertainty to go by, nor an interval."""
+    pred = mt.Prediction(mean=torch.randn(1, 9))
+    with pytest.raises(mt.InputError, match="nothing to detect by"):
+        mt.score(pred, torch.randn(9), ood=pred)
+    with pytest.raises(mt.InputError, match="has no interval"):
+        pred.interval(0.9)
+
+
+def test_moments_of_the_very_sure() -> None:
+    """Logs are held, so that an NLL stays finite where a probability vanishes."""
+    logits = torch.zeros(2, 3, 4)
+    logits[..., 0] = 400.0
+    pred = mt.Prediction(logits=logits)
+    held = mt.Prediction.of_moments("classes", 2, {**pred.described(), "logs": pred.logs})
+    targets = torch.tensor([1, 2, 3])
+    with pytest.warns(UserWarning, match="collapsed"):
+        assert mt.score(held, targets)["nll"] == pytest.approx(400)
+    with pytest.warns(UserWarning, match="collapsed"):
+        assert mt.score(pred, targets)["nll"] == pytest.approx(400)

@@ -20,6 +20,8 @@ from multitudes.values import CLASSES, log_probs_of, sharpened, two_sided
 def criteria(prediction: Prediction) -> Columns:
     """How much each example looks out of distribution, larger for more; of several labels the mean, of energy the sum."""
     if prediction.task not in CLASSES:
+        if prediction.count == 1 and not bool((prediction.variance > 0).any()):
+            return {}
         found = {"variance": prediction.variance.flatten().double().cpu(), **_examples(prediction)}
         return {**found, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else found
     said = prediction.described()
@@ -116,22 +118,19 @@ def _among(count: int, probs: Tensor, targets: Tensor) -> Tensor:
 def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Columns]:
     """Columns of a prediction whose members are not held."""
     said = {name: value.flatten().cpu() for name, value in prediction.described().items()}
-    probs = prediction.probs.cpu()
-    if prediction.task != "classes":
-        flat = torch.stack([1 - probs.flatten(), probs.flatten()], -1)
-    else:
-        flat = probs.movedim(1, -1).flatten(0, -2)
     wanted = targets.flatten()
     kept = wanted != IGNORED
-    flat, wanted = flat[kept], wanted[kept]
+    logs, wanted = prediction.logs.flatten(0, -2).cpu()[kept], wanted[kept]
     if not len(wanted):
         raise InputError("there is no example to score")
+    flat = logs.exp()
     chosen = flat.gather(1, wanted[:, None]).squeeze(1)
     scores = criteria(prediction) if prediction.task != "multilabel" else {}
-    found = {name: value[kept] for name, value in scores.items()}
+    found = {name: value[kept] for name, value in scores.items() if name != "example"}
+    found.update({name: said[name][kept] for name in ("confidence", "entropy", "mutual_information", "disagreement")})
     found.update(
-        correct=(said["labels"][kept] == wanted).float(), confidence=said["confidence"][kept], nll=-chosen.log(),
-        brier=(flat * flat).sum(1) - 2 * chosen + 1, disagreement=said["disagreement"][kept],
+        correct=(said["labels"][kept] == wanted).float(), nll=-logs.gather(1, wanted[:, None]).squeeze(1),
+        brier=(flat * flat).sum(1) - 2 * chosen + 1,
     )  # fmt: skip
     if flat.shape[1] > 5:
         found["top5"] = _among(5, flat, wanted)

@@ -79,7 +79,7 @@ class Scores(Mapping[str, float]):
     def merge(cls, parts: Sequence[Scores]) -> Scores:
         """The scores of a set from those of its parts, equal to those of the whole.
 
-        Sets out of distribution and shifted ones are put together too: each part with its share of them, not with all.
+        A set out of distribution may be cut into parts as well, or be the same for all of them.
         """
         found = [part.evidence for part in parts if part.evidence is not None]
         if not parts or len(found) < len(parts):

@@ -112,6 +112,12 @@ def pooled(values: Mapping[str, Tensor], temperature: float) -> Tensor:
     return uncertainty.mixture(logs.exp()) if temperature == 1.0 else sharpened(logs, temperature).exp()
 
 
+def pooled_logs(values: Mapping[str, Tensor], temperature: float) -> Tensor:
+    """The logs of the mixture's probabilities of a piece, ``[n, K]``."""
+    logs = log_probs_of(values).double()
+    return uncertainty.pooled_log_probs(logs) if temperature == 1.0 else sharpened(logs, temperature)
+
+
 def sharpened(logs: Tensor, temperature: float) -> Tensor:
     """The logs of a calibrated mixture, p ∝ p̄^(1/T): ``[M, n, K]`` → ``[n, K]``"""
     return (uncertainty.pooled_log_probs(logs) / temperature).log_softmax(-1)
