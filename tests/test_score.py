@@ -631,7 +631,8 @@ def test_shifted_sets_are_of_the_same_ensemble() -> None:
     """Other members, classes or temperatures are refused, as for sets out of distribution."""
     pred, targets = mt.Prediction(logits=members(3, 40, 6)), drawn(6, 40)
     for other, says in (
-        (mt.Prediction(logits=members(2, 40, 6)), "not of the ensemble"), (mt.Prediction(logits=members(3, 40, 7)), "7 classes"),
+        (mt.Prediction(logits=members(2, 40, 6)), "not of the ensemble"),
+        (mt.Prediction(logits=members(3, 40, 7)), "7 classes"),
         (pred.calibrated(Calibrator(mixture=2.0)), "calibrated in another way"),
     ):  # fmt: skip
         with pytest.raises(mt.InputError, match=says):
