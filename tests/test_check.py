@@ -94,6 +94,7 @@ def test_a_loop_that_is_not_its_members_is_found(monkeypatch: pytest.MonkeyPatch
         mt.check(ens, case.example())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "case"), taken("resnet", "transformer_encoder", "branching", "reassigning"))
 def test_it_holds_for_what_is_right(kind: type[mt.Method], case: str) -> None:
     """No false alarm; every law that was tried stands in the table."""

@@ -68,6 +68,7 @@ def masked(net: nn.Module, position: str, x: Tensor = IMAGES) -> mt.Ensemble:
     return mt.ensemble(net, mt.Masksembles(position=position), x, seed=0)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", POSITIONS)
 def test_it_saves_loads_and_exports(tmp_path: Path, position: str) -> None:
     """As any ensemble: a file that needs the base model's architecture alone, and a graph with a free batch size."""
@@ -159,6 +160,7 @@ MIXING: dict[str, Callable[..., Tensor]] = {
 """What mixes channels or places: channels go where the mask stands alone."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("mode", ["zeros", "reflect"])
 @pytest.mark.parametrize("kind", [*HARMLESS, *MIXING])

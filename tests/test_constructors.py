@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 import sys
 import types
@@ -305,6 +306,7 @@ class Mixer(nn.Module):
 @pytest.fixture
 def mixer(monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
     """A stand-in for timm with one architecture, `mixer_tiny`, whose widths are fixed; timm itself is in `make zoo`."""
+    importlib.import_module("torch_pruning")  # which looks for timm as it is imported
     home, timm = types.ModuleType("timm.models.mixer"), types.ModuleType("timm")
 
     class Tiny(Mixer):

@@ -28,6 +28,7 @@ def test_the_first_page_of_the_readme() -> None:
     assert ens(torch.randn(7, 4)).shape == (5, 7, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_a_factory_may_stand_for_the_model(kind: type[mt.Method]) -> None:
     """It is called for the architecture, and by methods whose members own weights for each of them."""
@@ -183,6 +184,7 @@ def test_conversion_does_not_load_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)], env=env, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIVE)
 def test_a_conversion_takes_less_than_a_second(name: str) -> None:
     """Of a thin model, on one core, by every method; the best of three, since other programs run too."""

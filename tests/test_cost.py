@@ -26,6 +26,7 @@ def test_counts_by_hand() -> None:
     assert cost.ensemble.multiply_adds == 5 * (4 * 8 + 6 * 8 * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "case"), taken("resnet", "vit", "lstm"))
 def test_it_does_not_depend_on_the_executor(kind: type[mt.Method], case: str) -> None:
     """What is shared is counted once by each of them, and the plan says the same beforehand."""

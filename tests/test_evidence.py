@@ -191,7 +191,7 @@ def test_a_bootstrap_of_labels_and_of_several_numbers_draws_examples() -> None:
 
 def test_a_bootstrap_of_frames_draws_anchors() -> None:
     """With all of their frames: every anchor has one that is wrong, so that none is stable in any draw."""
-    logits = torch.randn(2, 60, 3, generator=rng())
+    logits = torch.randn(3, 60, 6, generator=rng())
     logits[:, :, 0] += torch.where(torch.arange(60) % 6 == 0, -20, 20)
     frames = (mt.Prediction(logits=logits), torch.zeros(60), torch.arange(60) // 6)
     found = scored(LOGITS, TARGETS, shift={"video": frames})
@@ -201,7 +201,7 @@ def test_a_bootstrap_of_frames_draws_anchors() -> None:
 
 def test_frames_of_one_anchor_in_two_parts() -> None:
     """Are frames of that anchor: what the whole says, the parts say together."""
-    logits = torch.randn(2, 12, 3, generator=rng())
+    logits = torch.randn(3, 12, 6, generator=rng())
     logits[:, :, 0] += 20
     targets, anchors = (torch.arange(12) == 0).long(), torch.arange(12) % 3  # the first frame is wrong
 

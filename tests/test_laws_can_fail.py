@@ -272,6 +272,7 @@ def own_conversions() -> Iterator[None]:
     compare._converted.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.law}: {fault.name}")
 def test_the_law_catches_its_fault(fault: Fault, monkeypatch: Patch, own_conversions: None) -> None:
     """It holds without the fault, and fails with it."""

@@ -49,6 +49,7 @@ def test_they_take_milliseconds(features: int, members: int, scale: float) -> No
     assert min(seconds) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "features", "ones"), [(3, 4, 2), (2, 5, 3), (4, 4, 2), (3, 6, 2), (2, 4, 2), (3, 3, 1)])
 def test_every_matrix_is_as_likely(members: int, features: int, ones: int) -> None:
     """Against all of them, enumerated: the chi-square statistic lies within five deviations of its mean."""

@@ -103,6 +103,7 @@ TABLE: dict[str, dict[mt.Method, tuple[int, str, int, str]]] = {
 """By network and method: parameters and multiply-adds in G of the single network, and those of the ensemble."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "method"), [(net, method) for net, rows in TABLE.items() for method in rows])
 def test_the_tables(net: str, method: mt.Method) -> None:
     """Parameters to the last one; multiply-adds to the last digit, where a table prints them."""

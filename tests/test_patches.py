@@ -741,7 +741,7 @@ def test_rows_that_cannot_be_told_apart_are_refused_in_training(norm: Any) -> No
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.conv(x).mean((2, 3)) if self.flat else self.conv(x)
-            if float(h.abs().max()) < 0:
+            if float(h.detach().abs().max()) < 0:
                 h = -h
             h = self.norm(h)
             return self.head(h if self.flat else h.relu().mean((2, 3)))

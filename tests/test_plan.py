@@ -19,6 +19,7 @@ def planned(method: mt.Method, case: str = "resnet", **options: object) -> Plan:
     return mt.plan(ZOO[case].model(), method, ZOO[case].example(), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "case"), taken("resnet", "vit", "one_layer"))
 def test_every_parameter_stands_in_one_entry(kind: type[mt.Method], case: str) -> None:
     """Entries have qualified names and types, and their counts add up to those of one member."""

@@ -308,8 +308,8 @@ def test_the_model_has_the_say_in_dtypes(dtype: torch.dtype) -> None:
     ens = mt.ensemble(CASE.model(dtype=dtype), mt.Deep(members=2), x, seed=0).eval()
     pred = mt.predict(ens, x)
     assert pred.members.logits.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
-    assert pred.entropy.dtype == pred.members.logits.dtype
-    torch.testing.assert_close(pred.members.logits, members_of(ens, x).to(pred.entropy.dtype))
+    assert pred.probs.dtype == pred.members.logits.dtype
+    torch.testing.assert_close(pred.members.logits, members_of(ens, x).to(pred.probs.dtype))
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), torch.device("cpu", 0)])
@@ -709,3 +709,13 @@ def test_cases_are_what_they_are_taken_for() -> None:
         case = ZOO[name]
         call = case.example(5)
         assert tuple(case.model()(*call.args, **call.kwargs).shape) == shape
+
+
+def test_a_list_of_batches_is_no_list_of_examples() -> None:
+    """Read as one, its batches would be taken for examples: refused, with what to type."""
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
+    batches = [(torch.randn(4, 3), torch.zeros(4)), (torch.randn(4, 3), torch.zeros(4))]
+    with pytest.raises(mt.InputError, match=r"list of batches.*iter\(batches\)"):
+        mt.predict(ens, batches)
+    assert len(mt.predict(ens, iter(batches))) == 8
+    assert len(mt.predict(ens, [(x, 0) for x in torch.randn(5, 3)])) == 5

@@ -28,7 +28,8 @@ from zoo import ZOO
 import multitudes as mt
 from multitudes import files
 from multitudes.calibrator import Calibrator
-from multitudes.prediction import Members, Prediction
+from multitudes.members import Members
+from multitudes.prediction import Prediction
 
 M, N, K = 4, 9, 5
 GENERATOR = torch.Generator().manual_seed(3)
@@ -245,7 +246,7 @@ def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.M
 def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
     """Sums of eight bits would not be worth much."""
     pred = Prediction(logits=LOGITS.to(dtype))
-    assert pred.members.logits.dtype == pred.entropy.dtype == torch.float32
+    assert pred.members.logits.dtype == pred.probs.dtype == torch.float32
     assert Prediction(logits=LOGITS).entropy.dtype == torch.float64
     assert Prediction(mean=MEAN.to(dtype), variance=VARIANCE.to(dtype)).std.dtype == torch.float32
 

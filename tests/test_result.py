@@ -311,7 +311,7 @@ def test_merging_nothing() -> None:
 
 def test_a_run_as_a_baseline() -> None:
     """Has errors, if it has accuracies."""
-    shift = {"fog": {1: (mt.Prediction(logits=torch.eye(6)[None] * 5), torch.arange(6))}}
+    shift = {"fog": {1: (mt.Prediction(logits=torch.eye(6).expand(3, 6, 6) * 5), torch.arange(6))}}
     found = classified(shift=shift).errors()
     assert found.clean == pytest.approx(1 - classified()["accuracy"])
     assert found.corrupted == {"fog": 0.0}

@@ -32,6 +32,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import multitudes as mt
+from multitudes import figures
 from multitudes.calibrator import Calibrator
 from multitudes.scores.meaning import CRITERIA
 from multitudes.scores.shift import STANDARD
@@ -317,7 +318,10 @@ def test_corruptions_against_a_run_and_against_alexnet() -> None:
     assert found["rmCE"] == pytest.approx(sum(relative) / 15)
     itself = scored(pred, targets, shift=corrupted(3.0), baseline=found)
     assert (itself["mCE"], itself["rmCE"]) == pytest.approx((1, 1))
-    assert 0 < scored(pred, targets, shift=corrupted(3.0), baseline="alexnet")["mCE"] < 2
+    with pytest.raises(mt.InputError, match=r"the run has severities 1, 2, and the baseline 1, 2, 3, 4, 5"):
+        scored(pred, targets, shift=corrupted(3.0), baseline="alexnet")
+    five = {name: {s: given[min(s, 2)] for s in range(1, 6)} for name, given in corrupted(3.0).items()}
+    assert 0 < scored(pred, targets, shift=five, baseline="alexnet")["mCE"] < 2
 
 
 def test_shifted_sets_and_frames() -> None:
@@ -526,6 +530,56 @@ def test_bad_input(call: Any, says: str) -> None:
         call()
 
 
+def test_sure_members_are_told_apart() -> None:
+    """Of logits far apart, single precision gives what double does: every score, and KL beyond the smallest number."""
+    inside, far = 30 * torch.randn(4, 400, 7), 20 * torch.randn(4, 300, 7)
+    targets = torch.randint(7, (400,))
+    single, double = (
+        mt.score(mt.Prediction(logits=inside.to(d)), targets, ood=mt.Prediction(logits=far.to(d)))
+        for d in (torch.float32, torch.float64)
+    )
+    assert dict(single) == pytest.approx(dict(double), abs=1e-6)
+    logs = inside.double().log_softmax(2)
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    kl = sum((logs[i].exp() * (logs[i] - logs[j])).sum(1).mean() for i, j in pairs) / 12
+    assert single["kl_diversity"] == pytest.approx(float(kl))
+
+
+def test_two_classes_are_ranked_alike_by_confidence_and_entropy() -> None:
+    """Since one is a function of the other."""
+    near, far = (mt.Prediction(logits=scale * torch.randn(3, 200, 2)) for scale in (25, 15))
+    found = mt.score(near, torch.zeros(200), ood=far)
+    assert found["auroc/msp"] == pytest.approx(found["auroc/entropy"], abs=1e-4)
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+def test_yes_and_no_as_bool(task: str) -> None:
+    pred, targets = mt.Prediction(logits=torch.randn(3, 20, 4), task=task), torch.rand(20, 4) < 0.5
+    assert mt.score(pred, targets) == mt.score(pred, targets.long())
+
+
+def test_figures_do_not_count_what_has_no_label() -> None:
+    pred, targets = mt.Prediction(logits=torch.randn(2, 3, 4, 5, 5)), torch.randint(4, (3, 5, 5))
+    targets[0] = 255
+    with pytest.raises(mt.InputError, match="target 255"):
+        figures.reliability({"a": (pred, targets)})
+    ece = mt.score(pred, targets, ignore=255)["ece"]
+    labels = figures.reliability({"a": (pred, targets)}, ignore=255).axes[0].get_legend_handles_labels()[1]
+    assert f"a: ECE {ece:.3f}" in labels
+
+
+def test_targets_of_one_example_come_of_one_member() -> None:
+    pred = mt.Prediction(mean=torch.tensor([[[-5.0, -5.0]], [[5.0, 5.0]]]), variance=torch.full((2, 1, 2), 0.01))
+    drawn = pred.sample(100)[:, 0]
+    assert bool((drawn[:, 0].sign() == drawn[:, 1].sign()).all())
+
+
+def test_binary_segmentation_has_an_intersection_over_union() -> None:
+    targets = torch.randint(2, (3, 5, 5))
+    found = mt.score(mt.Prediction(logits=torch.randn(2, 3, 1, 5, 5), task="binary"), targets)
+    assert 0 <= found["miou"] <= 1
+
+
 MILLION = """
 import json, resource, sys, time
 import torch
@@ -559,3 +613,49 @@ def test_a_million_predictions() -> None:
     assert found["peak"] < 4 * 2**30
     assert 0 < found["nll"] < math.log(100)
     assert 0.1 < found["accuracy"] < 1
+
+
+def test_one_set_for_all_parts_is_counted_once() -> None:
+    """Parts that were held against the same set out of distribution are merged as the whole."""
+    pred, targets, other = (
+        mt.Prediction(logits=members(3, 40, 6)),
+        drawn(6, 40),
+        mt.Prediction(logits=members(3, 25, 6, seed=9)),
+    )
+    whole = scored(pred, targets, ood=other)
+    merged = mt.Scores.merge([scored(pred[rows], targets[rows], ood=other) for rows in (slice(0, 15), slice(15, 40))])
+    assert {name: merged[name] for name in whole} == pytest.approx(dict(whole))
+
+
+def test_shifted_sets_are_of_the_same_ensemble() -> None:
+    """Other members, classes or temperatures are refused, as for sets out of distribution."""
+    pred, targets = mt.Prediction(logits=members(3, 40, 6)), drawn(6, 40)
+    for other, says in (
+        (mt.Prediction(logits=members(2, 40, 6)), "not of the ensemble"),
+        (mt.Prediction(logits=members(3, 40, 7)), "7 classes"),
+        (pred.calibrated(Calibrator(mixture=2.0)), "calibrated in another way"),
+    ):  # fmt: skip
+        with pytest.raises(mt.InputError, match=says):
+            scored(pred, targets, shift={"fog": {1: (other, targets)}})
+
+
+def test_means_alone_of_one_network_detect_nothing() -> None:
+    """There is no uncertainty to go by, nor an interval."""
+    pred = mt.Prediction(mean=torch.randn(1, 9))
+    with pytest.raises(mt.InputError, match="nothing to detect by"):
+        mt.score(pred, torch.randn(9), ood=pred)
+    with pytest.raises(mt.InputError, match="has no interval"):
+        pred.interval(0.9)
+
+
+def test_moments_of_the_very_sure() -> None:
+    """Logs are held, so that an NLL stays finite where a probability vanishes."""
+    logits = torch.zeros(2, 3, 4)
+    logits[..., 0] = 400.0
+    pred = mt.Prediction(logits=logits)
+    held = mt.Prediction.of_moments("classes", 2, {**pred.described(), "logs": pred.logs})
+    targets = torch.tensor([1, 2, 3])
+    with pytest.warns(UserWarning, match="collapsed"):
+        assert mt.score(held, targets)["nll"] == pytest.approx(400)
+    with pytest.warns(UserWarning, match="collapsed"):
+        assert mt.score(pred, targets)["nll"] == pytest.approx(400)

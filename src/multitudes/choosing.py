@@ -44,17 +44,20 @@ def threshold(
     return threshold_for(confidence, (labels == wanted[kept]).double(), error, coverage)
 
 
-def select(ensemble: Ensemble, data: Any, k: int, *, targets: Any = None, **options: Any) -> Ensemble:
+def select(
+    ensemble: Ensemble, data: Any, k: int, *, targets: Any = None, ignore: int | None = None, **options: Any
+) -> Ensemble:  # fmt: skip
     """An ensemble of the k members that are best by themselves on held-out data: a detached copy.
 
     Best is the least NLL, and for plain regression the least squared error. `data` and `options` are those of `predict`.
+    The temperature of the whole mixture is not that of fewer members, and is left out: calibrate again.
     """
     if isinstance(ensemble, Ensemble) and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= ensemble.members):
         raise InputError(f"k={k!r}: keep 1 to {ensemble.members} members")
     prediction = predict(ensemble, data, **options)
     if not prediction.has_members:
         raise InputError("members are judged one by one, and moments have none: select without moments_only")
-    wanted = matched(prediction, targets)
+    wanted = matched(prediction, targets, ignore)
     if prediction.task in CLASSES:
         each = of_classes(prediction, wanted, Settings()).columns["member_nll"].double().mean(0)
     elif "variance" in prediction.members:

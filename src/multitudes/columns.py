@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -21,6 +20,8 @@ from multitudes.values import CLASSES, log_probs_of, sharpened, two_sided
 def criteria(prediction: Prediction) -> Columns:
     """How much each example looks out of distribution, larger for more; of several labels the mean, of energy the sum."""
     if prediction.task not in CLASSES:
+        if prediction.count == 1 and not bool((prediction.variance > 0).any()):
+            return {}
         found = {"variance": prediction.variance.flatten().double().cpu(), **_examples(prediction)}
         return {**found, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else found
     said = prediction.described()
@@ -42,7 +43,7 @@ def _examples(prediction: Prediction) -> Columns:
 
 def of_classes(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
     """The evidence of a classification and its targets, which are −1 for what does not count."""
-    dense = prediction.task == "classes" and len(prediction.shape) > 1
+    dense = prediction.task in ("classes", "binary") and len(prediction.shape) > 1
     if prediction.has_members:
         columns, sums = _by_piece(prediction, targets, settings.bins, dense)
     else:
@@ -77,7 +78,7 @@ def _piece(
     values: Mapping[str, Tensor], targets: Tensor, temperature: float, bins: int, dense: bool
 ) -> tuple[Columns, Columns]:
     """Columns and sums of a piece, ``[M, n, K]``."""
-    logs = log_probs_of(values)
+    logs = log_probs_of({name: value.double() for name, value in values.items()})
     probs, labels, targets = logs.exp(), logs.argmax(2), targets.to(logs.device)
     mean, chosen = uncertainty.mixture(probs), targets[:, None]
     own = logs.gather(2, chosen.expand(len(logs), -1, -1)).squeeze(2)
@@ -94,9 +95,8 @@ def _piece(
         "member_correct": (labels == targets).float().T.contiguous(), "member_nll": -own.T.contiguous(),
     }  # fmt: skip
     if len(logs) > 1:
-        least = math.log(torch.finfo(logs.dtype).tiny)
         found.update(disagreement=said["disagreement"])
-        found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, logs.clamp_(min=least))
+        found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, diversity.finite(logs))
     if logs.shape[2] > 5:
         found["top5"] = _among(5, shown, targets)
     if "logits" in values:
@@ -118,22 +118,19 @@ def _among(count: int, probs: Tensor, targets: Tensor) -> Tensor:
 def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Columns]:
     """Columns of a prediction whose members are not held."""
     said = {name: value.flatten().cpu() for name, value in prediction.described().items()}
-    probs = prediction.probs.cpu()
-    if prediction.task != "classes":
-        flat = torch.stack([1 - probs.flatten(), probs.flatten()], -1)
-    else:
-        flat = probs.movedim(1, -1).flatten(0, -2)
     wanted = targets.flatten()
     kept = wanted != IGNORED
-    flat, wanted = flat[kept], wanted[kept]
+    logs, wanted = prediction.logs.flatten(0, -2).cpu()[kept], wanted[kept]
     if not len(wanted):
         raise InputError("there is no example to score")
+    flat = logs.exp()
     chosen = flat.gather(1, wanted[:, None]).squeeze(1)
     scores = criteria(prediction) if prediction.task != "multilabel" else {}
-    found = {name: value[kept] for name, value in scores.items()}
+    found = {name: value[kept] for name, value in scores.items() if name != "example"}
+    found.update({name: said[name][kept] for name in ("confidence", "entropy", "mutual_information", "disagreement")})
     found.update(
-        correct=(said["labels"][kept] == wanted).float(), confidence=said["confidence"][kept], nll=-chosen.log(),
-        brier=(flat * flat).sum(1) - 2 * chosen + 1, disagreement=said["disagreement"][kept],
+        correct=(said["labels"][kept] == wanted).float(), nll=-logs.gather(1, wanted[:, None]).squeeze(1),
+        brier=(flat * flat).sum(1) - 2 * chosen + 1,
     )  # fmt: skip
     if flat.shape[1] > 5:
         found["top5"] = _among(5, flat, wanted)

@@ -79,7 +79,7 @@ class Evidence:
             columns=_joined([p.columns for p in parts]),
             sums={name: torch.stack([p.sums[name] for p in parts]).sum(0) for name in first.sums},
             inside=_joined([p.inside for p in parts]),
-            ood={name: _joined([p.ood[name] for p in parts]) for name in first.ood},
+            ood={name: _joined_once([p.ood[name] for p in parts]) for name in first.ood},
             shifts={key: cls.cat([p.shifts[key] for p in parts]) for key in first.shifts},
         )
 
@@ -162,11 +162,21 @@ SHORT = {"accuracy": "Acc", "nll": "NLL", "ece": "ECE"}
 def errors_in(scores: Mapping[str, float]) -> Errors:
     """A run's errors, clean and under each corruption, as its scores have them."""
     found: dict[str, list[float]] = {}
+    severities = set()
     for key, value in scores.items():
         name, _, rest = key.rpartition("/accuracy")[0].rpartition("/")
         if name and rest.isdigit() and key.endswith("/accuracy"):
             found.setdefault(name, []).append(1 - value)
-    return Errors(1 - scores["accuracy"], {name: sum(errors) / len(errors) for name, errors in found.items()})
+            severities.add(int(rest))
+    means = {name: sum(errors) / len(errors) for name, errors in found.items()}
+    return Errors(1 - scores["accuracy"], means, frozenset(severities))
+
+
+def _joined_once(parts: Sequence[Columns]) -> Columns:
+    """One set that all parts were held against, or the parts of one."""
+    first = parts[0]
+    same = all(p[n].shape == c.shape and bool(torch.equal(p[n], c)) for p in parts[1:] for n, c in first.items())
+    return first if same else _joined(parts)
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

@@ -45,6 +45,8 @@ def predict(
         shown = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
         raise InputError(f"predict is for ensembles, not {type(ensemble).__name__}: {shown} makes one")
     task = tasks.checked(task or ensemble.task)
+    if isinstance(data, list) and data:
+        _examples(data[0], ensemble, split or pair)
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
     kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
@@ -83,6 +85,14 @@ def batched(
     if isinstance(data, Iterable):
         return None, _split(data, split)
     raise InputError(f"cannot predict a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a loader")
+
+
+def _examples(first: Any, ensemble: Ensemble, split: Split) -> None:
+    """A list is read as a dataset of examples; ready batches have one axis more, and are refused."""
+    shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
+    tensors = Inputs.of(split(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
+    if shapes and tensors and tensors[0].ndim >= len(shapes[0]):
+        raise InputError("this is a list of batches, and a list is read as one of examples: predict(ens, iter(batches))")
 
 
 def _sized(loader: DataLoader[Any]) -> int | None:
@@ -223,7 +233,7 @@ class Moments(Kept):
             task=self.task, class_axis=self.class_axis, calibrator=self.ensemble.calibrator,
         )  # fmt: skip
         if self.task in CLASSES:
-            made = {**here.described(), "probs": here.probs}
+            made = {**here.described(), "logs": here.logs}
         else:
             made = {"mean": here.mean, "aleatoric": here.aleatoric, "epistemic": here.epistemic}
         self.parts.append(Prediction.of_moments(self.task, here.count, made))

@@ -17,52 +17,16 @@ from torch import Tensor
 from multitudes import uncertainty
 from multitudes.calibrator import Calibrator
 from multitudes.errors import FileError, InputError
+from multitudes.members import Members
 from multitudes.targets import reshaped
 from multitudes.tasks import checked
-from multitudes.values import CLASSES, describe, examples, fitting, numbers, pooled, sound, with_classes_second
+from multitudes.values import CLASSES, describe, examples, fitting, numbers, pooled, pooled_logs, sound, with_classes_second
+
+HELD = ("probs", "logs", "mean", "aleatoric", "epistemic")
+"""What is made beside what is said of examples."""
 
 PIECE = 1 << 20
 """Numbers that are worked on at a time: about as many as stay in a processor's cache."""
-
-
-class Members(Mapping[str, Tensor]):
-    """Members' values by name, ``[M, N, ...]``, as they were given: "logits" or "probs", or "mean" and "variance".
-
-    Also as attributes, where `probs` and `labels` are made of logits too.
-    """
-
-    def __init__(self, values: Mapping[str, Tensor], task: str) -> None:
-        self._values = dict(values)
-        self._task = task
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getattr__(self, name: str) -> Tensor:
-        values: dict[str, Tensor] = vars(self).get("_values", {})
-        if name in values:
-            return values[name]
-        if name == "probs" and "logits" in values:
-            return values["logits"].softmax(2) if self._task == "classes" else values["logits"].sigmoid()
-        if name == "labels" and self._task in CLASSES:
-            first = next(iter(values.values()))
-            limit = 0.0 if "logits" in values else 0.5
-            return first.argmax(2) if self._task == "classes" else (first > limit).long()
-        raise AttributeError(f"members have {', '.join(values)}, and no {name}")
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[M, N, ...]``"""
-        return next(iter(self._values.values())).shape
-
-    def __repr__(self) -> str:
-        return f"Members({', '.join(f'{name}={list(value.shape)}' for name, value in self._values.items())})"
 
 
 class Prediction:
@@ -108,6 +72,8 @@ class Prediction:
         self._shape = torch.Size([first.shape[1], *first.shape[3:]]) if self.task == "classes" else first.shape[1:]
         self._made: dict[str, Tensor] = {}
         self.targets = None if targets is None else torch.as_tensor(targets)
+        if self.targets is not None and (not self.targets.ndim or len(self.targets) != len(self)):
+            raise InputError(f"there are {len(self)} examples, and targets are {list(self.targets.shape)}")
 
     @property
     def members(self) -> Members:
@@ -141,7 +107,7 @@ class Prediction:
             raise InputError(f"task={self.task!r} has no classes")
         if self.task != "classes":
             return 2
-        return next(iter(self._values.values())).shape[2] if self._values else self._made["probs"].shape[1]
+        return next(iter(self._values.values())).shape[2] if self._values else self.logs.shape[-1]
 
     def pieces(self, size: int = PIECE) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Members' values in pieces of whole examples: rows, and ``[M, n, K]`` for classes, with pixels as examples."""
@@ -163,7 +129,7 @@ class Prediction:
                 parts = [describe(blank, 1.0)]
             for name in parts[0]:
                 self._made[name] = torch.cat([part[name] for part in parts]).reshape(self.shape)
-        return {name: value for name, value in self._made.items() if name not in ("probs", "mean", "aleatoric", "epistemic")}
+        return {name: value for name, value in self._made.items() if name not in HELD}
 
     def _said(self, name: str) -> Tensor:
         found = self.described()
@@ -177,12 +143,23 @@ class Prediction:
         if self.task not in CLASSES:
             raise InputError(f"task={self.task!r} has no probabilities of classes: there are mean, variance and interval(0.9)")
         if "probs" not in self._made:
-            parts = [pooled(values, self.temperature) for _, values in self.pieces()]
-            found = torch.cat(parts) if parts else next(iter(self._values.values())).new_zeros(0, self.classes)
-            whole = found[:, 1] if self.task != "classes" else found
-            whole = whole.reshape(*self.shape, *whole.shape[1:])
-            self._made["probs"] = whole.movedim(-1, 1) if self.task == "classes" else whole
+            parts = [pooled(values, self.temperature) for _, values in self.pieces()] if self.has_members else [self.logs.exp()]
+            found = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=next(iter(self._values.values())).dtype)
+            found = found.reshape(*self.shape, self.classes)
+            self._made["probs"] = found.movedim(-1, 1) if self.task == "classes" else found[..., 1]
         return self._made["probs"]
+
+    @property
+    def logs(self) -> Tensor:
+        """The logs of the mixture's probabilities with classes last, ``[N, ..., K]``: finite where these vanish."""
+        if "logs" in self._made:
+            return self._made["logs"]
+        if not self.has_members:
+            probs = self._made["probs"].double()
+            return (probs.movedim(1, -1) if self.task == "classes" else torch.stack([1 - probs, probs], -1)).log()
+        parts = [pooled_logs(values, self.temperature) for _, values in self.pieces()]
+        found = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=torch.float64)
+        return found.reshape(*self.shape, self.classes)
 
     def __getitem__(self, rows: Any) -> Prediction:
         """The prediction of some of the examples: a slice, a mask ``[N]``, or their numbers."""
@@ -198,6 +175,8 @@ class Prediction:
     def subset(self, members: Sequence[int]) -> Prediction:
         """The prediction of some of the members; the temperature of another mixture is not known, and left out."""
         values = self.members
+        if not len(members):
+            raise InputError("subset([]) would leave no member")
         new = self._with({name: value[list(members)] for name, value in values.items()}, {}, self.targets)
         new.temperature, new.calibrator = 1.0, self.calibrator and self.calibrator.subset(members)
         return new
@@ -379,6 +358,10 @@ class Prediction:
         """
         if not 0 < level < 1:
             raise InputError(f"level={level}: a share between 0 and 1")
+        if "variance" not in self._values and self.count == 1 and not bool((self.variance > 0).any()):
+            raise InputError(
+                "one network that gives means only has no interval: train with task='gaussian', or several members"
+            )
         if "variance" in self._values:
             mean, variance = self._gaussians("interval")
         else:
@@ -387,11 +370,11 @@ class Prediction:
         return low, high
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws from the mixture, ``[count, N, ...]``: each of a member chosen at random."""
+        """Draws from the mixture, ``[count, N, ...]``: each example's of one member, chosen at random."""
         mean, variance = self._gaussians("sample")
-        chosen = torch.randint(self.count, (count, *mean.shape[1:]), generator=generator).to(mean.device)
-        noise = torch.randn(chosen.shape, generator=generator, dtype=mean.dtype).to(mean.device)
-        return mean.gather(0, chosen) + variance.sqrt().gather(0, chosen) * noise
+        chosen = torch.randint(self.count, (count, len(self)), generator=generator).to(mean.device)
+        noise = torch.randn((count, *mean.shape[1:]), generator=generator, dtype=mean.dtype).to(mean.device)
+        return mean[chosen, torch.arange(len(self))] + variance.sqrt()[chosen, torch.arange(len(self))] * noise
 
     def log_density(self, targets: Any) -> Tensor:
         """The log of the mixture's density at the targets, each entry by itself, ``[N, ...]``."""

@@ -77,7 +77,10 @@ class Scores(Mapping[str, float]):
 
     @classmethod
     def merge(cls, parts: Sequence[Scores]) -> Scores:
-        """The scores of a set from those of its parts, equal to those of the whole."""
+        """The scores of a set from those of its parts, equal to those of the whole.
+
+        A set out of distribution may be cut into parts as well, or be the same for all of them.
+        """
         found = [part.evidence for part in parts if part.evidence is not None]
         if not parts or len(found) < len(parts):
             raise InputError("only scores that mt.score gave can be merged; read from a file they have no examples any more")

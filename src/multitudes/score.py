@@ -50,7 +50,7 @@ def score(
     if ood is not None:
         evidence = replace(evidence, inside=_inside(prediction, evidence), ood=_outside(prediction, ood))
     if shift is not None:
-        evidence = replace(evidence, shifts=_shifts(shift, settings, ignore))
+        evidence = replace(evidence, shifts=_shifts(prediction, shift, settings, ignore))
     if baseline is not None:
         if shift is None:
             raise InputError("baseline= is of corruptions, and there are none: give them as shift=")
@@ -79,43 +79,54 @@ def _outside(prediction: Prediction, ood: Any) -> dict[str, Columns]:
     if not isinstance(sets, Mapping) or not sets or not all(isinstance(p, Prediction) for p in sets.values()):
         raise InputError("ood= takes a Prediction, or several by name: ood={'svhn': mt.predict(ens, svhn)}")
     for name, other in sets.items():
-        if "/" in name:
+        if "/" in str(name):
             raise InputError(f"ood={name!r}: a name without /")
         if not len(other):
             raise InputError(f"ood={name!r} has no examples")
-        if other.task != prediction.task or other.count != prediction.count:
-            raise InputError(f"ood={name!r} is {other}, and not of the ensemble that gave {prediction}")
-        if other.task == "classes" and other.classes != prediction.classes:
-            raise InputError(f"ood={name!r} has {other.classes} classes, and the prediction {prediction.classes}")
-        if other.temperature != prediction.temperature or other.calibrator != prediction.calibrator:
-            raise InputError(
-                f"ood={name!r} is calibrated in another way than the prediction: predict both with the same ens.calibrator"
-            )
-    return {name: criteria(other) for name, other in sets.items()}
+        _of_the_same(prediction, other, f"ood={name!r}")
+    found = {name: criteria(other) for name, other in sets.items()}
+    if not all(found.values()):
+        raise InputError("one network that gives means only says nothing of how sure it is: there is nothing to detect by")
+    return found
 
 
-def _shifts(shift: Mapping[str, Any], settings: Settings, ignore: int | None) -> dict[tuple[str, int | None], Evidence]:
+def _of_the_same(prediction: Prediction, other: Prediction, what: str) -> None:
+    """Predictions that are compared must be of one ensemble."""
+    if other.task != prediction.task or other.count != prediction.count:
+        raise InputError(f"{what} is {other}, and not of the ensemble that gave {prediction}")
+    if other.task == "classes" and other.classes != prediction.classes:
+        raise InputError(f"{what} has {other.classes} classes, and the prediction {prediction.classes}")
+    if other.temperature != prediction.temperature or other.calibrator != prediction.calibrator:
+        raise InputError(f"{what} is calibrated in another way than the prediction: predict both with the same ens.calibrator")
+
+
+def _shifts(
+    prediction: Prediction, shift: Mapping[str, Any], settings: Settings, ignore: int | None
+) -> dict[tuple[str, int | None], Evidence]:
     if not isinstance(shift, Mapping):
         raise InputError("shift= takes sets by name: {'fog': {1: (pred, targets), ...}, 'sketches': (pred, targets)}")
     found: dict[tuple[str, int | None], Evidence] = {}
     for name, given in shift.items():
-        if "/" in name:
+        if "/" in str(name):
             raise InputError(f"shift={name!r}: a name without /")
         if isinstance(given, Mapping):
             if wrong := [s for s in given if not str(s).isdigit()]:
                 raise InputError(f"shift={name!r}: severities are numbers, and {wrong[0]!r} is none")
-            found.update({(name, int(severity)): _shifted(name, part, settings, ignore) for severity, part in given.items()})
+            found.update(
+                {(name, int(severity)): _shifted(prediction, name, part, settings, ignore) for severity, part in given.items()}
+            )
         else:
-            found[name, None] = _shifted(name, given, settings, ignore)
+            found[name, None] = _shifted(prediction, name, given, settings, ignore)
     return found
 
 
-def _shifted(name: str, given: Any, settings: Settings, ignore: int | None) -> Evidence:
+def _shifted(prediction: Prediction, name: str, given: Any, settings: Settings, ignore: int | None) -> Evidence:
     parts = (given,) if isinstance(given, Prediction) else given
     if not isinstance(parts, tuple) or not 1 <= len(parts) <= 3 or not isinstance(parts[0], Prediction):
         raise InputError(f"shift={name!r}: give (prediction, targets), or (prediction, targets, anchors) for frames")
     if parts[0].task not in CLASSES:
         raise InputError(f"shift={name!r}: accuracy, NLL and ECE are of classes, and task={parts[0].task!r}")
+    _of_the_same(prediction, parts[0], f"shift={name!r}")
     evidence = _evidence(parts[0], parts[1] if len(parts) > 1 else None, settings, ignore)
     if len(parts) < 3:
         return evidence
@@ -135,7 +146,7 @@ def _baseline(baseline: Scores | str) -> Errors:
 
 def _say_collapsed(scores: Scores, prediction: Prediction) -> None:
     """Members that answer alike are one network at the cost of several."""
-    if prediction.count == 1 or not prediction.has_members:
+    if prediction.count == 1:
         return
     if prediction.task in CLASSES:
         evidence = scores.evidence

@@ -63,7 +63,7 @@ def _detection(scores: Scores) -> list[Table]:
     for key in scores:
         *front, kind, criterion = key.split("/") if "/" in key else ["", "", ""]
         if criterion in (*CRITERIA, *SPREADS):
-            cell = _shown(scores[key]) + (f"  ({_interval(scores, key)})" if key in scores.intervals else "")
+            cell = _shown(scores[key]) + (f"\n{_interval(scores, key)}" if key in scores.intervals else "")
             sets.setdefault("/".join(front), {}).setdefault(criterion, {})[kind] = cell
     found = []
     for name, rows in sets.items():

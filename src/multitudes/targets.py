@@ -40,7 +40,7 @@ def matched(prediction: Prediction, targets: Any = None, ignore: int | None = No
 
 
 def _same_as_before(prediction: Prediction, targets: Tensor) -> None:
-    own = prediction.targets
+    own = None if prediction.targets is None else torch.as_tensor(prediction.targets)
     if (
         own is not None
         and own.numel() == targets.numel()
@@ -59,10 +59,13 @@ def reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
     hint = ""
     if prediction.task == "classes" and targets.ndim == len(prediction.shape) + 1 and targets.shape[1] == prediction.classes:
         hint = ": give the classes' numbers, targets.argmax(1)"
+    elif prediction.task == "classes" and targets.ndim == len(prediction.shape) > 1:
+        hint = f"; axis 1 was taken for that of {prediction.classes} classes, and class_axis=-1 says otherwise"
     raise InputError(f"targets are {list(targets.shape)}, and what is predicted is {list(prediction.shape)}{hint}")
 
 
 def _classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
+    targets = targets.long() if targets.dtype == torch.bool else targets
     whole = not targets.is_complex() and bool((targets.isfinite() & (targets == targets.floor())).all())
     if not whole:
         raise InputError("targets of classes must be whole numbers")

@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
 """Table 3: the network, its input, its parameters and those with five components in norms and output."""
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("net", TABLE)
 def test_the_counts_of_table_3(kind: Any, net: str) -> None:

@@ -21,7 +21,7 @@ def classes(strength: float, noise: float = 1.0, seed: int = 0) -> mt.Prediction
 def classified(strength: float, outside: float) -> mt.Scores:
     """With everything that classes have scores of."""
     pred = classes(strength)
-    corrupted = {name: {1: (classes(strength / 2), TARGETS)} for name in STANDARD}
+    corrupted = {name: dict.fromkeys(range(1, 6), (classes(strength / 2), TARGETS)) for name in STANDARD}
     frames = (classes(strength, seed=1), TARGETS, torch.arange(60) // 3)
     others = {"far": classes(0, outside), "near": classes(0, outside, seed=2)}
     return mt.score(pred, TARGETS, ood=others, shift={**corrupted, "frames": frames}, baseline="alexnet")

@@ -52,11 +52,12 @@ def disagreement(
 def _numbers(ax: Axes, image: AxesImage, matrix: Floats, look: Look) -> None:
     """Each cell's number, in that of ink and paper which stands out."""
     size = min(canvas.SIZE, 76 / len(matrix))
+    digits = 2 if matrix.max() >= 0.095 or not matrix.max() > 0 else 3 if matrix.max() >= 0.0095 or len(matrix) > 10 else 4
     light, dark = sorted((look.ink, look.paper), key=_lightness, reverse=True)
     for (row, column), value in zip(((r, c) for r in range(len(matrix)) for c in range(len(matrix))), matrix.flat, strict=True):
         red, green, blue, _ = image.cmap(image.norm(value))
         on_light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-        text = f"{value:.2f}" if len(matrix) <= 10 else f"{value:.2f}".replace("0.", ".", 1)
+        text = f"{value:.{digits}f}" if len(matrix) <= 10 else f"{value:.{digits}f}".replace("0.", ".", 1)
         ax.text(column, row, text, ha="center", va="center", fontsize=size, color=dark if on_light else light)
 
 

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def reliability(runs: Mapping[str, tuple[Any, Any]], bins: int = 15, *, theme: Theme = "light") -> Figure:
+def reliability(
+    runs: Mapping[str, tuple[Any, Any]], bins: int = 15, *, ignore: int | None = None, theme: Theme = "light"
+) -> Figure:
     """Accuracy over confidence in bins, the gap to the diagonal as an upright line; below, how many examples each bin holds.
 
-    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name. The legend has each run's ECE.
+    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
+    `ignore` do not count. The legend has each run's ECE.
     """
-    colours, found = look(theme), judged(runs)
+    colours, found = look(theme), judged(runs, ignore)
     if bins < 1:
         raise InputError(f"bins={bins}: at least one")
     figure = canvas.new(canvas.WIDTH, 5.6, colours)

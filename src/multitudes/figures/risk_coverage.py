@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def risk_coverage(runs: Mapping[str, tuple[Any, Any]], *, theme: Theme = "light", ax: Axes | None = None) -> Figure:
+def risk_coverage(
+    runs: Mapping[str, tuple[Any, Any]], *, ignore: int | None = None, theme: Theme = "light", ax: Axes | None = None
+) -> Figure:
     """The share of errors among the examples answered, over how many are answered; the lower, the better.
 
-    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name. The legend has each run's AURC.
+    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
+    `ignore` do not count. The legend has each run's AURC.
     """
-    colours, found = look(theme), judged(runs)
+    colours, found = look(theme), judged(runs, ignore)
     panel = canvas.one(ax, 3.8, colours)
     for index, (name, (confidence, correct)) in enumerate(found.items()):
         style = colours.style(index)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from multitudes.errors import InputError
+from multitudes.prediction import Prediction
+from multitudes.targets import IGNORED, matched
 
 Numbers: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 Floats: TypeAlias = NDArray[np.float64]
@@ -82,13 +84,13 @@ def pair(run: Any, name: str, wanted: str) -> tuple[Any, Any]:
     return run[0], run[1]
 
 
-def judged(runs: Any) -> dict[str, tuple[Tensor, Tensor]]:
+def judged(runs: Any, ignore: int | None = None) -> dict[str, tuple[Tensor, Tensor]]:
     """Confidences and whether they came true, of each run; also from a prediction and its targets."""
     found = {}
     for name, run in named(runs, '{"single": (confidence, correct)}'):
         confidence, correct = pair(run, name, "(confidence [N], correct [N]) or (prediction, targets)")
         if isinstance(confidence, Predicted):
-            confidence, correct = _of_prediction(confidence, correct, name)
+            confidence, correct = _of_prediction(confidence, correct, name, ignore)
         sizes: dict[str, int] = {}
         sure = read(confidence, f"the confidence of {name!r}", "N", sizes)
         true = read(correct, f"what is correct of {name!r}", "N", sizes)
@@ -108,8 +110,12 @@ def entropy_limit(entropies: list[Floats], top: float | None) -> float:
     return limit
 
 
-def _of_prediction(prediction: Predicted, targets: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Confidences and correctness of every example, or of every pixel."""
+def _of_prediction(prediction: Predicted, targets: Any, name: str, ignore: int | None) -> tuple[Tensor, Tensor]:
+    """Confidences and correctness of every example, or of every pixel, but those to be ignored."""
+    if isinstance(prediction, Prediction):
+        wanted = matched(prediction, targets, ignore).flatten()
+        kept = wanted != IGNORED
+        return prediction.confidence.flatten().cpu()[kept], prediction.labels.flatten().cpu()[kept] == wanted[kept]
     labels, targets = prediction.labels, torch.as_tensor(targets)
     if targets.shape != labels.shape:
         raise InputError(f"the targets of {name!r} must be {list(labels.shape)}, as the labels are: {list(targets.shape)}")

@@ -20,10 +20,15 @@ def kl(probs: Tensor, log_probs: Tensor) -> Tensor:
     """The mean KL divergence between two members, for each example: ``[M, N, K]`` → ``[N]``
 
     Σ_{i,j} KL(p_i ‖ p_j) = M Σ_i Σ_k p_i log p_i − M² Σ_k p̄ L̄ with L̄ the mean of log p, so that pairs need not be gone
-    through. What is less probable than the smallest number there is counts as that.
+    through. What is ruled out counts as the smallest number there is.
     """
-    logs = log_probs.clamp(min=math.log(torch.finfo(probs.dtype).tiny))
+    logs = finite(log_probs)
     return kl_of(mixture((probs * logs).sum(-1)), mixture(probs), logs)
+
+
+def finite(log_probs: Tensor) -> Tensor:
+    """The same with the log of the smallest number for that of 0; what is only improbable stays as it is."""
+    return log_probs.masked_fill(log_probs == -math.inf, math.log(torch.finfo(log_probs.dtype).tiny))
 
 
 def kl_of(negentropy: Tensor, mean: Tensor, log_probs: Tensor) -> Tensor:

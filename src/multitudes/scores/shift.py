@@ -36,6 +36,7 @@ class Errors(NamedTuple):
 
     clean: float
     corrupted: Mapping[str, float]
+    severities: frozenset[int] = frozenset(range(1, 6))
 
 
 ALEXNET = Errors(
@@ -55,8 +56,14 @@ def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, floa
     missing = [name for name in STANDARD if name not in errors.corrupted or name not in baseline.corrupted]
     if missing:
         raise InputError(f"mCE is over the 15 standard corruptions, and there is no {', '.join(missing)}")
+    if errors.severities != baseline.severities:
+        shown = [", ".join(map(str, sorted(one.severities))) for one in (errors, baseline)]
+        raise InputError(f"the run has severities {shown[0]}, and the baseline {shown[1]}: only equal ones can be compared")
     own = torch.tensor([errors.corrupted[name] for name in STANDARD], dtype=torch.float64)
     base = torch.tensor([baseline.corrupted[name] for name in STANDARD], dtype=torch.float64)
+    if bool((base == 0).any()) or bool((base == baseline.clean).any()):
+        at = STANDARD[int(((base == 0) | (base == baseline.clean)).nonzero()[0])]
+        raise InputError(f"the baseline's error under {at} is 0 or that without corruption: nothing can be held against it")
     return float((own / base).mean()), float(((own - errors.clean) / (base - baseline.clean)).mean())
 
 
