@@ -29,7 +29,9 @@ def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert SOURCE.folder(None, ["a.bin"]) == tmp_path
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(mt.FileError, match=rf"toy: which folder\? Give root=, or set {VARIABLE}"):
+    with pytest.raises(
+        mt.FileError, match=rf"toy: which folder\? Give root=, or set {VARIABLE} .*Get toy.tar.gz from {SOURCE.page}"
+    ):
         SOURCE.folder(None, ["a.bin"])
     with pytest.raises(mt.InputError, match="a folder's path"):
         SOURCE.folder(3, ["a.bin"])  # type: ignore[arg-type]

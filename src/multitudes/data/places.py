@@ -39,7 +39,7 @@ class Source:
 
     def folder(self, root: Root, files: Sequence[str]) -> Path:
         """The folder that holds all these files (`a|b` for either name)."""
-        top = top_folder(self.name, root)
+        top = top_folder(self.name, root, f". Get {self.get} from {self.page}")
         places = list(dict.fromkeys([*(top / name for name in self.folders), top]))
         lacking = {place: [name for name in files if either(place, name) is None] for place in places}
         for place in places:
@@ -92,13 +92,13 @@ def either(folder: Path, name: str) -> Path | None:
     return next((folder / one for one in name.split("|") if (folder / one).is_file()), None)
 
 
-def top_folder(name: str, root: Root) -> Path:
+def top_folder(name: str, root: Root, advice: str = "") -> Path:
     """The folder given, or that of the environment variable."""
     if root is not None and not isinstance(root, (str, PathLike)):
         raise InputError(f"{name}: root is a folder's path, not {root!r}")
     given = root if root is not None else os.environ.get(VARIABLE)
     if not given:
-        raise FileError(f"{name}: which folder? Give root=, or set {VARIABLE} to the folder that holds your sets")
+        raise FileError(f"{name}: which folder? Give root=, or set {VARIABLE} to the folder that holds your sets{advice}")
     return Path(given).expanduser()
 
 
