@@ -1,0 +1,128 @@
+"""Other datasets as Data: torch's pairs, Hugging Face's dicts, images and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+import multitudes as mt
+from multitudes import data
+from multitudes.data import Data
+
+VECTORS = torch.arange(12.0).view(6, 2)
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+class Columns:
+    """What Hugging Face's datasets look like: dicts by number, columns by name, features that know classes."""
+
+    class Names:
+        names = ["cat", "dog"]
+
+    features = {"image": object(), "label": Names()}
+    column_names = ["image", "label"]
+
+    def __init__(self, images: list[Any], labels: list[int]) -> None:
+        self.columns: dict[str, list[Any]] = {"image": images, "label": labels}
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self.columns[key]
+        self.read += 1
+        return {name: column[key] for name, column in self.columns.items()}
+
+
+def grey(value: int) -> Image.Image:
+    """A grey image, 5 wide and 3 high."""
+    return Image.new("L", (5, 3), value)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_pairs_of_torch_are_taken(lazy: bool) -> None:
+    found = data.of(Subset(TensorDataset(VECTORS, LABELS), [4, 2, 0]), lazy=lazy, mean=[1, 2], std=[2, 2])
+    assert found.targets.tolist() == [1, 2, 0]
+    assert found.batch(slice(None))[0].tolist() == [[3.5, 3.5], [1.5, 1.5], [-0.5, -0.5]]
+    assert found.name == "Subset"
+
+
+def test_lazily_each_item_is_read_anew() -> None:
+    class Growing(Dataset[Any]):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            self.calls += 1
+            return torch.tensor([float(self.calls)]), index
+
+    lazy = data.of(Growing(), lazy=True, targets=[0, 1])
+    assert float(lazy.batch([0])[0]) < float(lazy.batch([0])[0])
+    kept = data.of(Growing())
+    assert torch.equal(kept.batch([0])[0], kept.batch([0])[0])
+
+
+def test_dicts_with_images_as_hugging_face_has_them() -> None:
+    dataset = Columns([grey(10), grey(20), grey(30)], [1, 0, 1])
+    found = data.of(dataset, input="image", target="label", lazy=True)
+    assert dataset.read == 1  # the column of labels needs no images
+    assert (found.classes, found.targets.tolist(), found.shape) == (("cat", "dog"), [1, 0, 1], (1, 3, 5))
+    assert found.in_memory().inputs[:, 0, 0, 0].tolist() == [10, 20, 30]  # type: ignore[index]
+    torch.testing.assert_close(found.raw([1])[0], torch.full((1, 3, 5), 20 / 255))
+
+
+def test_colours_come_first_in_an_image() -> None:
+    image = Image.new("RGBA", (4, 2), (1, 2, 3, 255))
+    found = data.of([(image, 0)])
+    assert (found.shape, found.inputs[0, :, 0, 0].tolist()) == ((3, 2, 4), [1, 2, 3])  # type: ignore[index]
+
+
+def test_arrays_and_lists_stay_as_they_are() -> None:
+    found = data.of([(np.array([1.0, 2.0], np.float32), 3.5), ([3.0, 4.0], 4.5)])
+    assert (found.batch([0, 1])[0].tolist(), found.targets.tolist()) == ([[1, 2], [3, 4]], [3.5, 4.5])
+
+
+def test_data_passes_through() -> None:
+    mine = Data(VECTORS, LABELS, "mine")
+    assert data.of(mine).inputs is VECTORS
+    assert data.of(mine, mean=[1, 2], std=[2, 2]).batch([0])[0].tolist() == [[-0.5, -0.5]]
+
+
+class Stream(IterableDataset[Any]):
+    """A dataset without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(VECTORS[0], 0)])
+
+
+WRONG = {
+    "a stream": (lambda: data.of(Stream()), r"data\.of\(list\(dataset\)\)"),
+    "empty": (lambda: data.of([]), "this list is empty"),
+    "no such key": (
+        lambda: data.of(Columns([grey(1)], [0])),
+        "a dict of 'image', 'label', which has no 0: .*input=",
+    ),
+    "no target": (lambda: data.of([(VECTORS[0],)]), "a tuple, which has no 1"),
+    "other sizes": (lambda: data.of([(VECTORS[0], 0), (VECTORS[0, :1], 1)]), r"input 1 is \[1\], and the first one \[2\]"),
+    "other targets": (lambda: data.of([(VECTORS[0], [0, 1]), (VECTORS[0], [1])]), r"different shapes: \[1\], \[2\]"),
+    "text": (lambda: data.of([("a word", 0)]), "an input is a str"),
+    "label too large": (lambda: data.of(TensorDataset(VECTORS, LABELS), classes=["a", "b"]), "label 2 of example 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_refused(case: str) -> None:
+    act, message = WRONG[case]
+    with pytest.raises(mt.InputError, match=message):
+        act()
