@@ -1,0 +1,1 @@
+"""Data: sets, loaders, corruptions and augmentation."""
