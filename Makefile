@@ -10,7 +10,7 @@ TESTS = OMP_NUM_THREADS=1 MULTITUDES_SEED=$(SEED) $(PYTHON)
 # The stamp stands for the default interpreter only: another one is used as it is.
 ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
 
-.PHONY: demo test test-full test-gpu zoo costs gallery lint format
+.PHONY: demo test test-full test-gpu zoo costs gallery corruptions lint format
 
 demo: $(ready)  ## a model as an ensemble by every method there is: plans, costs, disagreement of members
 	@$(PYTHON) examples/demo.py
@@ -30,6 +30,9 @@ costs: $(ready)  ## README's table of what methods cost
 
 gallery: $(ready)  ## every figure on one page, light and dark, from made-up data: build/gallery.html
 	@$(PYTHON) docs/gallery.py --out build/gallery.html
+
+corruptions: $(ready)  ## all 95 corruptions as one picture: build/corruptions.png
+	@$(PYTHON) docs/corruptions.py --out build/corruptions.png
 
 zoo: .venv-zoo/installed  ## timm's networks by every method, in an environment of their own
 	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/foreign

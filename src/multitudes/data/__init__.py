@@ -7,8 +7,11 @@ Data(fashion train: 6,000 × [1, 28, 28] uint8, 10 classes)
 Loaders look in `root`, or in the folder that the environment variable MULTITUDES_DATA names, and say what is missing there.
 """
 
+from multitudes.data.augment import Augment as Augment
 from multitudes.data.cifar import cifar10 as cifar10
 from multitudes.data.cifar import cifar100 as cifar100
+from multitudes.data.corruptions import corrupt as corrupt
+from multitudes.data.corruptions import corruptions as corruptions
 from multitudes.data.dataset import Data as Data
 from multitudes.data.embedded import digits as digits
 from multitudes.data.embedded import fashion as fashion
@@ -24,6 +27,7 @@ from multitudes.data.idx import kmnist as kmnist
 from multitudes.data.idx import mnist as mnist
 from multitudes.data.idx import notmnist as notmnist
 from multitudes.data.imagenet import grouped as grouped
+from multitudes.data.rand_augment import RandAugment as RandAugment
 from multitudes.data.scenes import scenes as scenes
 from multitudes.data.shifts import cifar_c as cifar_c
 from multitudes.data.shifts import imagenet_c as imagenet_c
