@@ -32,7 +32,7 @@ gallery: $(ready)  ## every figure on one page, light and dark, from made-up dat
 	@$(PYTHON) docs/gallery.py --out build/gallery.html
 
 zoo: .venv-zoo/installed  ## timm's networks by every method, in an environment of their own
-	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/foreign
+	OMP_NUM_THREADS=1 MULTITUDES_SEED=$(SEED) .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/foreign
 
 lint: $(ready)
 	$(PYTHON) -m ruff format --check .
