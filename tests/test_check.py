@@ -30,6 +30,7 @@ LEAKS: dict[str, Callable[[Tensor], Tensor]] = {
 """Ways in which one member may reach into another; a gradient shows but a few of them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LEAKS)
 @pytest.mark.parametrize("source", ["0.weight", "2.running_mean"])
 @pytest.mark.parametrize(("giver", "taker"), [(0, 3), (3, 0)])

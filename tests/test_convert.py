@@ -168,6 +168,7 @@ def test_hugging_face_outputs_stay_objects() -> None:
     assert output.loss is None
 
 
+@pytest.mark.slow
 def test_conversion_does_not_load_the_compiler() -> None:
     """Importing it takes seconds, and a conversion less than one."""
     source = """

@@ -462,8 +462,12 @@ def test_drawn_without_gradients_used_with_them() -> None:
         ens = mt.ensemble(net, method, x, seed=0).eval()
         with torch.inference_mode():
             ens.resample(3)
-            ens(x)
-        ens(x).sum().backward()
+            drawn = ens(x).clone()
+        found = ens(x)
+        assert_exact(found.detach(), drawn)
+        found.sum().backward()
+        grads = [p.grad for p in ens.parameters()]
+        assert any(grad is not None and bool((grad != 0).any()) for grad in grads)
 
 
 def test_prediction_keeps_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

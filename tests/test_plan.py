@@ -36,6 +36,7 @@ def test_every_parameter_stands_in_one_entry(kind: type[mt.Method], case: str) -
     assert sum(entry.parameters for entry in entries) == sum(p.numel() for p in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_a_plan_is_what_the_ensemble_does(kind: type[mt.Method]) -> None:
     """The dry run and the conversion say the same, executors and costs included."""

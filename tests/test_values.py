@@ -105,8 +105,13 @@ def test_values_that_mean_nothing(name: str, task: str, given: Tensor, says: str
     ],
 )
 def test_values_at_the_edge_of_meaning(name: str, task: str, given: Tensor) -> None:
-    """A class that is ruled out, certainty, rounding, no noise, no example."""
+    """A class that is ruled out, certainty, rounding, no noise, no example: taken as they are, and predicted with."""
+    before = given.clone()
     values.sound(name, given, task)
+    assert torch.equal(given, before)
+    whole = {name: given, **({"mean": torch.zeros_like(given)} if name == "variance" else {})}
+    made = mt.Prediction(**whole, task=task)  # type: ignore[arg-type]
+    assert not bool((made.std if name == "variance" else made.probs).isnan().any())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from multitudes.errors import InputError
 from multitudes.initialise import member_seed
 from multitudes.inputs import Inputs, axes
 from multitudes.layers import Mixed, mixed_class
+from multitudes.tasks import values_of
+from multitudes.uncertainty import moments
 
 if TYPE_CHECKING:
     from multitudes.engine.state import Engine
@@ -202,9 +204,9 @@ class Resampled:
         outputs = self(*inputs, **kwargs)  # type: ignore[operator]
         if not isinstance(outputs, Tensor):
             raise InputError("moments are those of one tensor: this model returns several")
-        mean = outputs.mean(0)
-        tau = getattr(self.method, "tau_output", None)
-        return mean, (outputs - mean).square().mean(0) + (0.0 if tau is None else 1 / tau)
+        values = values_of(outputs, "regression", self.method)
+        found = moments(values["mean"], values.get("variance"))
+        return found["mean"], found["aleatoric"] + found["epistemic"]
 
     def resample(self, seed: int | None = None) -> Any:
         """Other draws for all members, by a seed; None takes one from the ensemble's generator."""

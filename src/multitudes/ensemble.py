@@ -169,8 +169,8 @@ class Ensemble(Resampled, nn.Module):
         if takes_rows(self.engine):
             return run_each_row(self.engine, call, members)
         shared = batch_coupled(self.engine, per_member=True)
-        why = forbidden(self.engine) or self.engine.why.get("fold", "rows have differently many entries")
-        if shared and (forbidden(self.engine) or not rows_lie_together(self.engine)):
+        apart = None if rows_lie_together(self.engine) else self.engine.why.get("fold", "rows have differently many entries")
+        if shared and (why := forbidden(self.engine) or apart):
             raise RunError(
                 f"BatchNorm {', '.join(shared)} is shared by members and would need all rows at once, but they cannot be told "
                 f"apart: {why}. Put it into eval mode"

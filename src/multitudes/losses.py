@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.errors import InputError
 from multitudes.method import Criterion
 from multitudes.tasks import variance_of
+from multitudes.uncertainty import log_normal
 
 
 class GaussianNLL(nn.Module):
@@ -20,6 +19,7 @@ class GaussianNLL(nn.Module):
     (y − μ)² / 2σ² + ½ log σ² + ½ log 2π with σ² = softplus of the second half (eq. 21 of the Packed-Ensembles supplement),
     averaged over all entries. For `mt.ensemble(model, ..., task="gaussian")`.
 
+    >>> import math, torch
     >>> GaussianNLL()(torch.tensor([[0.0, math.log(math.e - 1)]]), torch.tensor([[1.0]]))  # N(0, 1) at 1
     tensor(1.4189)
     """
@@ -39,8 +39,7 @@ class GaussianNLL(nn.Module):
             target = target.unsqueeze(1)
         if target.shape != mean.shape:
             raise InputError(f"targets are {list(target.shape)}, and means {list(mean.shape)}")
-        variance = variance_of(raw)
-        loss = 0.5 * ((target - mean) ** 2 / variance + torch.log(variance) + math.log(2 * math.pi))
+        loss = -log_normal(target, mean, variance_of(raw))
         return loss if self.reduction == "none" else loss.mean() if self.reduction == "mean" else loss.sum()
 
 

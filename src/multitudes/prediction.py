@@ -39,10 +39,8 @@ class Prediction:
     >>> pred = Prediction(logits=torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]))
     >>> pred
     Prediction(classes: 2 members, 2 examples, 2 classes)
-    >>> pred.labels
-    tensor([0, 0])
-    >>> pred.disagreement
-    tensor([0., 1.])
+    >>> pred.labels.tolist(), pred.disagreement.tolist()
+    ([0, 0], [0.0, 1.0])
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def thinned() -> mt.Ensemble:
     return mt.ensemble(MLP(5, (8, 6), 3).double(), method, X, seed=0).train()
 
 
-def masked_step(ens: mt.Ensemble, masks: dict[str, Tensor], output: Tensor, state: dict[str, Tensor]) -> None:
+def assert_masked_step(ens: mt.Ensemble, masks: dict[str, Tensor], output: Tensor, state: dict[str, Tensor]) -> None:
     """The ensemble with zero drawn where masks are 0, and biases kept, gives this output and its gradients."""
     draws = {f"{name}.weight_choice": (1 - mask).to(torch.uint8)[None] for name, mask in masks.items()}
     draws |= {n: torch.zeros_like(b[:1]) for n, b in ens.named_buffers() if n.endswith("bias_choice")}
@@ -107,7 +107,7 @@ def test_dropconnect() -> None:
     h = X
     for i, name in enumerate(LINEAR):
         h = F.linear(h if i == 0 else h.relu(), state[f"{name}.weight"] * masks[name], state[f"{name}.bias"])
-    masked_step(ens, masks, h, state)
+    assert_masked_step(ens, masks, h, state)
 
 
 def test_dropout() -> None:
@@ -118,7 +118,7 @@ def test_dropout() -> None:
     h = X
     for i, name in enumerate(LINEAR):
         h = F.linear((h if i == 0 else h.relu()) * kept[name], state[f"{name}.weight"], state[f"{name}.bias"])
-    masked_step(ens, {name: unit.expand_as(state[f"{name}.weight"]) for name, unit in kept.items()}, h, state)
+    assert_masked_step(ens, {name: unit.expand_as(state[f"{name}.weight"]) for name, unit in kept.items()}, h, state)
 
 
 def test_one_z_for_a_layer_is_emp() -> None:
