@@ -6,27 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import multitudes as mt
+from multitudes.data import Data
 from multitudes.feeding import Feed, seed_of
 
 X = torch.arange(23.0)[:, None].expand(23, 3)
 DATA = TensorDataset(X, torch.arange(23))
 
 
-class InMemory(Dataset[Any]):
-    """A set that gives whole batches."""
-
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> Any:
-        raise AssertionError("batches are asked for")
-
-    def batch(self, index: Tensor, device: Any) -> tuple[Tensor, Tensor]:
-        return X[index], index
+IN_MEMORY = Data(X.clone(), torch.arange(23))
 
 
 def feed(data: Any = DATA, **options: Any) -> Feed:
@@ -42,7 +32,7 @@ def seen(one: Feed, epoch: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("data", [DATA, InMemory()])
+@pytest.mark.parametrize("data", [DATA, IN_MEMORY])
 def test_every_example_at_most_once(data: Any) -> None:
     """Whole batches, in another order in each epoch, the same for the same seed."""
     one = feed(data)
@@ -55,7 +45,7 @@ def test_every_example_at_most_once(data: Any) -> None:
 
 
 def test_how_a_set_is_read_changes_nothing() -> None:
-    assert seen(feed(DATA), 3) == seen(feed(InMemory()), 3)
+    assert seen(feed(DATA), 3) == seen(feed(IN_MEMORY), 3)
 
 
 def test_processes_share_a_batch() -> None:

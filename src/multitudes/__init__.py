@@ -1,13 +1,11 @@
 """multitudes: any network as an efficient ensemble, with uncertainty to trust."""
 
 from multitudes.calibrator import calibrate as calibrate
-from multitudes.check import Check as Check
 from multitudes.check import check as check
 from multitudes.choosing import select as select
 from multitudes.choosing import threshold as threshold
 from multitudes.convert import ensemble as ensemble
 from multitudes.convert import plan as plan
-from multitudes.cost import Cost as Cost
 from multitudes.cost import cost as cost
 from multitudes.ensemble import Ensemble as Ensemble
 from multitudes.errors import CheckError as CheckError
@@ -26,8 +24,10 @@ from multitudes.methods import *  # noqa: F403
 from multitudes.plan import Plan as Plan
 from multitudes.predict import predict as predict
 from multitudes.prediction import Prediction as Prediction
+from multitudes.recipes import Recipe as Recipe
 from multitudes.resize import resize as resize
 from multitudes.result import Scores as Scores
 from multitudes.score import score as score
+from multitudes.train import fit as fit
 
 __version__ = "0.1.0"

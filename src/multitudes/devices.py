@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from importlib import import_module
@@ -24,13 +25,55 @@ def device_of(ensemble: Ensemble) -> torch.device:
 
 def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
     """A Fabric for the ensemble's device; under torchrun, one for all processes."""
+    if recipe.precision == "fp16" and device_of(ensemble).type == "cpu":
+        raise InputError("Recipe(precision='fp16') is for GPUs: on a CPU take 'bf16', or '32'")
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     kind = "cuda" if device_of(ensemble).type == "cuda" or (ranks > 1 and torch.cuda.is_available()) else "cpu"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     many = {"strategy": "ddp", "devices": here, "num_nodes": max(1, ranks // here)} if ranks > 1 else {"devices": 1}
-    fabric = _fabric()(accelerator=kind, precision=PRECISIONS[recipe.precision], loggers=loggers, **many)
+    with _quietly():
+        fabric = _fabric()(accelerator=kind, precision=PRECISIONS[recipe.precision], loggers=loggers, **many)
     fabric.launch()
     return fabric
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Fabric says which precision it takes, which the recipe has said already."""
+    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in ("lightning_fabric", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
+    """The ensemble as the recipe wants it called: on a GPU one graph that is launched as one.
+
+    Where gradients add up over parts they outlive the graph's memory, so that it is launched kernel by kernel.
+    """
+    if not recipe.compile:
+        return ensemble
+    graphs = device.type == "cuda" and recipe.accumulate == 1
+    return torch.compile(ensemble, mode="reduce-overhead" if graphs else "default", dynamic=False)
+
+
+def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the method's groups; each remembers the rate that its schedule starts from."""
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind = kinds[recipe.optimizer]
+    more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
+    if device.type == "cuda" and recipe.precision != "fp16":
+        more["fused"] = True
+    groups = ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind)
+    optimizer = kind(groups, lr=recipe.lr, **more)
+    for group in optimizer.param_groups:
+        group.setdefault("first_lr", group["lr"])
+    return optimizer
 
 
 def _fabric() -> Any:
@@ -48,6 +91,7 @@ def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices):
         try:
             if recipe.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
                 torch.use_deterministic_algorithms(True)
                 torch.backends.cudnn.benchmark = False
             yield

@@ -335,13 +335,13 @@ class Ensemble(Resampled, nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
-        before = self._device()
+        before = self._home()
         super()._apply(fn, recurse)
-        if self._device() != before:
+        if self._home() != before:
             pick(self.engine)
         return self
 
-    def _device(self) -> str:
+    def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Feeding: the batches of an epoch, in an order that a seed and the epoch alone decide.
 
-So a run that is taken up again sees what it would have seen. A dataset that lies in memory gives a batch at once, on the
-device; any other is read by torch's DataLoader.
+So a run that is taken up again sees what it would have seen. A `multitudes.data.Data` gives a batch at once, on the device, and
+is augmented there before it is normalised; any other dataset is read by torch's DataLoader, and augmented as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from multitudes import tree
+from multitudes.data.dataset import Data
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs
 from multitudes.predict import Split, pair
+
+Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
+"""What is done to a batch before it is learned from."""
 
 
 def seed_of(*parts: int) -> int:
@@ -38,9 +42,10 @@ class Feed:
 
     def __init__(
         self, data: Any, *, batch: int, seed: int, members: int, own: bool, rank: int = 0, ranks: int = 1,
-        device: torch.device | None = None, split: Split | None = None,
+        device: torch.device | None = None, split: Split | None = None, augment: Augment | None = None,
     ) -> None:  # fmt: skip
-        self.sets = _sets(data, members)
+        self.sets = [_placed(one, device) for one in _sets(data, members)]
+        self.augment = augment
         self.own = own or len(self.sets) > 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
         self.device, self.split = device, split or pair
@@ -59,39 +64,59 @@ class Feed:
 
     def epoch(self, number: int) -> Iterator[tuple[Inputs, Any]]:
         """The batches of an epoch, this process's share of each."""
-        orders = [self._order(number, m) for m in range(self.members if self.own else 1)]
-        if self.own:
-            feeds = [self._read(self.sets[m % len(self.sets)], order) for m, order in enumerate(orders)]
-            for parts in zip(*feeds, strict=True):
-                calls = [inputs for inputs, _ in parts]
-                stacked = calls[0].refill([torch.stack(column) for column in zip(*(c.tensors() for c in calls), strict=True)])
-                yield stacked, tree.stack([targets for _, targets in parts])
+        if not self.own:
+            yield from self._read(self.sets[0], number, 0)
             return
-        yield from self._read(self.sets[0], orders[0])
+        feeds = [self._read(self.sets[m % len(self.sets)], number, m) for m in range(self.members)]
+        for parts in zip(*feeds, strict=True):
+            calls = [inputs for inputs, _ in parts]
+            stacked = calls[0].refill([torch.stack(column) for column in zip(*(c.tensors() for c in calls), strict=True)])
+            yield stacked, tree.stack([targets for _, targets in parts])
 
-    def _order(self, epoch: int, m: int) -> Tensor:
+    def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
+        """Which examples each batch has, for member m."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, m))
-        return torch.randperm(self.count, generator=generator)
-
-    def _read(self, data: Any, order: Tensor) -> Iterator[tuple[Inputs, Any]]:
+        order = torch.randperm(self.count, generator=generator).to(device)
         share = self.size // self.ranks
-        pieces = [order[at + self.rank * share :][:share] for at in range(0, len(self) * self.size, self.size)]
-        if hasattr(data, "batch"):
-            for piece in pieces:
-                inputs, targets = data.batch(piece, self.device)
-                yield Inputs.of(inputs), targets
+        return [order[at + self.rank * share :][:share] for at in range(0, len(self) * self.size, self.size)]
+
+    def _read(self, data: Any, epoch: int, m: int) -> Iterator[tuple[Inputs, Any]]:
+        noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
+        if isinstance(data, Data):
+            for piece in self._pieces(epoch, m, data.device):
+                if self.augment is None:
+                    x, targets = data.batch(piece, self.device)
+                else:
+                    x, targets = self.augment(data.raw(piece, self.device), data.targets[piece].to(self.device), noise)
+                    x = data.normalise(x)
+                yield Inputs.of(x), targets
             return
-        for batch in DataLoader(Subset(data, torch.cat(pieces).tolist()), share):
+        pieces = self._pieces(epoch, m, None)
+        for batch in DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0])):
             inputs, targets = self.split(batch)
             if targets is None:
                 raise InputError("the training set gives inputs without targets: pairs (input, target) are needed, or split=")
             call = Inputs.of(inputs)
-            yield call.refill([t.to(self.device) for t in call.tensors()]), tree.apply(lambda t: t.to(self.device), targets)
+            tensors = [t.to(self.device) for t in call.tensors()]
+            targets = tree.apply(lambda t: t.to(self.device), targets)
+            if self.augment is not None:
+                if len(tensors) != 1:
+                    raise InputError(f"augment= is for models of one input, and this one has {len(tensors)}")
+                tensors[0], targets = self.augment(tensors[0], targets, noise)
+            yield call.refill(tensors), targets
+
+
+def _placed(data: Any, device: torch.device | None) -> Any:
+    """A set that lies in memory, on the device where all of it takes no more than a quarter of what is free there."""
+    if device is None or device.type != "cuda" or not isinstance(data, Data) or not isinstance(data.inputs, Tensor):
+        return data
+    free, _ = torch.cuda.mem_get_info(device)
+    return data.to(device) if data.device != device and data.inputs.nbytes < free // 4 else data
 
 
 def _sets(data: Any, members: int) -> list[Any]:
     """The one set of all members, or each one's."""
-    if isinstance(data, Sequence) and not isinstance(data, (str, Tensor)) and not hasattr(data, "batch"):
+    if isinstance(data, Sequence) and not isinstance(data, (str, Tensor)):
         sets = list(data)
         if sets and all(hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, tuple) for one in sets):
             if len(sets) != members:

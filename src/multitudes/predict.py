@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from multitudes import tasks
 from multitudes.bar import bar
+from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs, rows, take_rows
@@ -79,6 +80,10 @@ def batched(
     if isinstance(data, DataLoader):
         _whole(data)
         return None if isinstance(data.dataset, IterableDataset) else _sized(data), _split(data, split)
+    if isinstance(data, Data) and split is pair:
+        starts = range(0, len(data), batch_size)
+        pairs = (data.batch(slice(s, min(s + batch_size, len(data)))) for s in starts)
+        return len(data), ((Inputs.of(x), targets) for x, targets in pairs)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
         return len(data) if sized else None, _split(DataLoader(data, batch_size), split)

@@ -2,6 +2,7 @@
 
 config.json        the recipe, the method, the versions
 metrics.jsonl      a line for each epoch
+log.txt            what happened, and when
 checkpoints/       the last two: weights, optimiser, moving average, in one file each that is whole or not there
 best.multitude     the ensemble of the best epoch; last.multitude, of the last
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,14 @@ class Folder:
                 if tell is not None:
                     tell(f"{error}; the checkpoint before it is used")
         return None
+
+    def say(self, text: str) -> None:
+        """A line of the log, with the time."""
+        try:
+            with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}  {text}\n")
+        except OSError as error:
+            raise FileError(f"cannot write {self.path / 'log.txt'}: {error.strerror or error}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines that were written, but for one that is not whole."""

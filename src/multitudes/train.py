@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.bar import bar
-from multitudes.devices import device_of, fabric_for, settled
+from multitudes.bar import Tell, bar
+from multitudes.devices import compiled, device_of, fabric_for, optimizer_for, settled
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.feeding import Feed, seed_of
 from multitudes.files import save
-from multitudes.inputs import Inputs
 from multitudes.losses import CRITERIA
 from multitudes.method import Criterion
 from multitudes.moving import Moving
@@ -77,15 +76,17 @@ def fit(
         raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
     with settled(recipe, device_of(ensemble)):
         work = _begin(ensemble, train, recipe, val, out, resume, criterion, fabric, loggers, split)
-        before = ensemble.training
+        before, steps = ensemble.training, work.steps
         try:
-            for epoch in range(work.run.done + 1, recipe.epochs + 1):
-                seconds = time.perf_counter()
-                line = {"epoch": epoch, **_epoch(work, epoch, progress)}
-                _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
+            with bar("train", recipe.epochs * steps, progress if work.fabric.is_global_zero else False, "steps") as tell:
+                tell(work.run.done * steps)
+                for epoch in range(work.run.done + 1, recipe.epochs + 1):
+                    seconds = time.perf_counter()
+                    line = {"epoch": epoch, **_epoch(work, epoch, tell)}
+                    _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
         except KeyboardInterrupt:
             where = f"; fit(..., out={str(out)!r}, resume=True) goes on" if out is not None else ""
-            sys.stderr.write(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}\n")
+            work.say(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}", aloud=True)
             raise
         finally:
             ensemble.train(before)
@@ -109,83 +110,93 @@ class _Work:
     best: Best
     split: Split | None
 
+    @property
+    def steps(self) -> int:
+        """Of one epoch."""
+        return len(self.feed) // self.run.recipe.accumulate
+
+    def say(self, text: str, aloud: bool = False) -> None:
+        """A line for the run's log."""
+        if self.folder is not None and self.fabric.is_global_zero:
+            self.folder.say(text)
+        if aloud:
+            sys.stderr.write(f"{text}\n")
+
 
 def _begin(
     ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, out: Any, resume: bool, criterion: Criterion | None, fabric: Any,
     loggers: Any, split: Split | None,
 ) -> _Work:  # fmt: skip
     """Everything that a run needs, taken up where it stopped if it did."""
+    if val is not None and hasattr(val, "__len__") and not len(val):
+        raise InputError("val= has no examples")
     fabric = fabric or fabric_for(ensemble, recipe, loggers)
     if recipe.channels_last:
         ensemble.to(memory_format=torch.channels_last)
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    kind = kinds[recipe.optimizer]
-    more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
-    optimizer = kind(
-        ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind), lr=recipe.lr, **more
-    )
-    for group in optimizer.param_groups:
-        group.setdefault("first_lr", group["lr"])
-    net = torch.compile(ensemble) if recipe.compile else ensemble
-    net, optimizer = fabric.setup(net, optimizer)
+    ensemble.to(fabric.device)
+    net = compiled(ensemble, recipe, fabric.device)
+    net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
     feed = Feed(
         train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
         rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=split,
+        augment=recipe.augment,
     )  # fmt: skip
     work = _Work(
         Run(ensemble, recipe, path=None if out is None else Path(out)), net, optimizer, fabric, feed,
         criterion or CRITERIA[ensemble.task], val, None if out is None else Folder(out),
         None if recipe.ema is None else Moving(ensemble, recipe.ema), best_by(ensemble, recipe.best), split,
     )  # fmt: skip
-    if work.folder is not None:
-        config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "examples": feed.count}
-        config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
-        if fabric.is_global_zero:
-            work.folder.start(config, resume)
-        fabric.barrier()
+    if not work.steps:
+        raise InputError(
+            f"{feed.count} examples make no whole step of {recipe.accumulate} parts: a smaller batch, or fewer parts"
+        )
+    if work.folder is None:
         if resume:
-            _restore(work)
-    elif resume:
-        raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
+            raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
+        return work
+    config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "examples": feed.count}
+    config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
+    if fabric.is_global_zero:
+        work.folder.start(config, resume)
+    fabric.barrier()
+    if not (resume and _restore(work)):
+        work.say(f"{ensemble.method}: {recipe.epochs} epochs of {work.steps} steps on {feed.count} examples, {fabric.device}")
+        if fabric.is_global_zero:
+            _save(work, 0)
     return work
 
 
-def _epoch(work: _Work, epoch: int, progress: bool | None) -> dict[str, Any]:
+def _epoch(work: _Work, epoch: int, tell: Tell) -> dict[str, Any]:
     """One pass over the training set; the mean loss."""
     run, feed, recipe = work.run, work.feed, work.run.recipe
     seed = seed_of(recipe.seed, epoch)
     torch.manual_seed(seed_of(seed, 1 + work.fabric.global_rank))
     run.ensemble.generator.manual_seed(seed)
-    noise = torch.Generator(work.fabric.device).manual_seed(seed_of(seed, 0, work.fabric.global_rank))
     run.ensemble.train()
-    steps, total, first = len(feed) // recipe.accumulate, torch.zeros((), device=work.fabric.device), time.perf_counter()
-    if not steps:
-        raise InputError(
-            f"{feed.count} examples make no whole step of {recipe.accumulate} parts: a smaller batch, or fewer parts"
-        )
+    steps, total, first = work.steps, torch.zeros((), device=work.fabric.device), time.perf_counter()
     last = run.metrics[-1] if run.metrics else {}
     shown = {key.removeprefix("val_"): f"{last[key]:.4f}" for key in ("val_accuracy", "val_nll", "val_rmse") if key in last}
-    with bar(f"epoch {epoch}/{recipe.epochs}", steps, progress and work.fabric.is_global_zero, "steps") as tell:
-        batches = feed.epoch(epoch)
-        for step in range(steps):
-            _set_rates(work, (epoch - 1) * steps + step, steps)
-            loss = _step(work, batches, noise)
-            total += loss
-            if step % max(1, steps // 20) == 0 or step == steps - 1:
-                _finite(work, float(loss), epoch, step)
-                tell(0, loss=f"{float(loss):.4f}", **{"steps/s": f"{(step + 1) / (time.perf_counter() - first):.1f}"}, **shown)
-            tell(1)
+    batches = feed.epoch(epoch)
+    for step in range(steps):
+        _set_rates(work, (epoch - 1) * steps + step, steps)
+        loss = _step(work, batches)
+        total += loss
+        if step % max(1, steps // 20) == 0 or step == steps - 1:
+            _finite(work, float(loss), epoch, step)
+            speed = f"{(step + 1) / (time.perf_counter() - first):.1f}"
+            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
+        tell(1)
     return {"loss": float(total) / steps, "lr": work.optimizer.param_groups[0]["lr"]}
 
 
-def _step(work: _Work, batches: Iterator[tuple[Any, Any]], noise: torch.Generator) -> Tensor:
+def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     """One step of the optimiser."""
     ensemble, recipe, parts = work.run.ensemble, work.run.recipe, work.run.recipe.accumulate
     total = torch.zeros((), device=work.fabric.device)
     for part in range(parts):
         call, targets = next(batches)
-        if recipe.augment is not None:
-            call, targets = _augmented(recipe.augment, call, targets, noise, work.feed.own)
+        if recipe.compile:
+            torch.compiler.cudagraph_mark_step_begin()
         if recipe.channels_last:
             layout = torch.channels_last
             call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
@@ -207,23 +218,13 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]], noise: torch.Generato
     return total
 
 
-def _augmented(augment: Any, call: Inputs, targets: Any, noise: torch.Generator, own: bool) -> tuple[Inputs, Any]:
-    """A batch of one tensor of inputs, augmented; members' own ones row by row."""
-    tensors = call.tensors()
-    if len(tensors) != 1:
-        raise InputError(f"augment= is for models of one input, and this one has {len(tensors)}")
-    x, members = tensors[0], tensors[0].shape[0]
-    if not own:
-        x, targets = augment(x, targets, noise)
-        return call.refill([x]), targets
-    x, flat = augment(x.flatten(0, 1), targets.flatten(0, 1), noise)
-    return call.refill([x.unflatten(0, (members, -1))]), flat.unflatten(0, (members, -1))
-
-
 def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
     """Validates an epoch, and keeps what is needed to go on from it."""
     run, ensemble = work.run, work.run.ensemble
     better = False
+    if work.fabric.world_size > 1:  # statistics of the first process's rows are everyone's
+        for buffer in ensemble.buffers():
+            torch.distributed.broadcast(buffer, 0)
     with work.moving.in_place() if work.moving is not None else contextlib.nullcontext():
         if work.val is not None:
             amp = AMP[run.recipe.precision]
@@ -235,6 +236,7 @@ def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
     run.done = epoch
     if better:
         run.best_epoch, run.best_state = epoch, work.best.state
+    work.say("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
     work.fabric.log_dict({k: v for k, v in line.items() if isinstance(v, (int, float))}, step=epoch)
     if work.folder is not None and work.fabric.is_global_zero:
         _save(work, epoch)
@@ -247,17 +249,18 @@ def _save(work: _Work, epoch: int) -> None:
     tensors.update({f"state.{name}": value for name, value in work.run.ensemble.state_dict().items()})
     tensors.update({f"best.{name}": value for name, value in work.best.state.items()})
     tensors.update({f"ema.{name}": value for name, value in (work.moving.values if work.moving else {}).items()})
-    about = {"numbers": numbers, "best": work.best.described()}
+    scaler = {k: v for k, v in work.fabric.strategy.precision.state_dict().items() if isinstance(v, (int, float))}
+    about = {"numbers": numbers, "best": work.best.described(), "scaler": scaler}
     work.folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
     work.folder.note(work.run.metrics)
 
 
-def _restore(work: _Work) -> None:
-    """Takes a run up where its last whole checkpoint was written."""
+def _restore(work: _Work) -> bool:
+    """Takes a run up where its last whole checkpoint was written, if there is one."""
     assert work.folder is not None
     found = work.folder.newest(lambda text: warnings.warn(text, stacklevel=5))
     if found is None:
-        return
+        return False
     about, tensors = found
     run = work.run
 
@@ -272,6 +275,10 @@ def _restore(work: _Work) -> None:
     work.best = Best(**about["best"], state=named("best."))
     run.done, run.best_epoch, run.best_state = int(about["epoch"]), work.best.epoch, work.best.state or None
     run.metrics = [line for line in work.folder.metrics() if line["epoch"] <= run.done]
+    if about["scaler"]:
+        work.fabric.strategy.precision.load_state_dict(about["scaler"])
+    work.say(f"goes on behind epoch {run.done}")
+    return True
 
 
 def _end(work: _Work) -> None:

@@ -37,8 +37,12 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """All members at once, on M times the rows. Shape: ``[M, B, ...]``."""
     folded = join_slots(inputs, engine.batch_axis) if per_member else tile_rows(inputs, engine.batch_axis, engine.members)
     count = rows(folded, engine.batch_axis) // engine.members
-    places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
-    output = _run(engine, folded, places, tiled=not per_member)
+    if takes_rows(engine):
+        with _counted_once(engine) if not per_member else contextlib.nullcontext():
+            output = call(engine, _of_rows(engine, count), folded)[0]
+    else:
+        places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
+        output = _run(engine, folded, places, tiled=not per_member)
     tree.plain(output)
     unfolded = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
@@ -57,6 +61,12 @@ def run_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     """The same in one pass, where every layer with member tensors takes those of each row, ``[B, ...]``."""
     own = [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
     return call(engine, {name: tensor[members.to(tensor.device)] for name, tensor in own}, inputs)[0]
+
+
+def _of_rows(engine: Engine, count: int) -> dict[str, Tensor]:
+    """Each row's own tensors, where each member has so many rows: ``[(M B), ...]``."""
+    own = [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
+    return {name: t.unsqueeze(1).expand(-1, count, *t.shape[1:]).flatten(0, 1) for name, t in own}
 
 
 def takes_rows(engine: Engine) -> bool:

@@ -1,0 +1,129 @@
+"""ResNet-18 on CIFAR-10 with SVHN as foreign, by the protocol behind Table 1 of Packed-Ensembles: one seed of each method.
+
+    python benchmarks/cifar10.py --root FOLDER [--rows single packed ...] [--seed 0] [--out results/cifar10-resnet18]
+    python benchmarks/cifar10.py --table
+
+FOLDER holds cifar-10-batches-bin and svhn, as their publishers ship them. A row is trained, scored, and written as one JSON file;
+a run that was stopped goes on where it was. Two to eight minutes a row on a fast GPU.
+
+75 epochs of batches of 128, SGD at 0.05 (a tenth from epoch 25 on, a hundredth from 50), weight decay 5e-4, padded crop and flip,
+bfloat16, members' losses as each method joins them, the last epoch; SVHN by the maximum softmax probability.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import multitudes as mt
+from multitudes import data
+from multitudes.models import resnet18
+from multitudes.recipes import Recipe, recipe
+
+OUT = Path("results/cifar10-resnet18")
+
+ROWS: dict[str, tuple[mt.Method, float, float, str]] = {
+    "single": (mt.Single(), 94.0, 0.238, "Table 1"),
+    "packed": (mt.Packed(members=4, alpha=2, gamma=2), 94.3, 0.178, "Table 1"),
+    "masksembles": (mt.Masksembles(members=4, scale=2.0, position="after", feed="all"), 94.0, 0.188, "Table 1"),
+    "batchensemble": (mt.BatchEnsemble(members=4, feed="all"), 92.9, 0.257, "Table 1"),
+    "mimo": (mt.MIMO(members=4, rho=1.0), 94.0, 0.228, "Table 1"),
+    "deep": (mt.Deep(members=4), 95.1, 0.156, "Table 1"),
+    "emp": (mt.EMP(prior="none"), 93.32, 0.211, "a run of the same protocol"),
+    "ecmp": (mt.ECMP(prior="none"), 93.66, 0.198, "a run of the same protocol"),
+}
+"""Each method with its settings, the accuracy and NLL that it is held against, and whose they are."""
+
+POINTS, SHARE = 0.5, 0.15
+"""A row is met within so many points of accuracy and this share of the NLL, or better."""
+
+
+def trained(name: str, root: Path | None, seed: int, runs: Path, how: Recipe) -> tuple[mt.Ensemble, float]:
+    """A row's ensemble after its last epoch, and the seconds that training took."""
+    torch.manual_seed(seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ensemble = mt.ensemble(resnet18(), ROWS[name][0], torch.zeros(2, 3, 32, 32), seed=seed, check=False).to(device)
+    run = mt.fit(ensemble, data.cifar10("train", root), how, out=runs / f"{name}-{seed}", resume=True)
+    return ensemble, sum(line["seconds"] for line in run.metrics)
+
+
+def measured(ensemble: mt.Ensemble, root: Path | None) -> dict[str, float]:
+    """The scores of the test set, with SVHN as foreign."""
+    test = data.cifar10("test", root)
+    here = mt.predict(ensemble, test, batch_size=500)
+    foreign = mt.predict(ensemble, data.svhn("test", root).like(test), batch_size=500)
+    scores = mt.score(here, ood=foreign)
+    return {key: float(value) for key, value in scores.items() if isinstance(value, (int, float))}
+
+
+def write(name: str, seed: int, out: Path, how: Recipe, scores: dict[str, float], seconds: float, size: int) -> None:
+    """A row as a file."""
+    method, accuracy, nll, source = ROWS[name]
+    met = 100 * scores["accuracy"] >= accuracy - POINTS and scores["nll"] <= nll * (1 + SHARE)
+    content: dict[str, Any] = {
+        "row": name, "method": repr(method), "network": "resnet18", "seed": seed, "parameters": size, "scores": scores,
+        "held_against": {"accuracy": accuracy / 100, "nll": nll, "from": source}, "met": bool(met),
+        "recipe": how.settings(), "seconds": round(seconds, 1), "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "command": f"python benchmarks/cifar10.py --root FOLDER --rows {name} --seed {seed}",
+    }  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}-{seed}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def table(out: Path) -> Table:
+    """All rows that there are."""
+    shown = Table(title="ResNet-18, CIFAR-10, SVHN as foreign: one seed, the last epoch")
+    columns = {
+        "accuracy": ("Acc %", 100.0), "nll": ("NLL", 1.0), "ece": ("ECE", 1.0), "aupr/msp": ("AUPR", 100.0),
+        "auroc/msp": ("AUC", 100.0), "fpr95/msp": ("FPR95", 100.0),
+    }  # fmt: skip
+    for heading in ("", *(heading for heading, _ in columns.values()), "held against", "met", "parameters", "seconds"):
+        shown.add_column(heading, justify="left" if heading in ("", "held against") else "right")
+    for file in sorted(out.glob("*.json"), key=lambda f: (list(ROWS).index(f.stem.rsplit("-", 1)[0]), f.stem)):
+        row = json.loads(file.read_text())
+        values = [
+            f"{scale * row['scores'][key]:.2f}" if scale > 1 else f"{row['scores'][key]:.3f}"
+            for key, (_, scale) in columns.items()
+        ]
+        against = row["held_against"]
+        text = f"{100 * against['accuracy']:.1f}, {against['nll']:.3f}"
+        met = "yes" if row["met"] else "no"
+        shown.add_row(row["row"], *values, text, met, f"{row['parameters'] / 1e6:.2f} M", f"{row['seconds']:.0f}")
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="where the data are; by default the folder that MULTITUDES_DATA names")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, help="fewer, to see that it runs; the rate falls at the same shares of them")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--runs", type=Path, default=Path("runs/cifar10-resnet18"))
+    parser.add_argument("--table", action="store_true", help="only show what there is")
+    arguments = parser.parse_args()
+    for name in [] if arguments.table else arguments.rows:
+        how = replace(recipe("packed/cifar10-resnet18"), seed=arguments.seed, compile=torch.cuda.is_available())
+        if arguments.epochs:
+            how = replace(how, epochs=arguments.epochs, milestones=(arguments.epochs // 3, 2 * arguments.epochs // 3))
+        begun = time.perf_counter()
+        ensemble, seconds = trained(name, arguments.root, arguments.seed, arguments.runs, how)
+        scores = measured(ensemble, arguments.root)
+        size = sum(p.numel() for p in ensemble.parameters())
+        write(name, arguments.seed, arguments.out, how, scores, seconds, size)
+        print(f"{name}: {time.perf_counter() - begun:.0f} s in all", flush=True)
+    Console().print(table(arguments.out))
+
+
+if __name__ == "__main__":
+    main()
