@@ -1,4 +1,4 @@
-"""Recipes: how a run is trained, as a value; those of the papers by name.
+"""Recipes: how a run is trained, as a value; those of the papers by name (`multitudes.paper_recipes`).
 
 A recipe states what tables leave out: `batch` is the number of examples of one optimiser step over all processes, `lr` and
 `weight_decay` are torch's own, with the members' losses joined as the method's `reduction` says: summed where members own
@@ -8,10 +8,14 @@ weights, so that each learns as it would alone, averaged where they share all of
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import cos, inf, pi
 from typing import Any, Literal
 
 from multitudes.errors import InputError
+
+RISE, DIVISOR, LAST_DIVISOR = 0.3, 25.0, 1e4
+"""Of one cycle, as torch's pct_start, div_factor and final_div_factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +47,16 @@ class Recipe:
     """The weight of the sum of absolute weights in the loss."""
 
     schedule: Literal["constant", "multistep", "cosine", "onecycle"] = "constant"
-    """How the learning rate goes."""
+    """How the learning rate goes, step by step: as torch's MultiStepLR, CosineAnnealingLR and OneCycleLR."""
 
     milestones: tuple[int, ...] = ()
-    """With multistep, the epochs before which it is multiplied by `decay`."""
+    """With multistep, the epochs after which it is multiplied by `decay`, counted from the start, warm-up included."""
 
     decay: float = 0.1
     """With multistep, by what."""
 
     warmup: float = 0.0
-    """Epochs over which the rate rises from nothing."""
+    """Epochs over which the rate rises, in even steps of which the last one is the whole rate; cosine falls after it."""
 
     accumulate: int = 1
     """Parts that a step's examples are run in."""
@@ -92,39 +96,53 @@ class Recipe:
             _whole(name, getattr(self, name), 1)
         _whole("seed", self.seed, 0)
         for name in ("lr", "momentum", "weight_decay", "l1", "decay", "warmup"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise InputError(f"Recipe({name}={value!r}): give a number of at least 0")
+            if not (_number(getattr(self, name)) and 0 <= getattr(self, name) < inf):
+                raise InputError(f"Recipe({name}={getattr(self, name)!r}): give a number of at least 0")
         for name in ("clip", "ema"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+            if value is not None and not (_number(value) and 0 < value < inf):
                 raise InputError(f"Recipe({name}={value!r}): give a number above 0, or None")
-        if self.ema is not None and self.ema >= 1:
-            raise InputError(f"Recipe(ema={self.ema!r}): a decay below 1, such as 0.999")
+        for name in ("momentum", "ema"):
+            if (getattr(self, name) or 0) >= 1:
+                raise InputError(f"Recipe({name}={getattr(self, name)!r}): give a number below 1, such as 0.9")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"Recipe({name}={getattr(self, name)!r}): say {' or '.join(map(repr, allowed))}")
-        object.__setattr__(self, "milestones", tuple(self.milestones))
+        for name in ("nesterov", "compile", "channels_last", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"Recipe({name}={getattr(self, name)!r}): say True or False")
+        if self.augment is not None and (isinstance(self.augment, type) or not callable(self.augment)):
+            raise InputError(f"Recipe(augment={self.augment!r}): give a function (x, y, generator) -> (x, y), as Augment() is")
+        object.__setattr__(self, "milestones", _increasing(self.milestones))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """What each setting may be by itself, but not beside another: nothing that is said is left unheard."""
         if self.batch % self.accumulate:
             raise InputError(f"Recipe(batch={self.batch}, accumulate={self.accumulate}): the parts of a batch must be equal")
         if self.schedule == "multistep" and not self.milestones:
-            raise InputError("Recipe(schedule='multistep'): say before which epochs the rate falls, milestones=(25, 50)")
-        if self.augment is not None and not callable(self.augment):
-            raise InputError(f"Recipe(augment={self.augment!r}): give a function (x, y, generator) -> (x, y)")
+            raise InputError("Recipe(schedule='multistep'): say after which epochs the rate falls, milestones=(25, 50)")
+        if self.schedule != "multistep" and self.milestones:
+            raise InputError(
+                f"Recipe(schedule={self.schedule!r}, milestones={self.milestones}): milestones are for schedule='multistep'; "
+                "without them, milestones=()"
+            )
+        if self.schedule == "onecycle" and self.warmup:
+            raise InputError(f"Recipe(schedule='onecycle', warmup={self.warmup}): the cycle rises by itself, warmup=0")
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise InputError(
+                f"Recipe(nesterov=True, optimizer={self.optimizer!r}, momentum={self.momentum}): Nesterov's momentum is for "
+                "optimizer='sgd' with momentum=0.9, or another above 0"
+            )
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by at a step, of so many in an epoch."""
-        from math import cos, pi
-
-        at, whole, rise = step / steps, float(self.epochs), self.warmup
+        """What the learning rate is multiplied by at a step, counted from 0 over all epochs, of so many in an epoch."""
         if self.schedule == "onecycle":
-            top = 0.3 * whole
-            early = 0.5 * (1 - cos(pi * at / top)) if at < top else 1.0
-            late = 0.5 * (1 + cos(pi * (at - top) / max(whole - top, 1e-12))) if at >= top else 1.0
-            return max(early * late, 0.0) if at >= top else 0.04 + 0.96 * early
-        ready = min(1.0, (step + 1) / (rise * steps)) if rise else 1.0
+            return _one_cycle(step, self.epochs * steps)
+        at = step / steps
+        ready = min(1.0, (step + 1) / (self.warmup * steps)) if self.warmup else 1.0
         if self.schedule == "cosine":
-            done = max(0.0, at - rise) / max(whole - rise, 1e-12)
+            done = max(0.0, at - self.warmup) / max(self.epochs - self.warmup, 1e-12)
             return ready * 0.5 * (1 + cos(pi * min(done, 1.0)))
         if self.schedule == "multistep":
             return ready * self.decay ** sum(at >= milestone for milestone in self.milestones)
@@ -144,10 +162,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("32", "bf16", "fp16"),
     "batches": ("same", "own"),
     "best": ("ensemble", "members"),
-    "nesterov": (True, False),
-    "compile": (True, False),
-    "channels_last": (True, False),
-    "deterministic": (True, False),
 }
 
 
@@ -156,41 +170,39 @@ def _whole(name: str, value: Any, least: int) -> None:
         raise InputError(f"Recipe({name}={value!r}): give a whole number of at least {least}")
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _increasing(milestones: Any) -> tuple[int, ...]:
+    """Whole numbers from 1 on, each larger than the one before."""
+    try:
+        found = tuple(milestones)
+    except TypeError:
+        found = (None,)
+    whole = all(isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 1 for epoch in found)
+    if not whole or list(found) != sorted(set(found)):
+        raise InputError(f"Recipe(milestones={milestones!r}): give whole numbers of at least 1 that increase, (25, 50)")
+    return found
+
+
+def _one_cycle(step: int, total: int) -> float:
+    """As OneCycleLR with cosines: the whole rate at step 0.3 total − 1, the least at the last."""
+    first, least = 1 / DIVISOR, 1 / (DIVISOR * LAST_DIVISOR)
+    top, last = RISE * total - 1, total - 1
+    if step <= top:
+        return 1 + (first - 1) * 0.5 * (1 + cos(pi * step / top))
+    return least + (1 - least) * 0.5 * (1 + cos(pi * min((step - top) / (last - top), 1.0)))
+
+
 def _described(augment: Any) -> Any:
     if dataclasses.is_dataclass(augment) and not isinstance(augment, type):
         return {"kind": type(augment).__name__, **dataclasses.asdict(augment)}
     return getattr(augment, "__qualname__", type(augment).__name__)
 
 
-PACKED_CIFAR10 = Recipe(
-    epochs=75, batch=128, lr=0.05, weight_decay=5e-4, schedule="multistep", milestones=(25, 50), decay=0.1, precision="bf16",
-    channels_last=True,
-)  # fmt: skip
-"""Packed-Ensembles, supplement Table 4, with padded crop and flip (`augment`), which its numbers need."""
-
-MIMO_CIFAR = Recipe(
-    epochs=250, batch=512, lr=0.1, nesterov=True, weight_decay=6e-4, schedule="multistep", milestones=(100, 200, 225),
-    decay=0.1, warmup=1.0,
-)  # fmt: skip
-"""MIMO, appendix B, on CIFAR: an L2 of 3e-4 ‖w‖² is 6e-4 in torch; each example four times, `MIMO(repeat=4)`."""
-
-RECIPES: dict[str, Recipe] = {
-    "packed/cifar10-resnet18": PACKED_CIFAR10,
-    "packed/cifar10-resnet50": replace(PACKED_CIFAR10, epochs=200, lr=0.1, milestones=(60, 120, 160), decay=0.2),
-    "packed/cifar100-resnet18": replace(PACKED_CIFAR10, weight_decay=1e-4, decay=0.2),
-    "mimo/cifar": MIMO_CIFAR,
-    "emp/regression": Recipe(epochs=4000, batch=100, lr=1e-3, optimizer="adam"),
-    "emp/imagenet": Recipe(epochs=100, batch=256, lr=1e-3, optimizer="adam"),
-    "emp/cifar100": Recipe(epochs=400, batch=256, lr=1e-3, optimizer="adam"),
-}
-"""The papers' own, by name."""
-
-
 def recipe(name: str) -> Recipe:
-    """A paper's recipe by its name."""
-    from difflib import get_close_matches
+    """A paper's recipe by its name: `recipe("packed/cifar10-resnet18")`; docs/recipes.md has them all."""
+    from multitudes.paper_recipes import find  # late: it loads methods and data, which most recipes do not need
 
-    if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=1, cutoff=0.0)
-        raise InputError(f"there is no recipe {name!r}: {', '.join(RECIPES)}; nearest is {near[0]!r}")
-    return RECIPES[name]
+    return find(name).recipe
