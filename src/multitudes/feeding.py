@@ -36,8 +36,8 @@ def seed_of(*parts: int) -> int:
 class Feed:
     """The batches of a training set: `feed.epoch(3)` gives pairs of inputs and targets.
 
-    With `own`, each member has an order of its own, and tensors carry ``[M, B, ...]``; given a list of M sets, each member has
-    its own set.
+    With `own`, each member has an order of its own, and tensors carry ``[M, B, ...]``. Given a list of M sets, each member has
+    its own set, and without `own` takes the same numbers from it as the others from theirs: as it would alone.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Feed:
         self.sets = [_placed(one, device) for one in _sets(data, members)]
         self.augment = augment
         self.own = own or len(self.sets) > 1
+        self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
         self.device, self.split = device, split or pair
         self.count = min(len(one) for one in self.sets)
@@ -67,7 +68,7 @@ class Feed:
         if not self.own:
             yield from self._read(self.sets[0], number, 0)
             return
-        feeds = [self._read(self.sets[m % len(self.sets)], number, m) for m in range(self.members)]
+        feeds = [self._read(self.sets[m % len(self.sets)], number, m % self.orders) for m in range(self.members)]
         for parts in zip(*feeds, strict=True):
             calls = [inputs for inputs, _ in parts]
             stacked = calls[0].refill([torch.stack(column) for column in zip(*(c.tensors() for c in calls), strict=True)])

@@ -77,7 +77,7 @@ class Recipe:
     """Whether images and weights lie with their channels last in memory."""
 
     batches: Literal["same", "own"] = "same"
-    """Whether every member sees the same batches, or each its own order of the examples."""
+    """Whether every member sees the same batches (of its own set, the same rows), or each its own order of the examples."""
 
     deterministic: bool = False
     """Whether only deterministic algorithms are used."""
