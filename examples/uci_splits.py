@@ -1,7 +1,7 @@
 """Many small runs as one: the standard splits of a UCI regression set, trained as members of one stack.
 
     python examples/uci_splits.py                            # yacht and energy, which come with multitudes
-    python examples/uci_splits.py --apart                    # and one split after the other: the same scores in more time
+    python examples/uci_splits.py --apart                    # and one split after the other, to compare
     python examples/uci_splits.py --members 5                # five networks for each split, 100 in the stack
     python examples/uci_splits.py concrete --root ~/data     # the publishers' files: docs/data.md says which
 
