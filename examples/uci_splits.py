@@ -121,8 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Result]]
 
     recipe = Recipe(epochs=options.epochs, batch=options.batch, lr=0.01, optimizer="adam", schedule="cosine", seed=options.seed)
     table = Table(title="mean ± standard error over splits", title_justify="left")
-    for name in ("set", "trained", "seconds", "RMSE ↓", "log density ↑"):
-        table.add_column(name, justify="left" if name in ("set", "trained") else "right", no_wrap=True)
+    table.add_column("set", overflow="fold")
+    for name in ("splits", "trained", "seconds", "RMSE ↓", "log density ↑"):
+        table.add_column(name, justify="left" if name == "trained" else "right", no_wrap=True)
     found: dict[str, dict[str, Result]] = {}
     for name in options.sets:
         count = options.splits or (5 if name.startswith("protein") else 20)
@@ -133,10 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Result]]
             ens.tune(splits[0][0].batch(slice(options.batch))[0])
         found[name]["stacked"] = stacked(ens, splits, recipe)
         for way, came in reversed(found[name].items()):
-            first = f"{name}, {count} splits" if way == "stacked" else ""
-            table.add_row(first, way, f"{came.seconds:.1f}", shown(came.rmse), shown(came.density))
+            first = (name, str(count)) if way == "stacked" else ("", "")
+            table.add_row(*first, way, f"{came.seconds:.1f}", shown(came.rmse), shown(came.density))
         if name in PRINTED:
-            table.add_row("", "printed*", "", *PRINTED[name], style="dim")
+            table.add_row("", "", "printed*", "", *PRINTED[name], style="dim")
         table.add_section()
     Console(highlight=False).print(table)
     print(f"{options.members} × {options.hidden} hidden units a split, {options.epochs} epochs.")
