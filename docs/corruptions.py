@@ -1,6 +1,6 @@
-"""All 95 corruptions as one picture: 19 rows, and for each image its clean form and five severities.
+"""All 95 corruptions as one picture: a row for each of the 19, a column for each severity, in a block for each image.
 
-python docs/corruptions.py --out build/corruptions.png [--images cat.png ship.png]
+python docs/corruptions.py --out build/corruptions.png [--sizes 28 96] [--grey] [--images cat.png ship.png]
 
 Without images a drawn landscape is taken, at 32 × 32 (with CIFAR's numbers) and at 224 × 224 (with ImageNet's).
 """
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
 
-CELL, GAP, LABEL, HEAD = 112, 4, 150, 24
-"""Pixels of a picture, between pictures, of the names beside and of the line above."""
+CELL, GAP, BLOCK, LABEL, HEAD, FONT = 128, 4, 20, 176, 56, 18
+"""Pixels of a picture, between pictures, between blocks, of the names beside, of the lines above, and of letters."""
 
 
 def scene(size: int) -> Tensor:
@@ -42,36 +42,50 @@ def read(path: Path) -> Tensor:
     return torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)
 
 
+def grey(image: Tensor) -> Tensor:
+    """``[3, H, W]`` → ``[1, H, W]``"""
+    return torch.from_numpy(np.array(Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L")))[None]
+
+
 def sheet(images: list[Tensor], seed: int) -> Image.Image:
-    """The picture: clean and corrupted side by side, one row for each corruption."""
-    across = len(images) * (1 + len(SEVERITIES))
-    size = (LABEL + across * (CELL + GAP), HEAD + len(NAMES) * (CELL + GAP))
-    page = Image.new("RGB", size, "white")
+    """The picture: for each image a block with the clean one and five severities, one row for each corruption."""
+    step, font = CELL + GAP, ImageFont.load_default(FONT)
+    block = (1 + len(SEVERITIES)) * step + BLOCK
+    page = Image.new("RGB", (LABEL + len(images) * block, HEAD + len(NAMES) * step), "white")
     pen = ImageDraw.Draw(page)
-    for column in range(across):
-        severity = column % (1 + len(SEVERITIES))
-        pen.text((LABEL + column * (CELL + GAP), 6), f"severity {severity}" if severity else "clean", fill="black")
     for row, name in enumerate(NAMES):
-        top = HEAD + row * (CELL + GAP)
-        pen.text((6, top + CELL // 2), name, fill="black")
-        found = [part for image in images for part in (image, *(corrupt(image[None], name, s, seed)[0] for s in SEVERITIES))]
-        for column, part in enumerate(found):
-            shown = Image.fromarray(part.permute(1, 2, 0).numpy())
-            way = Image.Resampling.NEAREST if part.shape[-1] < CELL else Image.Resampling.BOX
-            page.paste(shown.resize((CELL, CELL), way), (LABEL + column * (CELL + GAP), top))
+        pen.text((8, HEAD + row * step + CELL // 2), name.replace("_", " "), fill="black", font=font, anchor="lm")
+    for number, image in enumerate(images):
+        left, (height, width) = LABEL + number * block, image.shape[-2:]
+        pen.text((left, 16), f"{height} x {width} pixels; severities", fill="black", font=font, anchor="lm")
+        for column, title in enumerate(("clean", *map(str, SEVERITIES))):
+            pen.text((left + column * step + CELL // 2, 42), title, fill="black", font=font, anchor="mm")
+        for row, name in enumerate(NAMES):
+            found = [image, *(corrupt(image[None], name, severity, seed)[0] for severity in SEVERITIES)]
+            for column, part in enumerate(found):
+                page.paste(cell(part), (left + column * step, HEAD + row * step))
     return page
+
+
+def cell(image: Tensor) -> Image.Image:
+    """An image of any size as a square of the sheet; small ones keep their pixels."""
+    pixels = image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+    way = Image.Resampling.NEAREST if image.shape[-1] < CELL else Image.Resampling.BOX
+    return Image.fromarray(pixels).resize((CELL, CELL), way)
 
 
 def main() -> None:
     """Draws the sheet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/corruptions.png"))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224], help="sides of the landscape, in pixels")
     parser.add_argument("--images", type=Path, nargs="+", help="image files, instead of the landscape")
+    parser.add_argument("--grey", action="store_true", help="without colours")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    images = [read(path) for path in options.images] if options.images else [scene(32), scene(224)]
+    images = [read(path) for path in options.images] if options.images else [scene(size) for size in options.sizes]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet(images, options.seed).save(options.out)
+    sheet([grey(image) for image in images] if options.grey else images, options.seed).save(options.out)
     print(f"{len(NAMES) * len(SEVERITIES)} corruptions: {options.out}")
 
 
