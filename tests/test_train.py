@@ -269,47 +269,44 @@ def test_augmentation_is_seeded() -> None:
 
 
 SCRIPT = """
-import sys, torch
+import sys, lightning_fabric, torch
 from torch import nn
 from torch.utils.data import TensorDataset
 import multitudes as mt
-from multitudes.recipes import Recipe
-from multitudes.train import fit
 torch.manual_seed(0)
 x, y = torch.randn(400, 6), torch.randint(3, (400,))
 net = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
 ens = mt.ensemble(net, mt.Packed(members=4), x[:2], seed=0)
-recipe = Recipe(epochs=40, batch=10, lr=0.05, schedule="cosine", ema=0.99)
+recipe = mt.Recipe(epochs=30, batch=20, lr=0.05, schedule="cosine", ema=0.99)
 print("go", flush=True)
-fit(ens, TensorDataset(x, y), recipe, val=TensorDataset(x[:100], y[:100]), out=sys.argv[1], resume=True)
+mt.fit(ens, TensorDataset(x, y), recipe, val=TensorDataset(x[:100], y[:100]), out=sys.argv[1], resume=True)
 """
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL at three random moments: bit for bit the weights of a run that was left alone."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def start(folder: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / folder)], env=environment, stdout=subprocess.PIPE, text=True
-        )
-
-    whole = start("whole")
-    assert whole.stdout is not None
-    whole.stdout.readline()
-    begun = time.perf_counter()
-    assert whole.wait() == 0
-    length = time.perf_counter() - begun
     moments = random.Random(int(os.environ.get("MULTITUDES_SEED", "0")))
+
+    def run(folder: str, seconds: float | None = None) -> float:
+        """How long the run took, or was let run before it was killed."""
+        command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / folder)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            begun = time.perf_counter()
+            if seconds is not None:
+                time.sleep(seconds)
+                process.send_signal(signal.SIGKILL)
+            assert process.wait() == (0 if seconds is None else -signal.SIGKILL)
+            return time.perf_counter() - begun
+
+    length = run("whole")
     for _ in range(3):
-        part = start("parts")
-        assert part.stdout is not None
-        part.stdout.readline()
-        time.sleep(moments.uniform(0.05, 0.3) * length)
-        part.send_signal(signal.SIGKILL)
-        part.wait()
-    assert start("parts").wait() == 0
+        run("parts", moments.uniform(0.1, 0.3) * length)
+    run("parts")
+    net = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
     for name in ("last", "best"):
-        a, b = ((tmp_path / run / f"{name}.multitude").read_bytes() for run in ("whole", "parts"))
-        assert a == b
+        assert same(*(mt.load(tmp_path / folder / f"{name}.multitude", net) for folder in ("whole", "parts")))
+    assert "goes on behind epoch" in (tmp_path / "parts" / "log.txt").read_text()

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import multitudes as mt
 from multitudes.data import uci
 from multitudes.data.embedded import stored
-from multitudes.feeding import Feed
 
 pytestmark = pytest.mark.slow
 
@@ -33,20 +32,12 @@ def example() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All members of a stack take their examples in the order in which one that is alone does."""
-    order = Feed._order
-    monkeypatch.setattr(Feed, "_order", lambda self, epoch, m: order(self, epoch, 0))
-
-
 def differences(stack: mt.Ensemble, alone: list[mt.Ensemble]) -> dict[str, float]:
     """How far the weights of a stack are from those of ensembles that were trained one by one."""
     joined = {name: torch.cat([few.state_dict()[name] for few in alone]) for name in stack.state_dict()}
     return {name: float((value - joined[name]).abs().max()) for name, value in stack.state_dict().items()}
 
 
-@pytest.mark.usefixtures("one_order")
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_member_learns_in_the_stack_as_it_would_alone(example: ModuleType, members: int) -> None:
     """To the last bit, where members run one after the other."""
@@ -58,7 +49,6 @@ def test_a_member_learns_in_the_stack_as_it_would_alone(example: ModuleType, mem
     assert torch.allclose(found["stacked"].density, found["one by one"].density, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("one_order")
 def test_the_fastest_executor_differs_by_rounding(example: ModuleType) -> None:
     """Which grows with the steps: after 8 of them it is still small."""
     found = example.main(["yacht", "--splits", "4", "--epochs", "1", "--apart", "--tune"])["yacht"]

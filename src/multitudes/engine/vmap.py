@@ -38,7 +38,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     coupled_names = engine.shared_norms if per_member and not engine.summed else engine.traits.coupled
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
-    with guard, coupled, noise:
+    with guard, coupled, noise, _lowered(inputs):
         whole = norms or (engine.summed and per_member)  # what goes over all members cannot be run a chunk at a time
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
@@ -51,6 +51,14 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         return output
     columns = zip(*(tree.tensors(part) for part, _ in parts), strict=True)
     return tree.refill(output, [torch.cat(column) for column in columns])
+
+
+def _lowered(inputs: Inputs) -> Any:
+    """Under autocast, the mode that does its part."""
+    device = next((tensor.device.type for tensor in inputs.tensors()), "cpu")
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return Lowered(torch.get_autocast_dtype(device))
 
 
 def chunk_of(engine: Engine, inputs: Inputs) -> int:
@@ -127,6 +135,34 @@ class SharedNoise(TorchFunctionMode):
         if func in DROPOUTS:
             return _dropout(DROPOUTS[func], *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+PRODUCTS = (
+    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.linear, torch.matmul, torch.bmm,
+    Tensor.matmul, Tensor.__matmul__, F.scaled_dot_product_attention,
+)  # fmt: skip
+"""What autocast takes to a lower precision and, under vmap, only where it meets some of the operands."""
+
+
+class Lowered(TorchFunctionMode):
+    """Products in autocast's precision, all operands of them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in PRODUCTS:
+            args = tuple(self._taken(value) for value in args)
+            kwargs = {name: self._taken(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _taken(self, value: Any) -> Any:
+        whole = isinstance(value, Tensor) and value.dtype == torch.float32
+        return value.to(self.dtype) if whole else value
 
 
 def _dropout(trailing: int | None, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
