@@ -13,10 +13,10 @@ import multitudes as mt
 from multitudes.data import Augment, fashion
 from multitudes.feeding import Feed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 TRAIN = fashion("train").subset(range(1024))
-VAL = fashion("val").subset(range(256))
+VAL = fashion("validation").subset(range(256))
 
 
 def made(method: mt.Method) -> mt.Ensemble:
