@@ -41,7 +41,7 @@ def test_every_method_learns(kind: type[mt.Method], settings: dict[str, object])
     ens = made(kind())
     run = mt.fit(ens, TRAIN, replace(RECIPE, **settings), val=VAL)
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
-    assert run.metrics[-1]["val_accuracy"] > 0.4
+    assert run.metrics[-1]["val_accuracy"] > 0.25
     assert all(p.dtype == torch.float32 for p in ens.parameters())
 
 
