@@ -31,15 +31,15 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
     kind = "cuda" if device_of(ensemble).type == "cuda" or (ranks > 1 and torch.cuda.is_available()) else "cpu"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     many = {"strategy": "ddp", "devices": here, "num_nodes": max(1, ranks // here)} if ranks > 1 else {"devices": 1}
-    with _quietly():
+    with quietly():
         fabric = _fabric()(accelerator=kind, precision=PRECISIONS[recipe.precision], loggers=loggers, **many)
-    fabric.launch()
+        fabric.launch()
     return fabric
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Fabric says which precision it takes, which the recipe has said already."""
+def quietly() -> Iterator[None]:
+    """Fabric says which precision it takes, and that another would be faster: the recipe has said which."""
     loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in ("lightning_fabric", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

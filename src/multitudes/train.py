@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from multitudes.bar import Tell, bar
-from multitudes.devices import compiled, device_of, fabric_for, optimizer_for, settled
+from multitudes.devices import compiled, device_of, fabric_for, optimizer_for, quietly, settled
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.feeding import Feed, seed_of
@@ -135,7 +135,8 @@ def _begin(
         ensemble.to(memory_format=torch.channels_last)
     ensemble.to(fabric.device)
     net = compiled(ensemble, recipe, fabric.device)
-    net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
+    with quietly():
+        net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
     feed = Feed(
         train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
         rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=split,
@@ -209,7 +210,7 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
             work.fabric.backward(loss / parts)
         total += loss.detach() / parts
     if recipe.clip is not None:
-        work.fabric.strategy.precision.unscale_gradients(work.optimizer)
+        work.fabric.strategy.precision.unscale_gradients(work.optimizer.optimizer)  # what step() will step, and not its wrapper
         ensemble.clip_grad_norm_(recipe.clip)
     work.optimizer.step()
     work.optimizer.zero_grad(set_to_none=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -143,7 +144,7 @@ class Engine:
         equal = (n for n, b in whole.items() if not b.is_meta and bool((b == b[:1]).all()))
         self.uniform = frozenset(equal) - self.traits.private - {SEEDS}
         self.versions = {n: whole[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
-        self.channels_last = any(is_channels_last(p[0]) for n, p in self.parameters().items() if n in self.owned)
+        self.channels_last = any(is_channels_last(p[0] if n in self.owned else p) for n, p in self.parameters().items())
 
     def common_counts(self) -> dict[str, Tensor]:
         """What may be passed once for all members, as it stands: batch counters, and tables that are as they were."""
@@ -169,16 +170,24 @@ def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a tensor's memory is laid out with channels last, and not also in the ordinary order."""
+    """Whether a tensor's memory is laid out with channels last: kernels of 1 × 1 are in both orders, and have its strides."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
+    if layout is None or not tensor.is_contiguous(memory_format=layout):
+        return False
+    return tensor.stride() != _strides(tensor.shape)
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of a tensor in the ordinary order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
     """A tensor in a memory format; with a member axis, each member's slice in it."""
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
     if rank is None:
-        return tensor.contiguous()
+        ordinary = tensor.stride() == _strides(tensor.shape)
+        return tensor if ordinary else tensor.clone(memory_format=torch.contiguous_format)
     if tensor.ndim - owned != rank:
         return tensor
     flat = tensor.flatten(0, 1) if owned else tensor
