@@ -13,7 +13,7 @@ from engine.separate import B, M, assert_separate, members, score
 from torch import Tensor, nn
 
 import multitudes as mt
-from multitudes.engine import EXECUTORS, run_fold
+from multitudes.engine import EXECUTORS, fold, run_fold
 
 
 def shared_norm(**norm: object) -> nn.Sequential:
@@ -363,3 +363,35 @@ class TestFoldInEval:
         shapes.clear()
         run_fold(ens.engine, mt.Inputs(torch.randn(B, 4)))
         assert shapes == [(M * B, 6)]
+
+
+class TestRowsOfTheirOwn:
+    """Where every layer takes each row's own tensors, all rows go through it at once: as they do member by member."""
+
+    @pytest.mark.parametrize(
+        "method", [mt.BatchEnsemble(members=M, feed="all"), mt.Masksembles(members=M, feed="all", position="after")], ids=str
+    )
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("per_member", [True, False])
+    def test_values_gradients_and_statistics(
+        self, method: mt.Method, training: bool, per_member: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.BatchNorm2d(12), nn.Flatten(),
+            nn.Linear(12 * 4, 5),
+        ).double()  # fmt: skip
+        x = torch.randn(*([M] if per_member else []), B, 3, 6, 6, dtype=torch.float64)
+        ens = mt.ensemble(net, method, torch.randn(2, 3, 6, 6, dtype=torch.float64), seed=0).train(training)
+        assert fold.takes_rows(ens.engine)
+        start, found = copy.deepcopy(ens.state_dict()), []
+        for one_by_one in (False, True):
+            ens.load_state_dict(start)
+            ens.zero_grad()
+            if one_by_one:
+                monkeypatch.setattr(fold, "takes_rows", lambda engine: False)
+            output = run_fold(ens.engine, mt.Inputs(x), per_member=per_member)
+            (output**2).mean().backward()
+            found.append([output.detach(), *(p.grad.clone() for p in ens.parameters()), *(b.clone() for b in ens.buffers())])
+        for fast, plain in zip(*found, strict=True):
+            torch.testing.assert_close(fast, plain)

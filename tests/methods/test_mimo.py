@@ -484,3 +484,24 @@ def test_training_tells_slots_apart() -> None:
         assert (outputs[m] == batch.target[m]).double().mean() > 0.9
         assert (outputs[m] == batch.target[other]).double().mean() < 0.75
     assert (ens(x).argmax(2) == y).double().mean() > 0.95
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_slots_under_autocast(compile: bool) -> None:
+    """The first layer's products are in the lower precision, as those of a layer on all slots side by side."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Flatten(), nn.Linear(8 * 4, 5))
+    x = torch.randn(2, 6, 3, 4, 4)
+    ens = mt.ensemble(net, mt.MIMO(members=2), x[0], seed=0).train()
+    call = torch.compile(ens, backend="aot_eager") if compile else ens
+    seen: list[torch.dtype] = []
+    if not compile:
+        ens.get_submodule("0").register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = call(x, per_member=True)
+        weight = torch.cat(list(ens.get_parameter("0.weight")), 1)
+        trunk = torch.nn.functional.conv2d(torch.cat(list(x), 1), weight).flatten(1)
+        heads = zip(ens.get_parameter("2.weight"), ens.get_parameter("2.bias"), strict=True)
+        wanted = torch.stack([torch.nn.functional.linear(trunk, w, b) for w, b in heads])
+    assert seen == ([] if compile else [torch.bfloat16])
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=0.05, atol=0.03)
