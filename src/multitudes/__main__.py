@@ -1,0 +1,6 @@
+"""`python -m multitudes`: the shell."""
+
+from multitudes.shell import main
+
+if __name__ == "__main__":
+    main()
