@@ -12,8 +12,8 @@ ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
 
 .PHONY: demo test test-full test-gpu zoo costs gallery corruptions lint format
 
-demo: $(ready)  ## a model as an ensemble by every method there is: plans, costs, disagreement of members
-	@$(PYTHON) examples/demo.py
+demo: $(ready)  ## every method trained on the embedded images by the same budget, and compared on one page: runs/demo/report.html
+	@$(PYTHON) -m multitudes bench --out runs/demo --workers $(WORKERS)
 
 test: lint  ## what every change must pass: in less than 8 minutes on 2 cores
 	$(TESTS) -m pytest -q --doctest-modules src

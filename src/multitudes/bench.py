@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -128,20 +129,20 @@ def on_ray(wanted: Sequence[Trial], workers: int, address: str | None) -> Iterat
     """On Ray: here, or on the cluster at an address, whose machines must share the folder of the trials."""
     try:
         ray = import_module("ray")
-    except ImportError as error:
-        raise InputError("--ray needs Ray: pip install 'multitudes[ray]'") from error
+    except ImportError as missing:
+        raise InputError("--ray needs Ray: pip install 'multitudes[ray]'") from missing
     ours = not ray.is_initialized()
     if ours:
         here = {} if address else {"num_cpus": workers, "include_dashboard": False}
         ray.init(address=address, log_to_driver=False, logging_level="error", **here)
     try:
         remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_remote)
-        running = {remote.remote(_absolute(trial)): trial for trial in wanted}
+        running = {remote.remote(replace(trial, folder=trial.folder.resolve())): trial for trial in wanted}
         while running:
             (ready, *_), _ = ray.wait(list(running), num_returns=1)
             trial = running.pop(ready)
             try:
-                error = ray.get(ready)
+                error: Exception | None = ray.get(ready)
             except ray.exceptions.RayError as lost:
                 error = RunError(f"its process died {ATTEMPTS} times: {type(lost).__name__}")
             if error is None and not trial.done():
@@ -150,9 +151,3 @@ def on_ray(wanted: Sequence[Trial], workers: int, address: str | None) -> Iterat
     finally:
         if ours:
             ray.shutdown()
-
-
-def _absolute(trial: Trial) -> Trial:
-    from dataclasses import replace
-
-    return replace(trial, folder=trial.folder.resolve())

@@ -110,7 +110,8 @@ def train(
     """
     what = job(task, root)
     ensemble = _made(what, method, model, seed)
-    settings = {key: value for key, value in (("epochs", epochs), ("lr", lr), ("seed", seed)) if value is not None}
+    settings: dict[str, Any] = {"seed": seed}
+    settings.update({key: value for key, value in (("epochs", epochs), ("lr", lr)) if value is not None})
     run = fit(ensemble, what.train, replace(what.recipe, **settings), val=what.validation, out=out, resume=resume)
     last = run.metrics[-1]
     if as_json:

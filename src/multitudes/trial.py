@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multitudes.budget import Budget
 from multitudes.convert import ensemble as converted
@@ -105,18 +106,22 @@ def loaded(task: str, root: Root) -> Job:
 def corrupted(task: str, root: Root) -> Mapping[int, list[Data]]:
     """Images of the job's test set under each of its corruptions, by severity."""
     what = loaded(task, root)
-    few = what.test.subset(range(min(what.corrupted, len(what.test))))
-    return {
-        severity: [replace(few, inputs=corrupt(few.inputs, name, severity), name=name) for name in what.corruptions]
-        for severity in (SEVERITIES if what.corruptions else ())
-    }
+    if not what.corruptions:
+        return {}
+    few = what.test.subset(range(min(what.corrupted, len(what.test)))).in_memory()
+    assert isinstance(few.inputs, Tensor)
+    found: dict[int, list[Data]] = {}
+    for severity in SEVERITIES:
+        made = {name: corrupt(few.inputs, name, severity) for name in what.corruptions}
+        found[severity] = [replace(few, inputs=images, name=name) for name, images in made.items()]
+    return found
 
 
 def in_units(prediction: Prediction, data: Data) -> Prediction:
     """Of standardised targets, the prediction in the units that they had."""
     if data.target_std is None or prediction.task not in ("gaussian", "regression"):
         return prediction
-    values = dict(prediction.members)
+    values: dict[str, Any] = dict(prediction.members)
     values["mean"] = data.original(values["mean"])
     if "variance" in values:
         values["variance"] = values["variance"] * data.target_std.to(values["variance"]) ** 2
