@@ -20,7 +20,7 @@ from multitudes import tree
 from multitudes.arguments import check_method
 from multitudes.bar import bar
 from multitudes.convert import ensemble
-from multitudes.cost import Cost, cost
+from multitudes.cost import cost
 from multitudes.draft import draft
 from multitudes.engine.outcome import aside, fresh_inputs
 from multitudes.engine.state import bake, owner
@@ -44,7 +44,8 @@ MARGIN = 0.9
 
 PACKED_1 = "Packed-Ensembles, table 1: ResNet-18 on CIFAR-10"
 MIMO_1 = "MIMO, table 1: WideResNet-28-10 on CIFAR-10"
-RUN = "results/cifar10-resnet18, one seed"
+RUN = "one run here: ResNet-18 on CIFAR-10"
+HAVASI = "MIMO, tables 1 to 3, the mean"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Variant:
 MORE = ("finetune", "scratch")
 UNTRAINED = "these weights were not trained with it: choose p on held-out data"
 FROZEN = "on a frozen trunk heads learn nearly the same: give each its own data, or stop early"
+COMPONENTS = "last layers to draw from, which on a frozen trunk learn nearly the same"
 KNOWN: dict[str, tuple[Variant, ...]] = {
     "Deep": (
         Variant({}, 0.66, PACKED_1, "the best there is, at the cost of M networks"),
@@ -75,37 +77,38 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
         Variant({"alpha": 2.0, "pretrained": True}, None, "", "members keep some channels, and have to recover", ("finetune",)),
     ),
     "Masksembles": (Variant({}, 0.79, PACKED_1, "keeps all weights; compact() drops what masks leave unused"),),
+    "TreeNet": (
+        Variant({}, 0.93, HAVASI, "shares the trunk", ("none", *MORE)),
+        Variant({"split": LATE}, None, "", "two layers of their own let members differ more than heads do", ("head",)),
+    ),
     "ECMP": (
         Variant({}, 0.84, RUN, "keeps all weights, and hardly adds any; many draws at prediction", MORE),
-        Variant({"patch": "output"}, None, "", f"draws mix the last layer's components: {FROZEN}", ("none", "head")),
+        Variant({"patch": "output"}, None, "", COMPONENTS, ("none", "head")),
     ),
     "EMP": (
         Variant({}, 0.86, RUN, "keeps all weights, and hardly adds any; many draws at prediction", MORE),
-        Variant({"patch": "output"}, None, "", f"draws pick a last layer: {FROZEN}", ("none", "head")),
+        Variant({"patch": "output"}, None, "", COMPONENTS, ("none", "head")),
     ),
     "MIMO": (Variant({}, 0.87, f"{MIMO_1}, 0.77; with rho=1 in {PACKED_1}, 0.96", "at the cost of one, if it is wide enough"),),
-    "TreeNet": (
-        Variant({}, 0.93, "MIMO, tables 1 to 3, the mean", "shares the trunk", ("none", *MORE)),
-        Variant({"split": LATE}, None, "", "two layers of their own let members differ more than heads do", ("head",)),
-    ),
     "BatchEnsemble": (
         Variant({}, 0.93, f"{RUN}; {PACKED_1} has 1.08", "keeps all weights, but starts far from the network"),
     ),
     "MCDropout": (
-        Variant({"position": "existing"}, 0.98, "MIMO, tables 1 and 2, one pass, the mean", "the network is trained with this dropout"),
+        Variant({"position": "existing"}, 0.98, "MIMO, tables 1 and 2, one pass", "the network is trained with this dropout"),
         Variant({"position": "layers"}, None, "", "dropout before layers, where there was none"),
-        Variant({"position": "layers", "p": 0.02}, None, "", UNTRAINED, ("none",)),
+        Variant({"position": "layers", "p": 0.02}, None, "", UNTRAINED, ("none", "head")),
     ),
     "MultiHead": (
-        Variant({}, 0.98, "MIMO, tables 1 to 3, the mean", "nearly free: all but the last layer is shared", ("none", *MORE)),
+        Variant({}, 0.98, HAVASI, "nearly free: all but the last layer is shared", ("none", *MORE)),
         Variant({}, None, "", FROZEN, ("head",)),
     ),
     "DropConnect": (
         Variant({}, None, "", "each member drops weights of its own"),
-        Variant({"p": 0.02}, None, "", UNTRAINED, ("none",)),
+        Variant({"p": 0.02}, None, "", UNTRAINED, ("none", "head")),
     ),
 }  # fmt: skip
-"""By a method's name, best first. A method that is not here is tried as it is by default, and ranks as the single network."""
+"""By a method's name; of two without a result the first is the better one. A method that is not here is tried as it is by
+default, and ranks as the single network."""
 
 
 @aside()
@@ -180,11 +183,10 @@ class Search:
     @classmethod
     def of(cls, model: Any, example: Any, axis: BatchAxis, training: str, budgets: Any, repeats: int) -> Search:
         """Answers bad input, and looks at the network."""
-        options: dict[str, Any] = {"keep": (), "at": None, "seed": 0, "start": "fresh", "batch_axis": axis, "chunk": None}
-        begun = draft(model, Single(), example, **options)
-        if begun.on_meta:
-            raise InputError("the model is on the meta device, where nothing can be timed: give it weights")
         whole = Inputs.of(example)
+        if any(tensor.is_meta for tensor in whole.tensors()):
+            raise InputError("the example is on the meta device, where nothing can be timed: give it and the model values")
+        begun = draft(model, Single(), example, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
         few = take_rows(whole, axis, torch.arange(min(2, rows(whole, axis))))
         if begun.plan.refused:
             ensemble(model, Single(), few, batch_axis=axis, seed=0)  # which says what no method can take
@@ -192,9 +194,8 @@ class Search:
         last = structure.layers()[1:][-2:]
         last_modules, loose = heads(structure)
         start = structure.order[last[0]] if last else math.inf
-        late = {
-            name for name, _ in begun.model.named_modules() if inside(name, frozenset(last_modules)) or (structure.started(name) or 0) >= start
-        }  # fmt: skip
+        parts = [name for name, _ in begun.base.named_modules()]
+        late = {name for name in parts if inside(name, list(last_modules)) or (structure.started(name) or 0) >= start}
         return cls(
             model, begun.base, whole, few, axis, training, budgets, repeats, first_layers(structure), late | loose,
             last[0] if last else None,
@@ -229,12 +230,9 @@ class Search:
             needs, new = self.needed(method, variant.start)
             found = replace(found, needs=needs)
             if list(LEVELS).index(needs) > list(LEVELS).index(self.training):
-                what = (
-                    f"{', '.join(sorted(new)[:2])} and others start anew"
-                    if new
-                    else "members have to learn to use a part of it"
-                )
-                return [replace(found, verdict="needs training", reason=f"training={needs!r}, since {what}")]
+                names = ", ".join(sorted(new)[:2]) + (" and others" if len(new) > 2 else "")
+                what = f"members have their own {names}" if new else "members have to learn to do with a part of the network"
+                return [replace(found, verdict="needs training", reason=f"{needs}, since {what}")]
             return self.measured(found, variant, new)
         except torch.OutOfMemoryError as error:
             return [replace(found, verdict="too large", reason=f"out of memory: {error}")]
@@ -243,36 +241,34 @@ class Search:
             return [replace(found, verdict="refused", reason=f"{kind}{error}")]
 
     def needed(self, method: Method, start: str) -> tuple[str, set[str]]:
-        """The least training that a method takes, and the parameters that are not the given ones."""
+        """The least training that a method takes, and the parameters that are members' own or not the given ones."""
         begun = draft(self.model, method, self.few, keep=(), at=None, seed=0, start=start, batch_axis=self.axis, chunk=None)
+        if begun.plan.refused:
+            ensemble(self.model, method, self.few, start=start, seed=0, batch_axis=self.axis)  # which says all that is refused
         given, net = dict(begun.base.named_parameters()), dict(begun.model.named_parameters())
         owned = begun.owned | begun.summed
         if owned and (start == "fresh" or method.shares_weights):
             net |= {name: value for name, value in begun.fresh(0)[0].named_parameters() if name in owned}
-        new = {
-            name for name, value in net.items()
-            if name not in given or value.shape != given[name].shape or not torch.equal(value, given[name])
-        }  # fmt: skip
-        places = {owner(name) for name in new}
+        same = {n for n, p in net.items() if n in given and p.shape == given[n].shape and torch.equal(p, given[n])}
+        new = {name for name in net if name not in same or name in owned}
         if not new and (method.draws or method.members == 1):
             return "none", new
         if new and all(name in self.late or owner(name) in self.late for name in new):
             return "head", new
-        kept = sum(value.numel() for name, value in given.items() if name not in new)
-        most = 2 * kept >= sum(value.numel() for value in given.values())
-        if method.keeps_weights or method.shares_weights or (most and not places & self.first):
-            return "finetune", new
-        return "scratch", new
+        kept = 2 * sum(given[name].numel() for name in same) >= sum(value.numel() for value in given.values())
+        kept = kept and not self.first & {owner(name) for name in net.keys() - same}
+        given_to_all = method.keeps_weights or method.shares_weights or start == "copies"
+        return "finetune" if given_to_all or kept else "scratch", new
 
     def measured(self, found: Candidate, variant: Variant, new: set[str]) -> list[Candidate]:
         """The candidate with its cost and a verdict; and those that follow from it."""
         method = found.method
         ens = ensemble(self.model, method, self.few, start=found.start, seed=0, batch_axis=self.axis, check=False)
-        same = found.start == "copies" and not new and not method.shares_weights
+        same = found.start == "copies" and not method.shares_weights
         if method.members > 1 and (same or any(note.startswith("members start equal") for note in ens.plan.notes)):
             text = "members start equal, and stay so on the same data; with per_member=True each can have its own"
             return [replace(found, verdict="alike", reason=text)]
-        if self.training == "none":
+        if found.needs == "none" and self.training in ("none", "head"):  # what is dropped was not dropped in training
             found = replace(found, distance=self.distance(ens))
         found = replace(found, reason=self.said(found, variant, new))
         found = replace(found, cost=cost(ens, self.example, self.repeats))
@@ -291,7 +287,8 @@ class Search:
             return []
         some = ens.subset(range(count))
         text = f"{count} draws are what the latency allows; {found.reason}"
-        return [self.judged(replace(found, method=some.method, reason=text, cost=cost(some, self.example, self.repeats)))]
+        made = self.judged(replace(found, method=some.method, reason=text, cost=cost(some, self.example, self.repeats)))
+        return [made] if made.verdict != "too slow" else []
 
     def compacted(self, ens: Ensemble, found: Candidate) -> Candidate:
         """The same as `compact` makes it for prediction; what it takes to train stays."""

@@ -142,13 +142,14 @@ class Recommendation:
         if self.best is not None:
             return f"{self.candidates[0].code}\n{self.candidates[0].reason}"
         counts = Counter(candidate.verdict for candidate in self.candidates)
-        parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+        parts = ["nothing fits: " + ", ".join(f"{verdict} {count}" for verdict, count in counts.items())]
         for name, verdict in (("latency", "too slow"), ("memory", "too large")):
-            found = [c.ratio(name) or math.inf for c in self.candidates if c.verdict == verdict]
-            parts += [f"{name}={math.ceil(min(found) * 10) / 10} would do for one of those"] if found else []
-        more = [c.needs for c in self.candidates if c.verdict == "needs training"]
-        least = next((level for level in LEVELS if level in more), None)
-        return f"nothing fits: {', '.join(parts)}" + (f"; training={least!r} would allow more" if least else "")
+            found = [c.ratio(name) for c in self.candidates if c.verdict == verdict]
+            least = min((ratio for ratio in found if ratio is not None), default=None)
+            parts += [f"the least {name} of what is {verdict} is {least:.2f} × the single network's"] if least else []
+        more = {c.needs for c in self.candidates if c.verdict == "needs training"}
+        parts += [f"training={level!r} would allow more" for level in LEVELS if level in more][:1]
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         return f"{rendered([self._head(), self._table()])}\n{self.candidates[0].code if self.best else self.why}"
@@ -172,6 +173,7 @@ class Recommendation:
         from rich.table import Table
 
         table = Table("method", "latency", "memory", "parameters", "multiply-adds", "training", "why")
+        table.columns[0].max_width, table.columns[0].overflow = 32, "fold"
         for column in table.columns[1:5]:
             column.justify = "right"
         for index, candidate in enumerate(self.candidates):
