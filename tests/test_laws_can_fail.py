@@ -21,6 +21,7 @@ import multitudes as mt
 from multitudes import tree
 from multitudes.engine import EXECUTORS, Engine, run_loop, run_vmap
 from multitudes.engine.state import named_tensors
+from multitudes.plan import Plan
 
 Patch = pytest.MonkeyPatch
 Change = Callable[[Engine, mt.Inputs, Any], Any]
@@ -159,10 +160,10 @@ def user_model_used(ensemble: Callable[..., mt.Ensemble]) -> Callable[..., mt.En
     return broken
 
 
-def hook_left(plan: Callable[..., mt.Plan]) -> Callable[..., mt.Plan]:
+def hook_left(plan: Callable[..., Plan]) -> Callable[..., Plan]:
     """A hook stays on the given model."""
 
-    def broken(model: torch.nn.Module, *args: Any, **options: Any) -> mt.Plan:
+    def broken(model: torch.nn.Module, *args: Any, **options: Any) -> Plan:
         model.register_forward_hook(lambda *_: None)
         return plan(model, *args, **options)
 

@@ -16,9 +16,9 @@ import pytest
 import multitudes as mt
 
 PUBLIC = """
-    BatchEnsemble CheckError ConversionError Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
-    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Plan Prediction Recipe RunError Scores Single TreeNet
-    calibrate check cost ensemble fit load masks plan predict resize save score select threshold
+    BatchEnsemble ConversionError Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
+    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Prediction Recipe RunError Scores Single TreeNet
+    calibrate check cost ensemble fit load masks plan predict recommend resize save score select threshold
 """.split()
 
 IMPORT = """

@@ -8,7 +8,6 @@ from multitudes.convert import ensemble as ensemble
 from multitudes.convert import plan as plan
 from multitudes.cost import cost as cost
 from multitudes.ensemble import Ensemble as Ensemble
-from multitudes.errors import CheckError as CheckError
 from multitudes.errors import ConversionError as ConversionError
 from multitudes.errors import FileError as FileError
 from multitudes.errors import InputError as InputError
@@ -21,10 +20,10 @@ from multitudes.losses import GaussianNLL as GaussianNLL
 from multitudes.masks import masks as masks
 from multitudes.method import Method as Method
 from multitudes.methods import *  # noqa: F403
-from multitudes.plan import Plan as Plan
 from multitudes.predict import predict as predict
 from multitudes.prediction import Prediction as Prediction
 from multitudes.recipes import Recipe as Recipe
+from multitudes.recommend import recommend as recommend
 from multitudes.resize import resize as resize
 from multitudes.result import Scores as Scores
 from multitudes.score import score as score

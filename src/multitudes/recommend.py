@@ -127,9 +127,8 @@ def recommend(
     progress    whether to show a bar; None shows it where there is a terminal
 
     >>> import torch, multitudes as mt
-    >>> from multitudes.recommend import recommend
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
-    >>> recommend(net, torch.randn(8, 4), training="head", methods=[mt.Deep(), mt.MultiHead(members=5)]).best
+    >>> mt.recommend(net, torch.randn(8, 4), training="head", methods=[mt.Deep(), mt.MultiHead(members=5)]).best
     MultiHead(members=5, reduction='sum', head=None)
     """
     budgets = Budget.read("latency", latency, TIMES, "20 ms"), Budget.read("memory", memory, SIZES, "2 GB")

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
+from multitudes.plan import Plan
 
 
-def branches(planned: mt.Plan) -> set[str]:
+def branches(planned: Plan) -> set[str]:
     """The outermost children in which something carries members."""
     return {entry.name.split(".")[0] for entry in planned.converted}
 
 
-def trunk(planned: mt.Plan) -> set[str]:
+def trunk(planned: Plan) -> set[str]:
     """The outermost children in which something is shared."""
     return {entry.name.split(".")[0] for entry in planned.shared}
 
