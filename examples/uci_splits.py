@@ -63,7 +63,7 @@ def start(inputs: int, members: int, hidden: int, seed: int) -> mt.Ensemble:
     return mt.ensemble(model, mt.Deep(members=members), torch.zeros(2, inputs), task="gaussian", seed=seed)
 
 
-def scores(ens: mt.Ensemble, tests: Sequence[Data]) -> list[mt.Scores]:
+def scores(ens: mt.Ensemble, tests: Sequence[Data]) -> list[mt.result.Scores]:
     """Each split's members, one split after the other in the stack, on the split's own test set."""
     each = ens.members // len(tests)
     x = torch.stack([test.batch(slice(None))[0] for test in tests for _ in range(each)])  # [M, B, D]
@@ -94,7 +94,7 @@ def apart(ens: mt.Ensemble, splits: Sequence[tuple[Data, Data]], recipe: Recipe)
     return result(alone, found, begun)
 
 
-def result(ensembles: list[mt.Ensemble], found: Sequence[mt.Scores], begun: float) -> Result:
+def result(ensembles: list[mt.Ensemble], found: Sequence[mt.result.Scores], begun: float) -> Result:
     rmse, density = (torch.tensor([one[name] for one in found]) for name in ("rmse", "lpd"))
     return Result(rmse, density, time.perf_counter() - begun, ensembles)
 

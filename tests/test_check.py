@@ -48,7 +48,7 @@ def test_a_planted_leak_is_found(how: str, source: str, giver: int, taker: int, 
         ens.get_buffer("2.running_mean").normal_()
     mt.check(ens, case.example())
     monkeypatch.setitem(EXECUTORS, "loop", leaking)
-    with pytest.raises(mt.errors.CheckError, match=r"independent|members"):
+    with pytest.raises(mt.CheckError, match=r"independent|members"):
         mt.check(ens, case.example())
 
 
@@ -82,7 +82,7 @@ def test_a_wrong_executor_is_found(wrong: Callable[..., Any], monkeypatch: pytes
     case = ZOO["resnet"]
     ens = convert(mt.Deep(), case)
     monkeypatch.setitem(EXECUTORS, "vmap", wrong)
-    with pytest.raises(mt.errors.CheckError, match=r"executors +vmap, train"):
+    with pytest.raises(mt.CheckError, match=r"executors +vmap, train"):
         mt.check(ens, case.example())
 
 
@@ -91,7 +91,7 @@ def test_a_loop_that_is_not_its_members_is_found(monkeypatch: pytest.MonkeyPatch
     case = ZOO["mlp"]
     ens = convert(mt.Deep(), case)
     monkeypatch.setitem(EXECUTORS, "loop", lambda *args, **options: run_loop(*args, **options).flip(0))
-    with pytest.raises(mt.errors.CheckError, match=r"members +3 row.*: member 0"):
+    with pytest.raises(mt.CheckError, match=r"members +3 row.*: member 0"):
         mt.check(ens, case.example())
 
 

@@ -16,8 +16,8 @@ import pytest
 import multitudes as mt
 
 PUBLIC = """
-    BatchEnsemble ConversionError Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
-    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Prediction Recipe RunError Scores Single TreeNet
+    BatchEnsemble CheckError ConversionError Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
+    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Prediction Recipe RunError Single TreeNet
     calibrate check cost ensemble fit load masks plan predict recommend resize save score select threshold
 """.split()
 

@@ -21,14 +21,14 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def classified(rows: int = 100, strength: float = 2.0, run: int = 0, **options: Any) -> mt.Scores:
+def classified(rows: int = 100, strength: float = 2.0, run: int = 0, **options: Any) -> mt.result.Scores:
     """A run on a set of which the targets are always the same."""
     targets = torch.arange(rows) % 6
     logits = torch.randn(3, rows, 6, generator=rng(run)) + strength * torch.eye(6)[targets]
     return mt.score(mt.Prediction(logits=logits), targets, **options)
 
 
-def regressed(errors: Tensor, **options: Any) -> mt.Scores:
+def regressed(errors: Tensor, **options: Any) -> mt.result.Scores:
     """One member that is off by so much."""
     return mt.score(mt.Prediction(mean=errors[None]), torch.zeros_like(errors), **options)
 
@@ -68,7 +68,7 @@ def test_equality() -> None:
     assert classified() != classified(run=1)
     assert classified() != classified().with_intervals(3)
     assert classified() != dict(classified())
-    assert mt.Scores({"ece": math.nan}, task="classes") == mt.Scores({"ece": math.nan}, task="classes")
+    assert mt.result.Scores({"ece": math.nan}, task="classes") == mt.result.Scores({"ece": math.nan}, task="classes")
 
 
 def test_the_printed_table() -> None:
@@ -100,7 +100,7 @@ def test_the_table_says_which_interval() -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1, 1e-300])
 def test_json_round_trip(value: float) -> None:
     """All of it, with numbers that JSON lacks; and it is JSON that others read."""
-    found = mt.Scores(
+    found = mt.result.Scores(
         {"nll": value, "ece": 1 / 3}, task="classes", settings=Settings(bins=20, drop=5), examples=7,
         intervals={"nll": (value, math.inf)}, members={"nll": [value, 2.0]},
     )  # fmt: skip
@@ -109,7 +109,7 @@ def test_json_round_trip(value: float) -> None:
         raise AssertionError(word)
 
     json.loads(found.json(), parse_constant=never)
-    again = mt.Scores.from_json(found.json())
+    again = mt.result.Scores.from_json(found.json())
     assert again == found
     assert again.json() == found.json()
     assert (again.task, again.settings, again.examples) == ("classes", Settings(bins=20, drop=5), 7)
@@ -123,14 +123,14 @@ def test_a_target_of_probability_zero_is_written() -> None:
     """And read."""
     probs = torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[1.0, 0.0], [0.6, 0.4]]])
     found = mt.score(mt.Prediction(probs=probs), torch.tensor([1, 0]))
-    assert mt.Scores.from_json(found.json())["nll"] == math.inf
+    assert mt.result.Scores.from_json(found.json())["nll"] == math.inf
 
 
 def test_save_and_load(tmp_path: Path) -> None:
     """One file; what is read has no examples, and says so when they are needed."""
     found = classified(ood=FAR).with_intervals(5)
     found.save(tmp_path / "scores.json")
-    again = mt.Scores.load(tmp_path / "scores.json")
+    again = mt.result.Scores.load(tmp_path / "scores.json")
     assert again == found
     assert again.intervals == found.intervals
     assert again.members == found.members
@@ -138,7 +138,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         with pytest.raises(mt.InputError, match="needs the examples, and scores that were read from a file have none"):
             call()
     with pytest.raises(mt.InputError, match=r"only scores that mt\.score gave can be merged"):
-        mt.Scores.merge([found, again])
+        mt.result.Scores.merge([found, again])
     assert again.errors() == found.errors()
 
 
@@ -163,13 +163,13 @@ def test_damaged_files(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "scores.json"
     path.write_bytes(content)
     with pytest.raises(mt.FileError, match=says):
-        mt.Scores.load(path)
+        mt.result.Scores.load(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """Is named."""
     with pytest.raises(mt.FileError, match=r"cannot read .*nothing.json"):
-        mt.Scores.load(tmp_path / "nothing.json")
+        mt.result.Scores.load(tmp_path / "nothing.json")
 
 
 def test_intervals_are_seeded_and_hold_the_value() -> None:
@@ -304,9 +304,9 @@ def test_comparisons_of_other_examples(one: dict[str, Any], other: dict[str, Any
 def test_merging_nothing() -> None:
     """Is refused, as are scores by hand."""
     with pytest.raises(mt.InputError, match="can be merged"):
-        mt.Scores.merge([])
+        mt.result.Scores.merge([])
     with pytest.raises(mt.InputError, match="can be merged"):
-        mt.Scores.merge([mt.Scores({"nll": 1.0}, task="classes")])
+        mt.result.Scores.merge([mt.result.Scores({"nll": 1.0}, task="classes")])
 
 
 def test_a_run_as_a_baseline() -> None:

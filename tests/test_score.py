@@ -53,7 +53,7 @@ def drawn(classes: int, rows: int, seed: int = 0) -> Tensor:
     return torch.randint(classes, (rows,), generator=rng(seed))
 
 
-def scored(pred: mt.Prediction, targets: Any = None, **options: Any) -> mt.Scores:
+def scored(pred: mt.Prediction, targets: Any = None, **options: Any) -> mt.result.Scores:
     """Also of members that may be alike."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* have collapsed")
@@ -357,13 +357,13 @@ def test_parts_make_the_whole(count: int, rows: int, classes: int, seed: int, cu
         logits, far, other = (x.unflatten(1, (rows, 2)).movedim(2, 3) for x in (logits, far, other))
     targets = drawn(classes, rows * 2, seed).reshape(rows, 2) if pixels else drawn(classes, rows * 2, seed)
 
-    def part(chosen: slice) -> mt.Scores:
+    def part(chosen: slice) -> mt.result.Scores:
         pred, out, shifted = (mt.Prediction(logits=x[:, chosen]) for x in (logits, far, other))
         shift = {"fog": {3: (shifted, targets[chosen])}, "sketches": (shifted, targets[chosen])}
         return scored(pred, targets[chosen], ood={"far": out, "near": shifted}, shift=shift)
 
     size = len(targets)
-    whole, merged = part(slice(size)), mt.Scores.merge([part(chosen) for chosen in chunks(size, cuts)])
+    whole, merged = part(slice(size)), mt.result.Scores.merge([part(chosen) for chosen in chunks(size, cuts)])
     assert list(merged) == list(whole)
     assert dict(merged) == pytest.approx(dict(whole), rel=1e-9, abs=1e-9)
     assert merged.examples == whole.examples
@@ -384,7 +384,7 @@ def test_parts_of_other_tasks_make_the_whole(task: str) -> None:
     targets = (torch.rand(whole.shape) < 0.5).double()
     far = made[task](torch.arange(16, -1, -1))
     parts = [scored(made[task](rows), targets[rows], ood=far[rows]) for rows in chunks(17, [5, 6])]
-    assert dict(mt.Scores.merge(parts)) == pytest.approx(dict(scored(whole, targets, ood=far)))
+    assert dict(mt.result.Scores.merge(parts)) == pytest.approx(dict(scored(whole, targets, ood=far)))
 
 
 @settings(max_examples=25)
@@ -623,7 +623,7 @@ def test_one_set_for_all_parts_is_counted_once() -> None:
         mt.Prediction(logits=members(3, 25, 6, seed=9)),
     )
     whole = scored(pred, targets, ood=other)
-    merged = mt.Scores.merge([scored(pred[rows], targets[rows], ood=other) for rows in (slice(0, 15), slice(15, 40))])
+    merged = mt.result.Scores.merge([scored(pred[rows], targets[rows], ood=other) for rows in (slice(0, 15), slice(15, 40))])
     assert {name: merged[name] for name in whole} == pytest.approx(dict(whole))
 
 

@@ -72,7 +72,7 @@ def test_from_training_to_scores(tmp_path: Path) -> None:
     for name in ("test", "far"):
         found = json.loads(typed("predict", "runs/a", *TASK, "--data", name, "--out", f"{name}.safetensors", "--json"))
         assert found["members"] == 2
-    scores = mt.Scores.from_json(typed("score", "test.safetensors", "--ood", "far=far.safetensors", "--json"))
+    scores = mt.result.Scores.from_json(typed("score", "test.safetensors", "--ood", "far=far.safetensors", "--json"))
     best = mt.load("runs/a/best.multitude", __import__("jobs_of_shell").network())
     assert scores["accuracy"] == mt.score(mt.predict(best, __import__("jobs_of_shell").small().test))["accuracy"]
     assert "auroc/msp" in scores

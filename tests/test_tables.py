@@ -8,7 +8,7 @@ import multitudes as mt
 from multitudes.tables import printed, tables
 
 
-def scored(**options: object) -> mt.Scores:
+def scored(**options: object) -> mt.result.Scores:
     """Scores of ten classes, with something out of distribution and a corruption."""
     generator = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(3, 60, 10, generator=generator), torch.randint(10, (60,), generator=generator)

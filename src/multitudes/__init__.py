@@ -8,6 +8,7 @@ from multitudes.convert import ensemble as ensemble
 from multitudes.convert import plan as plan
 from multitudes.cost import cost as cost
 from multitudes.ensemble import Ensemble as Ensemble
+from multitudes.errors import CheckError as CheckError
 from multitudes.errors import ConversionError as ConversionError
 from multitudes.errors import FileError as FileError
 from multitudes.errors import InputError as InputError
@@ -25,7 +26,6 @@ from multitudes.prediction import Prediction as Prediction
 from multitudes.recipes import Recipe as Recipe
 from multitudes.recommend import recommend as recommend
 from multitudes.resize import resize as resize
-from multitudes.result import Scores as Scores
 from multitudes.score import score as score
 from multitudes.train import fit as fit
 
