@@ -102,7 +102,7 @@ def _voted(prediction: Prediction, row: int, source: str, classes: Sequence[str]
     alt = f"Example {row}: truly {real}, taken for {named[label]}"
     lines = [_line(named[index], share, count, index == truth) for index, share, count in votes(prediction, row)]
     return (
-        f'<figure class="example"><img src="{source}" alt="{safe(alt)}" loading="lazy">'
+        f'<figure class="example"><img src="{source}" alt="{safe(alt)}">'
         f'<figcaption><span class="truth">{safe(real)}</span>'
         f'<span class="said {verdict}">{safe(named[label])} at {sure}</span>'
         f'<ol class="votes">{"".join(lines)}</ol></figcaption></figure>'
@@ -131,7 +131,7 @@ def _measured(prediction: Prediction, row: int, source: str, classes: Sequence[s
     said = f"{number(float(prediction.mean[row]))} ± {number(float(prediction.std[row]))}"
     truth = "" if prediction.targets is None else number(float(prediction.targets.flatten()[row]))
     return (
-        f'<figure class="example"><img src="{source}" alt="Example {row}" loading="lazy">'
+        f'<figure class="example"><img src="{source}" alt="Example {row}">'
         f'<figcaption><span class="truth">{truth}</span><span class="said">{said}</span></figcaption></figure>'
     )
 

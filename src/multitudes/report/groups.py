@@ -132,12 +132,12 @@ def ranked(groups: Sequence[Group], key: str | None) -> list[Group]:
 
 
 def leaders(groups: Sequence[Group], key: str) -> list[Group]:
-    """The best by its mean, and those whose interval overlaps the best's; none where none is better."""
-    known = [group for group in ranked(groups, key) if (v := group.value(key)) is not None and not math.isnan(v.mean)]
+    """The best by its mean, and those whose mean lies inside of its interval; none where none is better."""
+    known = [group for group in ranked(groups, key) if not math.isnan(_mean(group, key))]
     if not meaning(key).better or len(known) < 2:
         return []
-    best = _interval(known[0], key)
-    return [known[0], *(other for other in known[1:] if _overlap(best, _interval(other, key)))]
+    low, high = _interval(known[0], key)
+    return [group for group in known if low <= _mean(group, key) <= high]
 
 
 def ratios(groups: Sequence[Group], key: str) -> Mapping[str, float]:
@@ -164,14 +164,16 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def _interval(group: Group, key: str) -> tuple[float, float]:
+    """The interval, in which the mean lies too: that of a bootstrap need not hold it."""
     value = group.value(key)
     assert value is not None
     low, high = (value.mean if math.isnan(end) else end for end in (value.low, value.high))
     return min(low, value.mean), max(high, value.mean)
 
 
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
+def _mean(group: Group, key: str) -> float:
+    value = group.value(key)
+    return math.nan if value is None else value.mean
 
 
 def _of_corruptions(scores: Scores, key: str) -> dict[int, list[float]]:

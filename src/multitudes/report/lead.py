@@ -87,7 +87,7 @@ def _spent(groups: Sequence[Group], group: Group) -> str:
 
 
 def _cheaper(groups: Sequence[Group], key: str, best: Group) -> str:
-    """The cheapest of those that cannot be told from the best, if it is cheaper."""
+    """The cheapest of those that lie within the interval of the best, if it is cheaper."""
     for name in ("multiply_adds", "parameters"):
         price = ratios(groups, name)
         known = [group for group in leaders(groups, key) if group.label in price]
@@ -95,7 +95,7 @@ def _cheaper(groups: Sequence[Group], key: str, best: Group) -> str:
             continue
         cheapest = min(known, key=lambda group: price[group.label])
         if price[cheapest.label] < 0.8 * price[best.label]:
-            return f"; <strong>{safe(cheapest.label)}</strong>, at {ratio(price[cheapest.label])}, cannot be told from it"
+            return f"; <strong>{safe(cheapest.label)}</strong>, at {ratio(price[cheapest.label])}, lies within its interval"
         return ""
     return ""
 

@@ -20,21 +20,21 @@ from multitudes.report import svg
 from multitudes.report.examples import examples
 from multitudes.report.groups import Group, grouped, primary, ranked
 from multitudes.report.lead import highlights, lead, warning
-from multitudes.report.plates import Cast, cast, plates
-from multitudes.report.table import columns, glossary, legend, table
+from multitudes.report.plates import cast, plates
+from multitudes.report.table import Column, columns, glossary, legend, table
 from multitudes.report.wording import counted, duration, safe
 from multitudes.result import Scores
 from multitudes.rows import Row
 
 PARTS = {
     "scores": "Scores",
-    "cost": "Cost beside quality",
-    "reliability": "Can its confidence be trusted?",
+    "cost": "Cost and quality",
+    "reliability": "Reliability",
     "ood": "Out of distribution",
     "corruption": "Corrupted inputs",
-    "diversity": "Diversity of members",
-    "examples": "Examples and votes",
-    "reproduce": "Every row again",
+    "diversity": "Diversity",
+    "examples": "Examples",
+    "reproduce": "Reproduce",
 }
 """The parts of the page, with their headings."""
 
@@ -68,14 +68,19 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     if isinstance(classes, str):
         raise InputError("classes are several names: give a list of them")
     chosen = cast(groups)
-    first, rest = columns(groups)
     best = ranked(groups, primary(groups))
-    shown: dict[str, str] = {"scores": _scores(best, first, rest, chosen)}
+    first, rest = columns(groups)
+    drawn: dict[str, str] = {}
     for plate in plates(groups):
-        shown[plate.part] = shown.get(plate.part, "") + plate.html()
-    parts = {name: f'<div class="plates">{body}</div>' if name != "scores" else body for name, body in shown.items()}
+        drawn[plate.part] = drawn.get(plate.part, "") + plate.html()
+    several = any(len(group.rows) > 1 for group in groups)
+    said = {"cost": "Every method, the mean over its seeds." if several else ""}
+    said["diversity"] = f"The best of those whose members’ answers were kept{'; the first seed of each' if several else ''}."
+    parts = {name: _plates(body, said.get(name, chosen.said)) for name, body in drawn.items()}
+    colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"cost", "diversity"} else {}
+    parts["scores"] = _scores(best, first, rest, colours)
     parts["examples"] = examples(best, images, classes)
-    parts["reproduce"] = "".join(_again(group) for group in groups)
+    parts["reproduce"] = "".join(_again(group) for group in best)
     kept = {name: parts[name] for name in PARTS if parts.get(name)}
     script = _file("page.js")
     return Template(_file("page.html")).substitute(
@@ -90,10 +95,16 @@ def _part(name: str, body: str) -> str:
     return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{PARTS[name]}</h2>{body}</section>'
 
 
-def _scores(groups: Sequence[Group], first: Any, rest: Any, chosen: Cast) -> str:
+def _plates(body: str, said: str) -> str:
+    note = f'<p class="note">{safe(said)}</p>' if said else ""
+    return f'{note}<div class="plates">{body}</div>'
+
+
+def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int]) -> str:
     """The first table, what its columns are, and the second one for those who ask."""
     said = legend(groups, first)
-    found = table(groups, first, "table", "Scores and costs, best first") + f'<p class="note">{said}</p>'
+    found = table(groups, first, "table", "Scores and costs, best first", primary(groups), colours)
+    found += f'<p class="note">{said}</p>'
     found += f"<details><summary>What the columns are</summary>{glossary(first)}</details>"
     if rest:
         more = table(groups, rest, "all", "All other scores")

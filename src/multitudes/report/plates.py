@@ -10,7 +10,7 @@ from multitudes import figures
 from multitudes.report import curves, svg
 from multitudes.report.evidence import covered, differences, foreign_sets, judged, told
 from multitudes.report.groups import Group, corruptions, primary, ranked, ratios
-from multitudes.report.wording import cost, listed, safe, shortened, title
+from multitudes.report.wording import cost, inside, listed, safe, shortened, title
 from multitudes.scores.meaning import meaning
 
 RUNS = 6
@@ -45,11 +45,11 @@ class Cast(NamedTuple):
     """What figures call a group, by its label."""
 
     said: str
-    """Who that is, where it is not everyone."""
+    """Who that is, where it is not everyone, and which seed."""
 
-    def who(self, found: Mapping[str, Any]) -> tuple[list[str], str]:
-        """The names of those that have something, and a remark on who was left out."""
-        return [self.names[label] for label in found], self.said
+    def who(self, found: Mapping[str, Any]) -> list[str]:
+        """The names of those that have something."""
+        return [self.names[label] for label in found]
 
     def colours(self, found: Mapping[str, Any]) -> list[int]:
         """Their colours."""
@@ -69,28 +69,30 @@ def cast(groups: Sequence[Group]) -> Cast:
         name = name if not name.startswith("_") else f" {name}"
         taken = sum(other == name or other.startswith(f"{name} #") for other in names.values())
         names[group.label] = f"{name} #{taken + 1}" if taken else name
-    what = f"by {title(key)}" if key else "in order"
-    said = f" Shown are the {len(chosen)} best {what}, the single network among them." if len(chosen) < len(groups) else ""
-    if not any(group.is_single for group in chosen):
-        said = said.replace(", the single network among them", "")
-    return Cast(tuple(chosen), names, said)
+    said = []
+    if len(chosen) < len(groups):
+        what = f" by {inside(key)}" if key else ""
+        said.append(
+            f"the single network and the {RUNS - 1} best others{what}" if chosen[0].is_single else f"the {RUNS} best{what}"
+        )
+    if any(len(group.rows) > 1 for group in chosen):
+        said.append("the first seed of each")
+    return Cast(tuple(chosen), names, f"Drawn are {', '.join(said)}." if said else "")
 
 
 def plates(groups: Sequence[Group]) -> list[Plate]:
     """All figures that the rows have something for."""
     chosen = cast(groups)
-    found = [cost_quality(groups, chosen), reliability(chosen), risk_coverage(chosen), coverage(chosen)]
+    found = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
+    found += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
     found += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in foreign_sets(group.first))]
-    found += [corruption(chosen, key) for key in ("accuracy", "nll", "ece", "rmse", "lpd")]
-    found += [diversity(chosen, group) for group in [g for g in chosen.groups if differences(g.first) is not None][:4]]
+    found += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
+    found += [diversity(chosen, group) for group in [g for g in chosen.groups if differences(g.first) is not None][:FEW]]
     return [plate for plate in found if plate is not None]
 
 
-def cost_quality(groups: Sequence[Group], chosen: Cast) -> Plate | None:
+def cost_quality(groups: Sequence[Group], chosen: Cast, key: str) -> Plate | None:
     """Every group as a disc."""
-    key = primary(groups)
-    if key is None:
-        return None
     known = [group for group in groups if (v := group.value(key)) is not None and math.isfinite(v.mean)]
     choices = [name for name in ("multiply_adds", "latency", "memory", "parameters", "seconds") if _all_cost(known, name)]
     if not choices or len(known) < 2:
@@ -111,7 +113,7 @@ def cost_quality(groups: Sequence[Group], chosen: Cast) -> Plate | None:
     }
     log = max(across.values()) > 20 * min(across.values())
     body = svg.inline(
-        lambda theme: figures.cost_quality(discs, **words, log=log, theme=theme), "cost-quality",
+        lambda theme: figures.cost_quality(discs, **words, log=log, theme=theme), f"cost-{key}",
         f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
     )  # fmt: skip
     best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
@@ -143,7 +145,7 @@ def reliability(chosen: Cast) -> Plate | None:
     found = _having(chosen, {group.label: judged(group.first) for group in chosen.groups})
     if not found:
         return None
-    names, said = chosen.who(found)
+    names = chosen.who(found)
     bins = chosen.groups[0].first.scores.settings.bins
     runs = dict(zip(names, found.values(), strict=True))
     body = svg.inline(
@@ -151,7 +153,7 @@ def reliability(chosen: Cast) -> Plate | None:
         f"Reliability diagram of {listed(names)}", chosen.colours(found),
     )  # fmt: skip
     text = "How often answers came true, by how sure they were; below, how many. Upright lines are the gaps that ECE sums."
-    return Plate("reliability", f"{text}{said}{_seeds(chosen)}", body)
+    return Plate("reliability", f"{text}", body)
 
 
 def risk_coverage(chosen: Cast) -> Plate | None:
@@ -159,14 +161,14 @@ def risk_coverage(chosen: Cast) -> Plate | None:
     found = _having(chosen, {group.label: judged(group.first) for group in chosen.groups})
     if not found:
         return None
-    names, said = chosen.who(found)
+    names = chosen.who(found)
     runs = dict(zip(names, found.values(), strict=True))
     body = svg.inline(
         lambda theme: figures.risk_coverage(runs, theme=theme), "risk-coverage", f"Risk and coverage of {listed(names)}",
         chosen.colours(found),
     )  # fmt: skip
     text = "Errors that remain if only the most confident answers are kept: the lower, the better."
-    return Plate("reliability", f"{text}{said}{_seeds(chosen)}", body)
+    return Plate("reliability", f"{text}", body)
 
 
 def coverage(chosen: Cast) -> Plate | None:
@@ -174,14 +176,14 @@ def coverage(chosen: Cast) -> Plate | None:
     found = _having(chosen, {group.label: covered(group.first) for group in chosen.groups})
     if not found:
         return None
-    names, said = chosen.who(found)
+    names = chosen.who(found)
     runs = dict(zip(names, found.values(), strict=True))
     body = svg.inline(
         lambda theme: curves.coverage(runs, theme=theme), "coverage", f"Coverage of the intervals of {listed(names)}",
         chosen.colours(found),
     )  # fmt: skip
     text = "Targets inside of central intervals. Above the diagonal intervals are too wide, below it too narrow."
-    return Plate("reliability", f"{text}{said}{_seeds(chosen)}", body)
+    return Plate("reliability", f"{text}", body)
 
 
 def ood(chosen: Cast, name: str) -> Plate | None:
@@ -192,7 +194,7 @@ def ood(chosen: Cast, name: str) -> Plate | None:
     criterion = next(iter(every.values()))[2]
     found = {label: pair[:2] for label, pair in every.items() if pair[2] == criterion}
     found = dict(list(found.items())[:FEW])
-    names, _ = chosen.who(found)
+    names = chosen.who(found)
     runs = dict(zip(names, found.values(), strict=True))
     where = f"ood-{foreign_index(chosen, name)}"
     label = f"{criterion.capitalize()} in distribution and on {name}, and the ROC, for {listed(names)}"
@@ -207,7 +209,7 @@ def ood(chosen: Cast, name: str) -> Plate | None:
     ]  # fmt: skip
     left = f" Shown are {len(found)} of {len(every)}; the table has all." if len(found) < len(every) else ""
     text = f"{criterion.capitalize()} on the test set and on {name}, and how well a threshold on it tells them apart."
-    return Plate("ood", f"{text}{left}{_seeds(chosen)}", "".join(drawings))
+    return Plate("ood", f"{text}{left}", "".join(drawings))
 
 
 def foreign_index(chosen: Cast, name: str) -> int:
@@ -220,7 +222,7 @@ def corruption(chosen: Cast, key: str) -> Plate | None:
     found = {group.label: run for group in chosen.groups if len(run := group.shifted(key)) > 1}
     if not found:
         return None
-    names, said = chosen.who(found)
+    names = chosen.who(found)
     boxes = {g.label: own for g in chosen.groups if (own := _boxes(g, key))}
     label = f"{title(key)} on corrupted inputs by severity, for {listed(names)}"
     if set(boxes) == set(found) and len(boxes) <= FEW:
@@ -229,13 +231,13 @@ def corruption(chosen: Cast, key: str) -> Plate | None:
             lambda theme: figures.corruption(runs, score=title(key), theme=theme), f"corruption-{key}", label,
             chosen.colours(found),
         )  # fmt: skip
-        return Plate("corruption", f"{title(key)} over corruptions, by severity: quartiles, median and extremes.{said}", body)
+        return Plate("corruption", f"{title(key)} over corruptions, by severity: quartiles, median and extremes.", body)
     lines = dict(zip(names, found.values(), strict=True))
     body = svg.inline(
         lambda theme: curves.severities(lines, score=title(key), theme=theme), f"corruption-{key}", label, chosen.colours(found)
     )
     return Plate(
-        "corruption", f"{title(key)} on the corrupted test set, by severity; the mean over corruptions and seeds.{said}", body
+        "corruption", f"{title(key)} on the corrupted test set, by severity; the mean over corruptions and seeds.", body
     )
 
 
@@ -257,9 +259,4 @@ def diversity(chosen: Cast, group: Group) -> Plate | None:
         lambda theme: figures.disagreement(matrix, label=label, theme=theme), f"diversity-{index}",
         f"Disagreement of the members of {chosen.names[group.label]}",
     )  # fmt: skip
-    return Plate("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, members two by two.{_seeds(chosen)}", body)
-
-
-def _seeds(chosen: Cast) -> str:
-    """Which seed is drawn, where there are several."""
-    return " The first seed of each is drawn." if any(len(group.rows) > 1 for group in chosen.groups) else ""
+    return Plate("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, members two by two.", body)

@@ -13,12 +13,12 @@ from multitudes.report.wording import cost, number, ratio, safe, title
 from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
 
 FIRST = (
-    "accuracy", "exact_match", "miou", "top5", "rmse", "lpd", "nll", "gaussian_nll", "crps", "brier", "ece", "aurc", "coverage",
+    "accuracy", "exact_match", "miou", "rmse", "lpd", "nll", "gaussian_nll", "crps", "brier", "ece", "aurc", "coverage",
     "interval_width", "cAcc", "cNLL", "cECE", "mCE", "rAcc", "rNLL", "rECE", "stability",
 )  # fmt: skip
 """What stands in the first table, in this order; the rest is in the second."""
 
-LIMITED = {"gaussian_nll": "lpd", "top5": "miou"}
+LIMITED = {"gaussian_nll": "lpd"}
 """What is left out of the first table where there is the other, which says it better."""
 
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
@@ -80,18 +80,26 @@ def _about_cost(name: str) -> str:
     }.get(name, "")
 
 
-def table(groups: Sequence[Group], shown: Sequence[Column], name: str, caption: str) -> str:
-    """A table that scrolls by itself where it is too wide, with headers that sort it."""
+def table(
+    groups: Sequence[Group], shown: Sequence[Column], name: str, caption: str, sorted_by: str | None = None,
+    colours: Mapping[str, int] | None = None,
+) -> str:  # fmt: skip
+    """A table that scrolls by itself where it is too wide, with headers that sort it.
+
+    `sorted_by` says which column it is sorted by already; `colours` which groups have which colour in figures.
+    """
     best = {column.key: set() if column.cost else {g.label for g in leaders(groups, column.key)} for column in shown}
     times = {column.key: ratios(groups, column.key) for column in shown if column.cost}
-    heads = "".join(_head(column) for column in shown)
+    heads = "".join(_head(column, column.key == sorted_by) for column in shown)
     lines = []
     for group in groups:
         cells = [
             _spent(group, column, times[column.key]) if column.cost else _cell(group, column, group.label in best[column.key])
             for column in shown
         ]
-        lines.append(f'<tr><th scope="row" data-value="{safe(group.label)}">{_called(group)}</th>{"".join(cells)}</tr>')
+        lines.append(
+            f'<tr><th scope="row" data-value="{safe(group.label)}">{_called(group, colours or {})}</th>{"".join(cells)}</tr>'
+        )
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}-caption"><table id="{name}">'
         f'<caption id="{name}-caption">{caption}</caption><thead><tr>'
@@ -100,19 +108,28 @@ def table(groups: Sequence[Group], shown: Sequence[Column], name: str, caption: 
     )
 
 
-def _called(group: Group) -> str:
+def _called(group: Group, colours: Mapping[str, int]) -> str:
+    shade = f' style="--shade: var(--run-{colours[group.label]})"' if group.label in colours else ""
+    dot = f'<span class="dot"{shade}></span>' if colours else ""
     seeds = f'<span class="range">{len(group.rows)} seeds</span>' if len(group.rows) > 1 else ""
-    return f'<span class="name" title="{safe(group.first.method or group.label)}">{safe(group.label)}</span>{seeds}'
+    return f'<span class="name" title="{safe(group.first.method or group.label)}">{dot}{safe(group.label)}</span>{seeds}'
 
 
-def _head(column: Column) -> str:
+def _head(column: Column, is_sorted: bool) -> str:
     order = "descending" if column.better == "higher" else "ascending"
     arrow = f'<span class="better" title="{column.better} is better">{ARROWS[column.better]}</span>' if column.better else ""
+    now = f' aria-sort="{order}"' if is_sorted else ""
     about = f' title="{safe(column.about)}"' if column.about else ""
     return (
-        f'<th scope="col"{about}><button type="button" data-first="{order}">{safe(column.title)}'
+        f'<th scope="col"{about}{now}><button type="button" data-first="{order}">{_titled(column)}'
         f"{'' if column.cost else arrow}{SIGN}</button></th>"
     )
+
+
+def _titled(column: Column) -> str:
+    """A title of two parts takes two lines: AUROC, and of what."""
+    head, space, rest = column.title.partition(" ")
+    return f'<span class="of">{safe(rest)}</span>{safe(head)}' if space and "/" in column.key else safe(column.title)
 
 
 def _cell(group: Group, column: Column, best: bool) -> str:
@@ -127,8 +144,8 @@ def _cell(group: Group, column: Column, best: bool) -> str:
 def _range(value: Value) -> str:
     """How far a number can be trusted, in small."""
     if value.spread is not None:
-        return f"± {number(value.spread)}" if math.isfinite(value.spread) else ""
-    return f"{number(value.low)} – {number(value.high)}" if value.low < value.high else ""
+        return f"± {number(value.spread, value.mean)}" if math.isfinite(value.spread) else ""
+    return f"{number(value.low, value.mean)} – {number(value.high, value.mean)}" if value.low < value.high else ""
 
 
 def _spent(group: Group, column: Column, times: Mapping[str, float]) -> str:
@@ -168,7 +185,7 @@ def legend(groups: Sequence[Group], shown: Sequence[Column]) -> str:
     ranges = any(len(group.rows) == 1 and group.first.scores.intervals for group in groups)
     seeds = any(len(group.rows) > 1 for group in groups)
     if len(groups) > 1:
-        near = ", and those whose interval overlaps the best’s, so that they cannot be told from it" if ranges or seeds else ""
+        near = ", and what lies within the best’s interval" if ranges or seeds else ""
         parts.append(f"Bold is the best of a column{near}.")
     if seeds:
         parts.append("± is the standard deviation over seeds.")

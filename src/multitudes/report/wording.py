@@ -31,14 +31,14 @@ def safe(text: Any) -> str:
 
 
 def title(key: str, sets: Sequence[str] = ()) -> str:
-    """What a score's column is called: `svhn/auroc/entropy` is "AUROC svhn, entropy".
+    """What a score's column is called: `svhn/auroc/entropy` is "AUROC svhn (entropy)".
 
     `sets` are the foreign sets there are: if it is one, its scores do not have its name, and get it here.
     """
     *front, last = key.split("/")
     if last in (*CRITERIA, *SPREADS) and front:
         where = front[0] if len(front) > 1 else sets[0] if len(sets) == 1 else ""
-        return f"{TITLES.get(front[-1], front[-1])}{f' {where}' if where else ''}, {TITLES.get(last, last).replace('_', ' ')}"
+        return f"{TITLES.get(front[-1], front[-1])}{f' {where}' if where else ''} ({TITLES.get(last, last).replace('_', ' ')})"
     plain = TITLES.get(last) or last.replace("_", " ").capitalize()
     return f"{plain} {' '.join(front)}".strip()
 
@@ -48,18 +48,19 @@ def inside(key: str) -> str:
     return ACRONYMS.get(key) or title(key)
 
 
-def number(value: float) -> str:
-    """Four decimals while they say something; else four digits."""
+def number(value: float, beside: float | None = None) -> str:
+    """Four decimals while they say something; else four digits; as many as the number has that it stands beside."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    if value == 0 or 1e-3 <= abs(value) < 100:
+    size = abs(value if beside is None or not math.isfinite(beside) else beside)
+    if size == 0 or 1e-3 <= size < 100:
         found = f"{value:.4f}"
-    elif abs(value) < 1e-3:
-        found = f"{value:.2e}" if abs(value) < 1e-4 else f"{value:.5f}"
+    elif size < 1e-3:
+        found = f"{value:.2e}" if size < 1e-4 else f"{value:.5f}"
     else:
-        found = f"{value:,.1f}" if abs(value) < 1e6 else f"{value:.3e}"
+        found = f"{value:,.1f}" if size < 1e6 else f"{value:.3e}"
     return found.replace("-", "−")
 
 
