@@ -17,7 +17,7 @@ from multitudes.errors import InputError
 from multitudes.prediction import Prediction
 from multitudes.report import svg
 from multitudes.report.groups import Group
-from multitudes.report.wording import counted, number, safe
+from multitudes.report.wording import counted, number, safe, shortened
 from multitudes.values import CLASSES
 
 SHOWN = 6
@@ -153,7 +153,7 @@ def _dense(prediction: Prediction, images: Tensor, classes: Sequence[str] | None
     doubt = prediction.entropy.flatten(1).mean(1)
     order = doubt.argsort(descending=True, stable=True).tolist()
     parts: list[str] = []
-    names = None if classes is None else [str(name) for name in classes]
+    names = None if classes is None else [shortened(str(name)) for name in classes]
     for title, row in dict(zip(("Least sure", "Surest"), (order[0], order[-1]), strict=True)).items():
         truth = targets.reshape(prediction.shape)[row].cpu().long()
         void = (truth < 0) | (truth >= prediction.classes)

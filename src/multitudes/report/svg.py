@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from multitudes.errors import InputError
 from multitudes.figures.theme import LOOKS, Look, Theme
+from multitudes.report.wording import readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +79,7 @@ def _svg(figure: Figure, name: str, label: str, colours: dict[str, str]) -> str:
     for child in [child for child in root if child.tag == f"{SPACE}metadata"]:
         root.remove(child)
     width, height = (round(float(number)) for number in root.attrib["viewBox"].split()[2:])
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": readable(label)}
     root.attrib["style"] = f"max-width: {round(width / 72 * PIXELS)}px; aspect-ratio: {width} / {height}"
     for part in root.iter():
         _shorten(part, name, colours)
@@ -88,6 +89,11 @@ def _svg(figure: Figure, name: str, label: str, colours: dict[str, str]) -> str:
             part.attrib.pop("id", None)
         part.tag = part.tag.removeprefix(SPACE)
     return ElementTree.tostring(root, encoding="unicode").replace("\n", "")
+
+
+def _font(found: re.Match[str]) -> str:
+    """A font's size and weight, without its family."""
+    return f"font-size: {found[2]}{f'; font-weight: {found[1].strip()}' if found[1] else ''}"
 
 
 def _shorten(part: ElementTree.Element, name: str, colours: dict[str, str]) -> None:
@@ -103,8 +109,8 @@ def _shorten(part: ElementTree.Element, name: str, colours: dict[str, str]) -> N
         own["id"] = f"{name}-{own['id']}"
     if "style" in own and part.tag != f"{SPACE}svg":
         style = re.sub(r"#[0-9a-f]{6}\b", lambda found: colours.get(found[0], found[0]), own["style"])
-        style = re.sub(r"font: ([\d.]+)px [^;]*", r"font-size: \1px", style)
-        own["style"] = re.sub(r"font: (\w+) ([\d.]+)px [^;]*", r"font-size: \2px; font-weight: \1", style)
+        style = re.sub(r"font: (\w+ )?([\d.]+px) [^;]*", _font, style)
+        own["style"] = re.sub(r"font-family: [^;]*; ?", "", style)
     for key in ("d", "x", "y", "transform"):
         if key in own:
             own[key] = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", " ".join(own[key].split()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,12 @@ ACRONYMS = {"accuracy": "accuracy", "lpd": "log density", "brier": "Brier score"
 
 def safe(text: Any) -> str:
     """Text that is text on a page, whatever stands in it."""
-    return html.escape(str(text), quote=True)
+    return html.escape(readable(text), quote=True)
+
+
+def readable(text: Any) -> str:
+    """The same without what is no letter, such as control characters and halves of surrogates."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in str(text))
 
 
 def title(key: str, sets: Sequence[str] = ()) -> str:
@@ -104,7 +110,7 @@ def ratio(value: float) -> str:
 
 def shortened(name: str, length: int = 28) -> str:
     """A name that a figure has room for, on one line: what is too long loses its middle."""
-    line = " ".join(name.split())
+    line = " ".join(readable(name).split())
     half = (length - 1) // 2
     return line if len(line) <= length else f"{line[: length - 1 - half]}…{line[-half:]}"
 
