@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,7 @@ def checked(path: Path) -> Checked:
 @pytest.fixture
 def unadorned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time, and some tests are not about them."""
-    monkeypatch.setattr("multitudes.report.page.plates", lambda groups: [])
+    monkeypatch.setattr(import_module("multitudes.report.page"), "plates", lambda groups: [])
 
 
 @pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "gaussian", "regression", "dense"])

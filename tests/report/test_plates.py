@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from multitudes.report import svg
 from multitudes.report.groups import grouped
 from multitudes.report.plates import RUNS, cast, corruption, cost_quality, diversity, ood, plates
 from multitudes.rows import Row
@@ -18,7 +19,7 @@ Make = Callable[..., Row]
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which figures there are is asked here; that they can be drawn, by the tests of the page."""
-    monkeypatch.setattr("multitudes.report.svg.inline", lambda draw, name, label, *rest, **more: "<svg></svg>")
+    monkeypatch.setattr(svg, "inline", lambda draw, name, label, *rest, **more: "<svg></svg>")
 
 
 def parts(rows: list[Row]) -> list[str]:
