@@ -1,0 +1,262 @@
+"""Plates: the figures of a report, each with what it shows in a sentence; those that the rows have nothing for are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from multitudes import figures
+from multitudes.report import curves, svg
+from multitudes.report.evidence import covered, differences, foreign_sets, judged, told
+from multitudes.report.groups import Group, corruptions, primary, ranked, ratios
+from multitudes.report.wording import cost, inside, listed, safe, shortened, title
+from multitudes.scores.meaning import meaning
+
+RUNS = 6
+"""Runs in a figure: as many as a theme has colours."""
+
+FEW = 3
+"""Runs whose histograms are shown, and whose corruptions have boxes."""
+
+T = TypeVar("T")
+
+
+class Plate(NamedTuple):
+    """A figure of the page."""
+
+    part: str
+    """The part of the page that it stands in."""
+
+    caption: str
+    body: str
+    """Its SVG."""
+
+    def html(self) -> str:
+        """The figure with its caption."""
+        return f"<figure>{self.body}<figcaption>{safe(self.caption)}</figcaption></figure>"
+
+
+class Cast(NamedTuple):
+    """Who is drawn: the single network and the best of the others, each with a colour and a name of its own."""
+
+    groups: tuple[Group, ...]
+    names: Mapping[str, str]
+    """What figures call a group, by its label."""
+
+    said: str
+    """Who that is, where it is not everyone, and which seed."""
+
+    def who(self, found: Mapping[str, Any]) -> list[str]:
+        """The names of those that have something."""
+        return [self.names[label] for label in found]
+
+    def colours(self, found: Mapping[str, Any]) -> list[int]:
+        """Their colours."""
+        order = [group.label for group in self.groups]
+        return [order.index(label) for label in found]
+
+
+def cast(groups: Sequence[Group]) -> Cast:
+    """Those that are drawn."""
+    key = primary(groups)
+    order = ranked(groups, key)
+    order = [*[group for group in order if group.is_single][:1], *[group for group in order if not group.is_single]]
+    chosen = order[:RUNS]
+    names: dict[str, str] = {}
+    for group in groups:
+        name = shortened(group.label)
+        name = name if not name.startswith("_") else f" {name}"
+        taken = sum(other == name or other.startswith(f"{name} #") for other in names.values())
+        names[group.label] = f"{name} #{taken + 1}" if taken else name
+    said = []
+    if len(chosen) < len(groups):
+        what = f" by {inside(key)}" if key else ""
+        said.append(
+            f"the single network and the {RUNS - 1} best others{what}" if chosen[0].is_single else f"the {RUNS} best{what}"
+        )
+    if any(len(group.rows) > 1 for group in chosen):
+        said.append("the first seed of each")
+    return Cast(tuple(chosen), names, f"Drawn are {', '.join(said)}." if said else "")
+
+
+def plates(groups: Sequence[Group]) -> list[Plate]:
+    """All figures that the rows have something for."""
+    chosen = cast(groups)
+    found = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
+    found += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
+    found += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in foreign_sets(group.first))]
+    found += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
+    found += [diversity(chosen, group) for group in [g for g in chosen.groups if differences(g.first) is not None][:FEW]]
+    return [plate for plate in found if plate is not None]
+
+
+def cost_quality(groups: Sequence[Group], chosen: Cast, key: str) -> Plate | None:
+    """Every group as a disc."""
+    known = [group for group in groups if (v := group.value(key)) is not None and math.isfinite(v.mean)]
+    choices = [name for name in ("multiply_adds", "latency", "memory", "parameters", "seconds") if _all_cost(known, name)]
+    if not choices or len(known) < 2:
+        return None
+    axis = choices[0]
+    area = "parameters" if _all_cost(known, "parameters") else axis
+    across, scale = _scaled(known, axis)
+    sizes, unit = _scaled(known, area)
+    discs = [
+        {"name": chosen.names[g.label], "cost": across[g.label], "quality": g.value(key).mean, "size": sizes[g.label]}  # type: ignore[union-attr]
+        for g in known
+    ]
+    better = meaning(key).better
+    words: dict[str, Any] = {
+        "cost": f"{title(axis).lower()}{scale}",
+        "size": f"{title(area).lower()}{unit}",
+        "quality": title(key),
+    }
+    log = max(across.values()) > 20 * min(across.values())
+    body = svg.inline(
+        lambda theme: figures.cost_quality(discs, **words, log=log, theme=theme), f"cost-{key}",
+        f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
+    )  # fmt: skip
+    best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
+    return Plate("cost", f"{title(key)} over {words['cost']}: {best}. Areas are {words['size']}.", body)
+
+
+def _all_cost(groups: Sequence[Group], key: str) -> bool:
+    return all((group.cost(key) or 0) > 0 for group in groups)
+
+
+def _scaled(groups: Sequence[Group], key: str) -> tuple[dict[str, float], str]:
+    """A cost against the single network's where all know it, else in its unit."""
+    against = ratios(groups, key)
+    if len(against) == len(groups):
+        return dict(against), ", single network = 1"
+    values = {group.label: group.cost(key) or 0.0 for group in groups}
+    unit = cost(key, max(values.values())).split(" ")
+    factor = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "MiB": 2**20, "GiB": 2**30, "ms": 1e-3}.get(unit[-1], 1.0)
+    named = f" ({unit[-1]})" if factor != 1 else " (seconds)" if key in ("latency", "seconds") else ""
+    return {label: value / factor for label, value in values.items()}, named
+
+
+def _having(chosen: Cast, values: Mapping[str, T | None]) -> dict[str, T]:
+    return {group.label: value for group in chosen.groups if (value := values.get(group.label)) is not None}
+
+
+def reliability(chosen: Cast) -> Plate | None:
+    """How often answers came true."""
+    found = _having(chosen, {group.label: judged(group.first) for group in chosen.groups})
+    if not found:
+        return None
+    names = chosen.who(found)
+    bins = chosen.groups[0].first.scores.settings.bins
+    runs = dict(zip(names, found.values(), strict=True))
+    body = svg.inline(
+        lambda theme: figures.reliability(runs, bins, theme=theme), "reliability",
+        f"Reliability diagram of {listed(names)}", chosen.colours(found),
+    )  # fmt: skip
+    text = "How often answers came true, by how sure they were; below, how many. Upright lines are the gaps that ECE sums."
+    return Plate("reliability", f"{text}", body)
+
+
+def risk_coverage(chosen: Cast) -> Plate | None:
+    """Errors among those kept."""
+    found = _having(chosen, {group.label: judged(group.first) for group in chosen.groups})
+    if not found:
+        return None
+    names = chosen.who(found)
+    runs = dict(zip(names, found.values(), strict=True))
+    body = svg.inline(
+        lambda theme: figures.risk_coverage(runs, theme=theme), "risk-coverage", f"Risk and coverage of {listed(names)}",
+        chosen.colours(found),
+    )  # fmt: skip
+    text = "Errors that remain if only the most confident answers are kept: the lower, the better."
+    return Plate("reliability", f"{text}", body)
+
+
+def coverage(chosen: Cast) -> Plate | None:
+    """How often intervals of a regression hold."""
+    found = _having(chosen, {group.label: covered(group.first) for group in chosen.groups})
+    if not found:
+        return None
+    names = chosen.who(found)
+    runs = dict(zip(names, found.values(), strict=True))
+    body = svg.inline(
+        lambda theme: curves.coverage(runs, theme=theme), "coverage", f"Coverage of the intervals of {listed(names)}",
+        chosen.colours(found),
+    )  # fmt: skip
+    text = "Targets inside of central intervals. Above the diagonal intervals are too wide, below it too narrow."
+    return Plate("reliability", f"{text}", body)
+
+
+def ood(chosen: Cast, name: str) -> Plate | None:
+    """In and out of distribution."""
+    every = _having(chosen, {group.label: told(group.first, name) for group in chosen.groups})
+    if not every:
+        return None
+    criterion = next(iter(every.values()))[2]
+    found = {label: pair[:2] for label, pair in every.items() if pair[2] == criterion}
+    found = dict(list(found.items())[:FEW])
+    names = chosen.who(found)
+    runs = dict(zip(names, found.values(), strict=True))
+    where = f"ood-{foreign_index(chosen, name)}"
+    label = f"{criterion.capitalize()} in distribution and on {name}, and the ROC, for {listed(names)}"
+    drawings = [
+        f'<div class="{kind}">'
+        + svg.inline(
+            lambda theme, columns=columns: figures.ood(runs, score=criterion, columns=columns, theme=theme),  # type: ignore[misc]
+            f"{where}-{kind}", label, chosen.colours(found),
+        )
+        + "</div>"
+        for kind, columns in (("wide", 2), ("narrow", 1))
+    ]  # fmt: skip
+    left = f" Shown are {len(found)} of {len(every)}; the table has all." if len(found) < len(every) else ""
+    text = f"{criterion.capitalize()} on the test set and on {name}, and how well a threshold on it tells them apart."
+    return Plate("ood", f"{text}{left}", "".join(drawings))
+
+
+def foreign_index(chosen: Cast, name: str) -> int:
+    """A foreign set's number on the page: its name may be anything."""
+    return list(dict.fromkeys(n for group in chosen.groups for n in foreign_sets(group.first))).index(name)
+
+
+def corruption(chosen: Cast, key: str) -> Plate | None:
+    """A score by severity."""
+    found = {group.label: run for group in chosen.groups if len(run := group.shifted(key)) > 1}
+    if not found:
+        return None
+    names = chosen.who(found)
+    boxes = {g.label: own for g in chosen.groups if (own := _boxes(g, key))}
+    label = f"{title(key)} on corrupted inputs by severity, for {listed(names)}"
+    if set(boxes) == set(found) and len(boxes) <= FEW:
+        runs = dict(zip(names, boxes.values(), strict=True))
+        body = svg.inline(
+            lambda theme: figures.corruption(runs, score=title(key), theme=theme), f"corruption-{key}", label,
+            chosen.colours(found),
+        )  # fmt: skip
+        return Plate("corruption", f"{title(key)} over corruptions, by severity: quartiles, median and extremes.", body)
+    lines = dict(zip(names, found.values(), strict=True))
+    body = svg.inline(
+        lambda theme: curves.severities(lines, score=title(key), theme=theme), f"corruption-{key}", label, chosen.colours(found)
+    )
+    return Plate(
+        "corruption", f"{title(key)} on the corrupted test set, by severity; the mean over corruptions and seeds.", body
+    )
+
+
+def _boxes(group: Group, key: str) -> dict[int, list[float]]:
+    """A score under several corruptions, as far as it is a number."""
+    found = {s: [v for v in values if math.isfinite(v)] for s, values in corruptions(group, key).items()}
+    return {severity: values for severity, values in found.items() if len(values) > 1}
+
+
+def diversity(chosen: Cast, group: Group) -> Plate | None:
+    """Members two by two."""
+    matrix = differences(group.first)
+    if matrix is None:
+        return None
+    numbers = group.first.scores.task in ("gaussian", "regression")
+    label = "Root mean square difference" if numbers else "Share of examples on which they differ"
+    index = [one.label for one in chosen.groups].index(group.label)
+    body = svg.both(
+        lambda theme: figures.disagreement(matrix, label=label, theme=theme), f"diversity-{index}",
+        f"Disagreement of the members of {chosen.names[group.label]}",
+    )  # fmt: skip
+    return Plate("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, members two by two.", body)

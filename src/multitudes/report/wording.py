@@ -1,0 +1,122 @@
+"""Wording: numbers, scores and costs as a person reads them, and text that is safe on a page."""
+
+from __future__ import annotations
+
+import html
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from multitudes.scores.meaning import CRITERIA, SPREADS
+
+TITLES = {
+    "accuracy": "Accuracy", "exact_match": "Exact match", "top5": "Top 5", "nll": "NLL", "gibbs_nll": "Gibbs NLL",
+    "brier": "Brier", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE", "aurc": "AURC",
+    "miou": "mIoU", "kl_diversity": "KL diversity", "member_accuracy": "Member accuracy", "member_nll": "Member NLL",
+    "idmi": "MI in", "oodmi": "MI out", "auroc": "AUROC", "aupr": "AUPR", "aupr_in": "AUPR in", "fpr95": "FPR95",
+    "fpr95_in": "FPR95 in", "rmse": "RMSE", "mae": "MAE", "gaussian_nll": "Gaussian NLL", "lpd": "Log density",
+    "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
+    "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
+    "rmCE": "rmCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
+}  # fmt: skip
+"""Scores and costs whose name is not just their key in words."""
+
+ACRONYMS = {"accuracy": "accuracy", "lpd": "log density", "brier": "Brier score"}
+"""Titles inside of a sentence, where they are not written alike."""
+
+
+def safe(text: Any) -> str:
+    """Text that is text on a page, whatever stands in it."""
+    return html.escape(readable(text), quote=True)
+
+
+def readable(text: Any) -> str:
+    """The same without what is no letter, such as control characters and halves of surrogates."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in str(text))
+
+
+def title(key: str, sets: Sequence[str] = ()) -> str:
+    """What a score's column is called: `svhn/auroc/entropy` is "AUROC svhn (entropy)".
+
+    `sets` are the foreign sets there are: if it is one, its scores do not have its name, and get it here.
+    """
+    *front, last = key.split("/")
+    if last in (*CRITERIA, *SPREADS) and front:
+        where = front[0] if len(front) > 1 else sets[0] if len(sets) == 1 else ""
+        return f"{TITLES.get(front[-1], front[-1])}{f' {where}' if where else ''} ({TITLES.get(last, last).replace('_', ' ')})"
+    plain = TITLES.get(last) or last.replace("_", " ").capitalize()
+    return f"{plain} {' '.join(front)}".strip()
+
+
+def inside(key: str) -> str:
+    """The same within a sentence."""
+    return ACRONYMS.get(key) or title(key)
+
+
+def number(value: float, beside: float | None = None) -> str:
+    """Four decimals while they say something; else four digits; as many as the number has that it stands beside."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value if beside is None or not math.isfinite(beside) else beside)
+    if size == 0 or 1e-3 <= size < 100:
+        found = f"{value:.4f}"
+    elif size < 1e-3:
+        found = f"{value:.2e}" if size < 1e-4 else f"{value:.5f}"
+    else:
+        found = f"{value:,.1f}" if size < 1e6 else f"{value:.3e}"
+    return found.replace("-", "−")
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number of things: 1 seed, 12 seeds."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Several names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def cost(key: str, value: float) -> str:
+    """A cost with its unit."""
+    if not math.isfinite(value):
+        return "–"
+    if key in ("parameters", "multiply_adds"):
+        return _large(value)
+    if key == "memory":
+        return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+    if key == "latency":
+        return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    if key == "seconds":
+        return duration(value)
+    return _large(value) if abs(value) >= 1e4 else f"{value:,.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time of training: 8.2 s, 3 min 20 s, 2 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def ratio(value: float) -> str:
+    """How many times the single network's."""
+    return f"{value:.2f} ×" if value < 10 else f"{value:,.1f} ×"
+
+
+def shortened(name: str, length: int = 28) -> str:
+    """A name that a figure has room for, on one line: what is too long loses its middle."""
+    line = " ".join(readable(name).split())
+    half = (length - 1) // 2
+    return line if len(line) <= length else f"{line[: length - 1 - half]}…{line[-half:]}"
+
+
+def _large(value: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}" if abs(value) < 999.5 * size else f"{value / size:,.0f} {unit}"
+    return f"{value:,.4g}"

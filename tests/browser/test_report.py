@@ -1,0 +1,202 @@
+"""The report in a real browser: it sorts, changes its theme, fits a telephone, and asks for nothing from anywhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import multitudes as mt
+from multitudes.prediction import Prediction
+from multitudes.report import report
+from multitudes.rows import Row
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: apt install chromium"),
+]
+EVIL = "<script>document.title='gone'</script><img src=x onerror=\"document.title='gone'\"> & \"'ü漢"
+LONG = "a-name-without-end-" * 12
+NAMES = ["single", "packed", "deep", EVIL, LONG, *(f"method {index}" for index in range(7))]
+
+
+def made(name: str, index: int) -> Row:
+    """A row with everything that a row can have; its accuracy falls with its index."""
+    generator = torch.Generator().manual_seed(index)
+    targets = torch.arange(120) % 4
+    noise = torch.randn(3, 120, 4, generator=generator) * (1 + 0.25 * index)
+    pred = Prediction(logits=4 * torch.nn.functional.one_hot(targets, 4) + noise, targets=targets)
+    foreign = Prediction(logits=torch.randn(3, 80, 4, generator=generator))
+    return Row(
+        name=name, method="Single()" if name == "single" else f"Method({name!r})",
+        scores=mt.score(pred, ood={"svhn": foreign}, intervals=20), prediction=pred, foreign={EVIL: foreign},
+        shifted={s: {"accuracy": 0.9 - s / 10 - index / 50, "ece": s / 20} for s in range(1, 6)},
+        cost={"parameters": 1e6 * (1 + index), "multiply_adds": 1e9 + index, "latency": 0.01},
+        settings={"data": "made up", "network": EVIL, "recipe": {"epochs": 3, EVIL: EVIL}}, command=f"multitudes {EVIL}",
+        seconds=61.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: pip install playwright")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    rows = [made(name, index) for index, name in enumerate(NAMES)]
+    images, classes = torch.rand(120, 3, 16, 16), ["cat", "dog", EVIL, LONG]
+    return report(
+        rows, tmp_path_factory.mktemp("report") / "page.html", title=f"A title {EVIL}", images=images, classes=classes
+    )
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """Errors, messages, and requests to anywhere but the page itself."""
+    return []
+
+
+@pytest.fixture(params=[(1280, "light"), (380, "dark")], ids=["desk", "telephone"])
+def opened(request: pytest.FixtureRequest, browser: Any, file: Path, said: list[str]) -> Iterator[Any]:
+    width, scheme = request.param
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("request", lambda sent: said.append(f"request: {sent.url}") if not sent.url.startswith("data:") else None)
+    page.goto(file.as_uri())
+    yield page
+    context.close()
+
+
+def first_column(page: Any) -> list[str]:
+    return page.eval_on_selector_all("#table tbody th", "heads => heads.map(head => head.dataset.value)")
+
+
+def values(page: Any, column: int) -> list[float]:
+    rows = page.eval_on_selector_all("#table tbody tr", f"rows => rows.map(row => row.cells[{column}].dataset.value)")
+    return [float(value) for value in rows]
+
+
+def test_nothing_is_said_and_nothing_asked_for(opened: Any, said: list[str], file: Path) -> None:
+    opened.get_by_role("button", name="Accuracy").first.click()
+    opened.locator("#theme").click()
+    for details in opened.locator("summary").all():
+        details.click()
+    assert said == [f"request: {file.as_uri()}"]
+
+
+def test_headers_sort_best_first_and_back(opened: Any) -> None:
+    by_name = sorted(first_column(opened))
+    head = opened.locator("#table thead th", has_text="Accuracy").first
+    assert head.get_attribute("aria-sort") == "descending", "the page comes sorted"
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert values(opened, 1) == sorted(values(opened, 1))
+    assert sorted(first_column(opened)) == by_name, "no row is lost"
+    nll = opened.locator("#table thead th", has_text="NLL").first
+    nll.get_by_role("button").click()
+    assert (nll.get_attribute("aria-sort"), head.get_attribute("aria-sort")) == ("ascending", None)
+    assert values(opened, 2) == sorted(values(opened, 2))
+
+
+def test_the_keyboard_sorts_too(opened: Any) -> None:
+    button = opened.locator("#table thead button").first
+    button.focus()
+    opened.keyboard.press("Enter")
+    order = first_column(opened)
+    assert order[-1] == "single"
+    opened.keyboard.press("Space")
+    assert first_column(opened) == order[::-1]
+    assert opened.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "where the focus is can be seen"
+
+
+def test_the_first_tab_skips_to_the_scores(opened: Any) -> None:
+    opened.keyboard.press("Tab")
+    assert opened.evaluate("document.activeElement.textContent") == "Skip to the scores"
+    opened.keyboard.press("Enter")
+    assert opened.evaluate("location.hash") == "#scores"
+
+
+def test_the_theme_follows_the_system_until_it_is_changed(opened: Any) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    shown = "[...document.querySelectorAll('.only-light, .only-dark')].map(e => getComputedStyle(e).display)"
+    before, pictures = opened.evaluate(paper), opened.evaluate(shown)
+    dark = opened.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    assert before == ("rgb(21, 24, 29)" if dark else "rgb(255, 255, 255)")
+    assert set(pictures) == {"block", "none"}
+    opened.locator("#theme").click()
+    assert opened.evaluate(paper) == ("rgb(255, 255, 255)" if dark else "rgb(21, 24, 29)")
+    assert opened.evaluate(shown) == [{"block": "none", "none": "block"}[one] for one in pictures]
+    fill = "getComputedStyle(document.querySelector('#reliability svg path')).fill"
+    assert opened.evaluate(fill) == opened.evaluate(paper), "figures stand on the page's paper"
+    opened.locator("#theme").click()
+    assert opened.evaluate(paper) == before
+
+
+def test_the_page_never_scrolls_sideways(opened: Any) -> None:
+    for details in opened.locator("summary").all():
+        details.click()
+    assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    wide = opened.evaluate(
+        """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, .skip, svg'))
+           .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert wide == []
+
+
+def test_names_stay_in_sight_while_a_table_scrolls(opened: Any) -> None:
+    opened.evaluate("document.querySelector('.scroll').scrollLeft = 300")
+    assert opened.evaluate("document.querySelector('.scroll').scrollLeft") > 0
+    left = "document.querySelector('#table tbody th').getBoundingClientRect().left"
+    assert 0 <= opened.evaluate(left) < 100
+
+
+def test_text_can_be_read_on_a_telephone(opened: Any) -> None:
+    small = opened.evaluate(
+        """[...document.querySelectorAll('main p, main td, main th, main li, main dd, figcaption')]
+           .filter(e => e.offsetParent && parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert small == []
+
+
+def test_strings_are_shown_and_not_run(opened: Any) -> None:
+    opened.wait_for_timeout(100)
+    assert opened.title() == f"A title {EVIL}"
+    assert EVIL in first_column(opened)
+    assert opened.locator("#table tbody th", has_text=EVIL).count() == 1
+    assert opened.locator("script").count() == 1
+    assert opened.locator("img:not([src^='data:image/png'])").count() == 0
+    assert opened.locator("[onerror]").count() == 0
+
+
+def test_images_are_there(opened: Any) -> None:
+    sizes = opened.eval_on_selector_all(".example img", "images => images.map(image => image.naturalWidth)")
+    assert len(sizes) >= 12
+    assert set(sizes) == {16}
+
+
+def test_ids_are_given_once_and_links_lead_somewhere(opened: Any) -> None:
+    ids = opened.eval_on_selector_all("[id]", "all => all.map(one => one.id)")
+    assert len(ids) == len(set(ids))
+    links = opened.eval_on_selector_all("a[href^='#'], use", "all => all.map(one => one.getAttribute('href').slice(1))")
+    assert set(links) <= set(ids)
+    assert opened.eval_on_selector_all("svg[role=img]:not([aria-label]), img:not([alt])", "all => all.length") == 0
+
+
+def test_it_prints_in_light(opened: Any) -> None:
+    opened.emulate_media(media="print")
+    opened.evaluate("document.documentElement.dataset.theme = 'dark'")
+    assert opened.evaluate("getComputedStyle(document.body).color") == "rgb(28, 31, 36)"
+    assert opened.locator("#theme").is_hidden()

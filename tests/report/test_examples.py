@@ -1,0 +1,98 @@
+"""Examples: the images meant, as they are, with the votes that were cast."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from multitudes.errors import InputError
+from multitudes.prediction import Prediction
+from multitudes.report.examples import chosen, examples, png, votes
+from multitudes.report.groups import grouped
+from multitudes.rows import Row
+
+Make = Callable[..., Row]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["bytes", "floats"])
+def test_a_png_is_read_back_as_the_image(channels: int, kind: str) -> None:
+    import numpy as np
+    from PIL import Image
+
+    image = torch.randint(256, (channels, 7, 5), dtype=torch.uint8)
+    found = png(image if kind == "bytes" else image / 255)
+    with Image.open(io.BytesIO(base64.b64decode(found.partition(",")[2]))) as opened:
+        read = torch.from_numpy(np.array(opened)).reshape(7, 5, channels).movedim(-1, 0)
+    assert torch.equal(read, image)
+
+
+def test_large_images_are_made_smaller() -> None:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(base64.b64decode(png(torch.rand(3, 400, 800)).partition(",")[2]))) as opened:
+        assert opened.size == (160, 80)
+
+
+def test_examples_are_the_least_sure_the_surest_and_the_surely_wrong() -> None:
+    sure = torch.tensor([0.5, 0.99, 0.7, 0.9, 0.6])
+    pred = Prediction(probs=torch.stack([sure, 1 - sure], 1)[None], targets=torch.tensor([0, 0, 1, 1, 0]))
+    shelves = chosen(pred)
+    assert [shelf.title for shelf in shelves] == ["Least sure", "Surest", "Sure, and wrong"]
+    assert [shelf.rows for shelf in shelves] == [[0, 4, 2, 3, 1], [1, 3, 2, 4, 0], [3, 2]]
+    pred.targets = None
+    assert len(chosen(pred)) == 2
+
+
+def test_votes_are_counted() -> None:
+    labels = torch.tensor([[0], [2], [2], [1], [2]])
+    pred = Prediction(logits=torch.nn.functional.one_hot(labels, 3).float())
+    assert votes(pred, 0) == [(2, 0.6, "3"), (0, 0.2, "1"), (1, 0.2, "1")]
+
+
+def test_one_network_has_probabilities_for_votes() -> None:
+    pred = Prediction(probs=torch.tensor([[[0.1, 0.7, 0.2]]]))
+    assert [(index, shown) for index, _, shown in votes(pred, 0)] == [(1, "70%"), (2, "20%"), (0, "10%")]
+    binary = Prediction(probs=torch.tensor([[0.25]]), task="binary")
+    assert [(index, shown) for index, _, shown in votes(binary, 0)] == [(0, "75%"), (1, "25%")]
+
+
+@pytest.mark.parametrize("task", ["classes", "binary", "gaussian", "regression", "multilabel", "dense"])
+def test_every_task_has_what_can_be_shown(made: Make, task: str) -> None:
+    images = torch.rand(30, 3, 5, 4)
+    text = examples(grouped([made(task=task)]), images, ["a", "b", "<c>"] if task != "gaussian" else None)
+    assert "<c>" not in text
+    assert ("<img" in text) == (task not in ("multilabel", "dense"))
+    assert ('class="votes"' in text) == (task in ("classes", "binary"))
+    assert ("<svg" in text) == (task == "dense")
+
+
+def test_it_is_the_best_ensemble_that_is_shown(made: Make) -> None:
+    groups = grouped([made("single", members=1), made("packed")])
+    text = examples(groups, torch.rand(30, 1, 4, 4), None)
+    assert "<strong>packed</strong> (3 members)" in text
+    assert re.search(r"class \d", text)
+
+
+def test_no_images_no_examples(made: Make) -> None:
+    assert examples(grouped([made()]), None, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "said"),
+    [
+        (torch.rand(29, 1, 4, 4), None, "29 images, and predictions of 30"),
+        (torch.rand(30, 4, 4), None, r"\[N, C, H, W\]"),
+        (torch.randn(30, 1, 4, 4), None, "from 0 to 1"),
+        (torch.zeros(30, 1, 4, 4, dtype=torch.long), None, "from 0 to 1"),
+        (torch.rand(30, 1, 4, 4), ["a"], "3 classes, and 1 names"),
+    ],
+)
+def test_images_that_do_not_fit_are_told(made: Make, images: torch.Tensor, classes: list[str] | None, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        examples(grouped([made()]), images, classes)

@@ -1,0 +1,107 @@
+"""Groups: seeds become a mean and a spread, and nothing else is put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from multitudes.errors import InputError
+from multitudes.report.groups import grouped, leaders, primary, ranked, ratios
+from multitudes.result import Scores
+from multitudes.rows import Row
+
+Make = Callable[..., Row]
+
+
+def test_seeds_are_one_line_with_mean_and_deviation(scored: Make) -> None:
+    given = [
+        scored("a", seed=seed, accuracy=value, settings={"recipe": {"seed": seed}}) for seed, value in ((2, 0.8), (0, 0.6))
+    ]
+    (group,) = grouped(given)
+    value = group.value("accuracy")
+    assert value is not None
+    assert value.mean == pytest.approx(0.7)
+    assert value.spread == pytest.approx(math.sqrt(0.02))
+    assert [row.seed for row in group.rows] == [0, 2]
+
+
+def test_what_differs_by_more_than_its_seed_is_apart(scored: Make) -> None:
+    rows = [
+        scored("a", accuracy=0.1),
+        scored("a", seed=1, accuracy=0.1, method="b()"),
+        scored("a", seed=2, accuracy=0.1, settings={"epochs": 3}),
+        scored("a", accuracy=0.1),
+        scored("a", seed=3, accuracy=0.1),
+    ]
+    assert [(group.label, len(group.rows)) for group in grouped(rows)] == [("a", 2), ("a (2)", 1), ("a (3)", 1), ("a (4)", 1)]
+
+
+def test_plain_scores_have_a_name() -> None:
+    found = grouped([Scores({"nll": 1.0}, task="classes"), Scores({"nll": 1.0}, task="classes")])
+    assert [group.label for group in found] == ["run 1", "run 2"]
+
+
+@pytest.mark.parametrize("given", [[], Scores({}, task="classes"), [3], "x", None])
+def test_what_is_no_row_is_refused(given: object) -> None:
+    with pytest.raises(InputError):
+        grouped(given)  # type: ignore[arg-type]
+
+
+def test_the_primary_score_is_what_most_have(scored: Make) -> None:
+    assert primary(grouped([scored("a", accuracy=0.1, nll=1), scored("b", rmse=0.1)])) == "accuracy"
+    assert primary(grouped([scored("a", rmse=1, lpd=2)])) == "lpd"
+    assert primary(grouped([scored("a", miou=1, accuracy=2)])) == "miou"
+    assert primary(grouped([scored("a", foo=1)])) is None
+
+
+def test_ranks_follow_the_direction_and_nan_is_last(scored: Make) -> None:
+    groups = grouped([scored("a", rmse=math.nan), scored("b", rmse=2), scored("c", rmse=1), scored("d", nll=0)])
+    assert [group.label for group in ranked(groups, "rmse")] == ["c", "b", "a", "d"]
+    groups = grouped([scored("a", accuracy=math.nan), scored("b", accuracy=0.2), scored("c", accuracy=0.1)])
+    assert [group.label for group in ranked(groups, "accuracy")] == ["b", "c", "a"]
+
+
+def test_leaders_are_the_best_and_what_lies_in_its_interval(scored: Make) -> None:
+    near = scored("near", accuracy=0.89, intervals={"accuracy": (0.8, 0.9)})
+    best = scored("best", accuracy=0.9, intervals={"accuracy": (0.88, 0.92)})
+    far = scored("far", accuracy=0.87, intervals={"accuracy": (0.8, 0.95)})
+    groups = grouped([far, near, best, scored("none", accuracy=math.nan)])
+    assert [group.label for group in leaders(groups, "accuracy")] == ["best", "near"]
+    assert leaders(groups, "nll") == []
+    assert leaders(grouped([best]), "accuracy") == [], "one alone is not the best of anything"
+
+
+def test_the_best_leads_whatever_its_interval_says(scored: Make) -> None:
+    """A bootstrap's interval of a calibration error lies above it; one of NaN is none."""
+    for interval in ((0.02, 0.05), (math.nan, math.nan)):
+        best = scored("best", ece=0.01, intervals={"ece": interval})
+        assert leaders(grouped([best, scored("b", ece=0.1)]), "ece")[0].label == "best"
+
+
+def test_no_direction_has_no_leader(scored: Make) -> None:
+    assert leaders(grouped([scored("a", disagreement=0.1), scored("b", disagreement=0.2)]), "disagreement") == []
+
+
+def test_ratios_are_the_rows_own_or_against_single(scored: Make) -> None:
+    own = scored("a", cost={"parameters": 6.0, "single_parameters": 3.0})
+    single, other = scored("s", method="Single()", cost={"parameters": 2.0}), scored("b", cost={"parameters": 5.0})
+    assert ratios(grouped([own, other]), "parameters") == {"a": 2.0}
+    assert ratios(grouped([own, other, single]), "parameters") == {"a": 2.0, "b": 2.5, "s": 1.0}
+    assert ratios(grouped([own]), "latency") == {}
+
+
+def test_severities_come_from_the_row_or_from_corruptions(scored: Make) -> None:
+    (group,) = grouped([scored("a", accuracy=0.9, shifted={2: {"accuracy": 0.5}, 1: {"accuracy": 0.7}})])
+    assert group.shifted("accuracy") == {0: 0.9, 1: 0.7, 2: 0.5}
+    (group,) = grouped([scored("a", accuracy=0.9, fog__1__accuracy=0.6, snow__1__accuracy=0.8)])
+    assert group.shifted("accuracy") == {0: 0.9, 1: pytest.approx(0.7)}
+    assert group.shifted("nll") == {}
+
+
+def test_infinite_scores_have_a_mean(scored: Make) -> None:
+    (group,) = grouped([scored("a", seed=0, nll=math.inf), scored("a", seed=1, nll=1.0)])
+    value = group.value("nll")
+    assert value is not None
+    assert value.mean == math.inf

@@ -1,0 +1,190 @@
+"""The page: whole for every task, for one row and for many, with whatever names; and nothing in it that is not its own."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from importlib import import_module, resources
+from pathlib import Path
+
+import pytest
+import torch
+
+import multitudes as mt
+from multitudes.errors import FileError, InputError
+from multitudes.prediction import Prediction
+from multitudes.report import report
+from multitudes.result import Scores
+from multitudes.rows import Row, rows
+
+Make = Callable[..., Row]
+EVIL = "<script>alert(1)</script> & \"'ü漢 $title ${style} \x00\ud800"
+VOID = {"meta", "link", "img", "br"}
+
+
+class Checked(HTMLParser):
+    """What a page holds; tags that do not close are an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        for name, value in attrs:
+            assert not name.startswith("on"), "no handler in an attribute"
+            if name in ("href", "src", "srcset", "action"):
+                assert (value or "").startswith(("#", "data:")), f"{tag} asks for {value}"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checked(path: Path) -> Checked:
+    found = Checked(path.read_text(encoding="utf-8"))
+    assert found.tags.count("script") == 1
+    assert len(found.ids) == len(set(found.ids))
+    return found
+
+
+@pytest.fixture
+def unadorned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take most of the time, and some tests are not about them."""
+    monkeypatch.setattr(import_module("multitudes.report.page"), "plates", lambda groups: [])
+
+
+@pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "gaussian", "regression", "dense"])
+def test_every_task_has_its_page(made: Make, task: str, tmp_path: Path) -> None:
+    foreign = {"other": made(task=task, seed=9).prediction}
+    given = [made("packed", task, foreign=foreign, intervals=5)]
+    images = torch.rand(30, 3, 5, 4) if task != "multilabel" else None
+    found = checked(report(given, tmp_path / "page.html", images=images))
+    assert {"scores", "reliability", "ood", "diversity", "reproduce"} <= set(found.ids)
+    assert ("examples" in found.ids) == (task != "multilabel")
+
+
+def test_plain_scores_are_enough(tmp_path: Path) -> None:
+    pred = Prediction(logits=torch.randn(2, 20, 3), targets=torch.arange(20) % 3)
+    scores = mt.score(pred)
+    found = checked(report([scores, Scores.from_json(scores.json())], tmp_path / "page.html"))
+    assert {"scores", "reliability"} <= set(found.ids)
+    assert "run 1" in found.text
+    found = checked(report([Scores({"accuracy": math.nan}, task="classes")], tmp_path / "page.html"))
+    assert "NaN" in found.text
+    assert "reliability" not in found.ids
+
+
+def test_strings_from_anywhere_are_escaped(made: Make, tmp_path: Path) -> None:
+    row = made(
+        EVIL, method=EVIL, command=EVIL, foreign={EVIL: made(seed=3).prediction}, cost={EVIL: 3.0, "parameters": 1.0},
+        settings={"data": EVIL, "network": EVIL, EVIL: {EVIL: [EVIL]}, "plain": EVIL},
+    )  # fmt: skip
+    scores = Scores({**row.scores, EVIL: 1.0, f"{EVIL}/auroc/entropy": 0.5}, task="classes")
+    row = dataclasses.replace(row, scores=scores)
+    other = made("_b & <i>", seed=1)
+    path = report([row, other], tmp_path / "p.html", title=EVIL, images=torch.rand(30, 1, 4, 4), classes=[EVIL, "b", "c"])
+    found = checked(path)
+    assert "i" not in found.tags
+    assert found.text.count("<script>alert(1)</script>") >= 12
+    assert "$title ${style}" in found.text, "what looks like a gap of the template is text too"
+
+
+@pytest.mark.usefixtures("unadorned")
+def test_the_page_allows_its_own_script_alone(made: Make, tmp_path: Path) -> None:
+    text = report([made()], tmp_path / "page.html").read_text()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'")
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert not re.search(r"https?://(?!www\.w3\.org/)", text)
+    for storage in ("localStorage", "sessionStorage", "fetch(", "XMLHttpRequest", "@import", "url(http"):
+        assert storage not in text
+
+
+@pytest.mark.slow
+def test_twelve_rows_with_seeds_are_a_small_page(made: Make, tmp_path: Path) -> None:
+    cost = {"parameters": 1e6, "multiply_adds": 1e9}
+    shifted = {severity: {"accuracy": 0.5} for severity in range(1, 6)}
+    others = {"svhn": made(seed=50).prediction}
+    given = [made(f"m{i}", seed=seed, cost=cost, shifted=shifted, foreign=others) for i in range(12) for seed in (0, 1)]
+    path = report(given, tmp_path / "page.html", images=torch.rand(30, 3, 32, 32))
+    found = checked(path)
+    assert {"scores", "cost", "reliability", "ood", "corruption", "diversity", "examples", "reproduce"} <= set(found.ids)
+    assert path.stat().st_size < 1_500_000
+
+
+@pytest.mark.usefixtures("unadorned")
+def test_the_same_rows_make_the_same_page(made: Make, tmp_path: Path) -> None:
+    first, second = (report([made()], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+
+
+@pytest.mark.usefixtures("unadorned")
+def test_rows_from_files_make_the_page_of_those_in_memory(made: Make, tmp_path: Path) -> None:
+    given = [made("a", intervals=5, command="type this"), made("b", seed=1)]
+    for row in given:
+        row.save(tmp_path / "runs" / row.name)
+    one = report(given, tmp_path / "one.html").read_text()
+    two = report(rows([tmp_path / "runs"]), tmp_path / "two.html").read_text()
+    assert one == two
+    assert "type this" in one
+
+
+@pytest.mark.usefixtures("unadorned")
+def test_what_reproduces_a_row_is_there(made: Make, tmp_path: Path) -> None:
+    given = [
+        made(seed=s, command=f"multitudes bench --seed {s}", settings={"recipe": {"seed": s, "lr": 0.125}}) for s in (0, 1)
+    ]
+    found = checked(report(given, tmp_path / "page.html"))
+    for text in ("Packed(members=3)", "multitudes bench --seed 0", "multitudes bench --seed 1", '"lr": 0.125'):
+        assert text in found.text
+
+
+@pytest.mark.usefixtures("unadorned")
+def test_rows_of_different_tasks_are_shown_with_a_warning(made: Make, tmp_path: Path) -> None:
+    found = checked(report([made("a"), made("b", "gaussian")], tmp_path / "page.html"))
+    assert "compare them with care" in found.text
+
+
+@pytest.mark.usefixtures("unadorned")
+def test_folders_are_made_and_what_cannot_be_written_is_told(made: Make, tmp_path: Path) -> None:
+    assert report([made()], tmp_path / "a" / "b.html") == tmp_path / "a" / "b.html"
+    with pytest.raises(FileError, match="cannot write"):
+        report([made()], tmp_path / "a" / "b.html" / "c.html")
+    with pytest.raises(FileError, match="cannot write"):
+        report([made()], tmp_path / "a")
+
+
+def test_wrong_arguments_are_told(made: Make, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to report"):
+        report([], tmp_path / "page.html")
+    with pytest.raises(InputError, match="several names"):
+        report([made()], tmp_path / "page.html", classes="abc")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_pages_files_are_shipped() -> None:
+    folder = resources.files("multitudes.report")
+    assert all(folder.joinpath(name).is_file() for name in ("page.html", "page.css", "page.js"))

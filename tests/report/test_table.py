@@ -1,0 +1,91 @@
+"""The tables: which columns, which cells are bold, and what a script sorts by."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import multitudes as mt
+from multitudes.report.groups import grouped
+from multitudes.report.table import columns, glossary, legend, table
+from multitudes.rows import Row
+
+Make = Callable[..., Row]
+
+
+def cells(text: str, row: str) -> list[str]:
+    """The cells of a row."""
+    (line,) = re.findall(rf'<tr><th scope="row" data-value="{row}">.*?</tr>', text)
+    return re.findall(r"<td.*?</td>", line)
+
+
+def test_scores_come_first_then_costs_and_the_rest_apart(made: Make) -> None:
+    row = made(cost={"parameters": 3, "single_parameters": 1, "watts": 2}, seconds=3.0)
+    row = Row(**{**vars(row), "scores": mt.score(row.prediction, ood={"svhn": row.prediction})})
+    first, rest = columns(grouped([row]))
+    titles = ["Accuracy", "NLL", "Brier", "ECE", "AURC", "AUROC svhn (entropy)", "Parameters", "Training", "Watts"]
+    assert [column.title for column in first] == titles
+    assert {"MCE", "Disagreement", "AUROC svhn (MSP)"} <= {column.title for column in rest}
+    assert not {column.key for column in first} & {column.key for column in rest}
+
+
+def test_single_corruptions_are_no_columns(scored: Make) -> None:
+    first, rest = columns(grouped([scored("a", accuracy=0.9, cAcc=0.7, fog__1__accuracy=0.6)]))
+    assert [column.key for column in [*first, *rest]] == ["accuracy", "cAcc"]
+
+
+def test_the_best_is_bold_with_what_its_interval_holds(scored: Make) -> None:
+    rows = [
+        scored("a", accuracy=0.9, nll=0.5, intervals={"accuracy": (0.88, 0.92)}),
+        scored("b", accuracy=0.89, nll=0.3),
+        scored("c", accuracy=0.87, nll=math.nan, cost={"parameters": 1.0}),
+    ]
+    groups = grouped(rows)
+    text = table(groups, columns(groups)[0], "t", "all")
+    assert [["<strong>" in cell for cell in cells(text, row)] for row in "abc"] == [
+        [True, False, False],
+        [True, True, False],
+        [False, False, False],
+    ]
+    assert "0.8800 – 0.9200" in cells(text, "a")[0]
+    assert 'data-value="0.9"' in cells(text, "a")[0]
+    assert cells(text, "c")[1] == '<td data-value="">NaN</td>', "NaN sorts last and is not the best"
+    assert cells(text, "a")[2] == '<td class="none">–</td>'
+
+
+def test_seeds_show_their_deviation(scored: Make) -> None:
+    groups = grouped([scored("a", seed=seed, accuracy=0.9 + seed / 100) for seed in range(3)])
+    text = table(groups, columns(groups)[0], "t", "all")
+    assert "0.9100" in text
+    assert "± 0.0100" in text
+    assert "3 seeds" in text
+    assert "standard deviation over seeds" in legend(groups, [])
+
+
+def test_headers_say_which_way_is_better_and_what_is_sorted(scored: Make) -> None:
+    groups = grouped([scored("a", accuracy=0.9, nll=math.inf), scored("b", accuracy=0.8, nll=1)])
+    text = table(groups, columns(groups)[0], "t", "all", "accuracy")
+    heads = re.findall(r'<th scope="col".*?</th>', text)
+    assert 'aria-sort="descending"' in heads[1]
+    assert 'data-first="descending"' in heads[1]
+    assert "↑" in heads[1]
+    assert "aria-sort" not in heads[2]
+    assert 'data-first="ascending"' in heads[2]
+    assert 'data-value="Infinity">∞' in cells(text, "a")[1]
+
+
+def test_costs_are_ratios_with_the_number_below(scored: Make) -> None:
+    groups = grouped([scored("a", accuracy=0.9, cost={"parameters": 3e6, "single_parameters": 2e6})])
+    text = table(groups, columns(groups)[0], "t", "all")
+    assert '1.50 ×<span class="range">3 M</span>' in text
+    assert "against the single network" in legend(groups, columns(groups)[0])
+
+
+def test_names_are_escaped_everywhere(scored: Make) -> None:
+    evil = "<b>\"'&"
+    groups = grouped([scored(evil, **{f"{evil}__auroc__entropy": 0.5, f"{evil}": 0.1})])
+    shown = [column for part in columns(groups) for column in part]
+    text = table(groups, shown, "t", "all") + glossary(shown)
+    assert "<b>" not in text
+    assert text.count("&lt;b&gt;&quot;&#x27;&amp;") >= 3
