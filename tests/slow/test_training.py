@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
-import pty
 import re
-import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 from typing import Any
 
@@ -190,161 +185,174 @@ def test_processes_go_on_together(ranks: Any) -> None:
         assert torch.equal(results["parts"][key], value), key
 
 
-KILLED = (
+SCENES = (
     NET
     + """
-recipe = mt.Recipe(epochs=3, batch=24, optimizer="adam", lr=0.01, ema=0.9)
+import fcntl, json, pty, resource, struct, termios, time
 folder = Path(sys.argv[1])
-mt.fit(made(METHODS["Packed"]), DATA, recipe, val=DATA, out=folder / "whole")
-real = {"fsync": os.fsync, "replace": os.replace}
+ADAM = {"batch": 24, "optimizer": "adam", "lr": 0.01, "ema": 0.9}
 
-def train(name, call=None, at=0):
-    calls = 0
+def train(name, **settings):
+    mt.fit(made(METHODS["Packed"]), DATA, mt.Recipe(epochs=3, **ADAM, **settings), val=DATA, out=folder / name, resume=True)
+
+def slowly(epochs):
+    def sleeping(x, y, generator):
+        time.sleep(0.02)
+        return x, y
+    data = TensorDataset(X.float(), Y)
+    recipe = mt.Recipe(epochs=epochs, batch=8, lr=0.01, precision="bf16", augment=sleeping)
+    mt.fit(made(METHODS["Packed"]).float(), data, recipe, val=data, out=folder / f"slowly{epochs}", resume=True)
+
+def ended(function, *args):  # a child leaves as a script does
+    try:
+        function(*args)
+        os._exit(0)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        os._exit(2 if isinstance(error, KeyboardInterrupt) else 1)
+
+def child(function, *args):
+    pid = os.fork()
+    if not pid:
+        ended(function, *args)
+    return os.waitpid(pid, 0)[1]
+
+def killed(name, call, at):
+    calls, real = 0, getattr(os, call)
     def dying(*args):
         nonlocal calls
         calls += 1
         if calls == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real[call](*args)
-    if call:
-        setattr(os, call, dying)
-    mt.fit(made(METHODS["Packed"]), DATA, recipe, val=DATA, out=folder / name, resume=True)
-    os._exit(0)
+        return real(*args)
+    setattr(os, call, dying)
+    train(name)
 
-def child(*args):
-    pid = os.fork()
-    if not pid:
-        try:
-            train(*args)
-        finally:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1]
-
-for call in real:
+train("whole")
+for call in ("fsync", "replace"):
     for at in range(1, 12):
-        assert child(f"{call}{at}", call, at) == signal.SIGKILL, (call, at)
-        assert child(f"{call}{at}") == 0, (call, at)
+        assert child(killed, f"killed {call} {at}", call, at) == signal.SIGKILL, (call, at)
+        assert child(train, f"killed {call} {at}") == 0, (call, at)
+
+def full(name, limit):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        train(name)
+    except mt.FileError as error:
+        read, write = json_pipe
+        os.write(write, str(error).encode())
+        os._exit(3)
+
+said = {}
+size = (folder / "whole" / "checkpoints" / "000003.safetensors").stat().st_size
+for name, limit in (("settings", 100), ("checkpoint", 2000), ("middle", size - 2000)):
+    json_pipe = os.pipe()
+    assert os.waitstatus_to_exitcode(child(full, f"full {name}", limit)) == 3, name
+    files = sorted(file.name for file in (folder / f"full {name}").rglob("*") if file.is_file())
+    said[name] = os.read(json_pipe[0], 10_000).decode(), files
+    assert child(train, f"full {name}") == 0, name
+(folder / "full.json").write_text(json.dumps(said))
+
+pid = os.fork()
+if not pid:
+    for number, name in ((1, "out.txt"), (2, "err.txt")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    ended(slowly, 200)
+begun = time.monotonic()
+while not (folder / "slowly200" / "checkpoints" / "000002.safetensors").exists() and time.monotonic() - begun < 60:
+    time.sleep(0.05)
+os.kill(pid, signal.SIGINT)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+
+for columns in (140, 80):
+    os.environ["TERM"] = "xterm"
+    pid, screen = pty.fork()
+    if not pid:
+        fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.environ.pop("COLUMNS", None)
+        os.environ.pop("LINES", None)
+        time.sleep(0.1)
+        ended(slowly, 3 if columns == 140 else 2)
+    shown = b""
+    try:
+        while part := os.read(screen, 65536):
+            shown += part
+    except OSError:  # its end is told so
+        pass
+    assert os.waitpid(pid, 0)[1] == 0, shown
+    (folder / f"shown{columns}.txt").write_bytes(shown)
 """
 )
+"""Runs in processes that are killed, find no room, are interrupted, or have a terminal: forked, to import torch but once."""
 
 
-def test_killed_within_any_write(tmp_path: Path, common: dict[str, Any]) -> None:
-    """SIGKILL before each file of a run is whole, and before it is in its place: the end is the same, bit for bit."""
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=ENVIRONMENT, check=True, timeout=200)
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all these runs."""
+    folder = tmp_path_factory.mktemp("scenes")
+    command = [sys.executable, "-c", SCENES, str(folder)]
+    done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == done.stderr == ""
+    return folder
+
+
+def ends_as_the_whole(scenes: Path, kind: str) -> int:
+    """How many runs of a kind there are, all of which must have ended with the weights of the one that was left alone."""
     net = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3)).double()
-    runs = sorted(folder for folder in tmp_path.iterdir() if folder.name != "whole")
-    assert len(runs) == 22
+    runs = [folder for folder in scenes.iterdir() if folder.is_dir() and folder.name.startswith(kind)]
     for name in ("last", "best"):
-        whole = mt.load(tmp_path / "whole" / f"{name}.multitude", net).state_dict()
+        whole = mt.load(scenes / "whole" / f"{name}.multitude", net).state_dict()
         for run in runs:
             for key, value in mt.load(run / f"{name}.multitude", net).state_dict().items():
                 assert torch.equal(value, whole[key]), (run.name, name, key)
+    return len(runs)
 
 
-FULL = (
-    NET
-    + """
-import resource
-recipe = mt.Recipe(epochs=3, batch=24, optimizer="adam", lr=0.01, deterministic=True)
-folder = Path(sys.argv[1])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-def train(name, limit=resource.RLIM_INFINITY):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    try:
-        mt.fit(made(METHODS["Packed"]), DATA, recipe, val=DATA, out=folder / name, resume=True)
-    except mt.FileError as error:
-        return str(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-train("whole")
-first = (folder / "whole" / "checkpoints" / "000003.safetensors").stat().st_size
-for name, limit in (("settings", 100), ("checkpoint", 2000), ("middle", first - 2000)):
-    print(train(name, limit), flush=True)
-    print(sorted(file.name for file in (folder / name).rglob("*") if file.is_file()), flush=True)
-    assert train(name) is None
-"""
-)
+def test_killed_within_any_write(scenes: Path) -> None:
+    """SIGKILL before each file of a run is whole, and before it is in its place: the end is the same, bit for bit."""
+    assert ends_as_the_whole(scenes, "killed") == 22
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(scenes: Path) -> None:
     """At any file: it is named, what was written before is whole, nothing half is left, and with room the run goes on."""
-    command = [sys.executable, "-c", FULL, str(tmp_path)]
-    said = subprocess.run(command, env=ENVIRONMENT, check=True, timeout=100, capture_output=True, text=True).stdout.splitlines()
-    assert re.fullmatch(r"cannot write .*config\.json: File too large", said[0])
-    assert said[1] == "[]"
-    assert re.fullmatch(r"cannot write .*000000\.safetensors: File too large", said[2])
-    assert said[3] == "['config.json', 'log.txt']"
-    assert re.fullmatch(r"cannot write .*000001\.safetensors: File too large", said[4])
-    assert said[5] == "['000000.safetensors', 'config.json', 'log.txt', 'metrics.jsonl']"
-    net = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3)).double()
-    whole = mt.load(tmp_path / "whole" / "last.multitude", net).state_dict()
-    for name in ("settings", "checkpoint", "middle"):
-        for key, value in mt.load(tmp_path / name / "last.multitude", net).state_dict().items():
-            assert torch.equal(value, whole[key])
+    said = json.loads((scenes / "full.json").read_text())
+    text, files = said["settings"]
+    assert re.fullmatch(r"cannot write .*config\.json: File too large", text)
+    assert files == []
+    text, files = said["checkpoint"]
+    assert re.fullmatch(r"cannot write .*000000\.safetensors: File too large", text)
+    assert files == ["config.json", "log.txt"]
+    text, files = said["middle"]
+    assert re.fullmatch(r"cannot write .*000001\.safetensors: File too large", text)
+    assert files == ["000000.safetensors", "config.json", "log.txt", "metrics.jsonl"]
+    assert ends_as_the_whole(scenes, "full") == 3
 
 
-SLOWLY = (
-    NET
-    + """
-import time
-def slowly(x, y, generator):
-    time.sleep(0.02)
-    return x, y
-
-ens = made(METHODS["Packed"]).float()
-data = TensorDataset(X.float(), Y)
-recipe = mt.Recipe(epochs=int(sys.argv[1]), batch=8, lr=0.01, precision="bf16", augment=slowly)
-mt.fit(ens, data, recipe, val=data, out=sys.argv[2], resume=True)
-"""
-)
+def test_interrupted_by_hand(scenes: Path) -> None:
+    """SIGINT: one line says how far it came and what goes on with it. Nothing is said before that, nor to standard output."""
+    assert (scenes / "out.txt").read_text() == ""
+    lines = (scenes / "err.txt").read_text().splitlines()
+    said = re.fullmatch(r"stopped after (\d+) of 200 epochs; fit\(\.\.\., out='(.*)', resume=True\) goes on", lines[0])
+    assert said is not None, lines
+    assert said[2] == str(scenes / "slowly200")
+    assert lines[1].startswith("Traceback")
+    assert lines[-1] == "KeyboardInterrupt"
+    assert (scenes / "slowly200" / "checkpoints" / f"{int(said[1]):06d}.safetensors").exists()
+    assert said[0] in (scenes / "slowly200" / "log.txt").read_text()
 
 
-def test_interrupted_by_hand(tmp_path: Path) -> None:
-    """SIGINT: one line says how far it came and what goes on with it; before that nothing is said; and it does go on."""
-    command = [sys.executable, "-c", SLOWLY, "200", str(tmp_path)]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        checkpoint = tmp_path / "checkpoints" / "000002.safetensors"
-        begun = time.monotonic()
-        while not checkpoint.exists() and time.monotonic() - begun < 60:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
-    assert out == ""
-    said = re.fullmatch(
-        r"stopped after (\d+) of 200 epochs; fit\(\.\.\., out='(.*)', resume=True\) goes on", err.splitlines()[0]
-    )
-    assert said is not None, err
-    assert said[2] == str(tmp_path)
-    assert err.splitlines()[-1] == "KeyboardInterrupt"
-    assert (tmp_path / "checkpoints" / f"{int(said[1]):06d}.safetensors").exists()
-    assert said[0] in (tmp_path / "log.txt").read_text()
+def seen(scenes: Path, columns: int) -> list[str]:
+    """The lines that a terminal of this width has shown, without colours."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", (scenes / f"shown{columns}.txt").read_text())
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
-def on_a_terminal(command: list[str], columns: int) -> str:
-    """What a process shows on a terminal of this width, without colours."""
-    here, there = pty.openpty()
-    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**{k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")}, "TERM": "xterm"}
-    with subprocess.Popen(command, env=environment, stdin=there, stdout=there, stderr=there) as process:
-        os.close(there)
-        shown = b""
-        try:
-            while part := os.read(here, 65536):
-                shown += part
-        except OSError:  # its end is told so
-            pass
-        os.close(here)
-    assert process.returncode == 0, shown.decode()
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-
-
-def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_a_bar_on_a_terminal(scenes: Path) -> None:
     """Epoch, steps and their speed, the time left, the loss, and the last validation; nothing else is said."""
-    shown = on_a_terminal([sys.executable, "-c", SLOWLY, "3", str(tmp_path / "a")], 140)
-    lines = [line for line in re.split(r"[\r\n]+", shown) if line.strip()]
+    lines = seen(scenes, 140)
     assert all(line.startswith("train ") for line in lines), lines
     numbers = r"\d+/36 steps \d:\d\d:\d\d epoch [23]/3  loss \d\.\d{4}  steps/s \d+\.\d  accuracy [01]\.\d{4}  nll \d\.\d{4}"
     assert re.search(numbers, lines[-1]), lines[-1]
