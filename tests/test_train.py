@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import csv
 import json
 import os
 import pickle
@@ -299,11 +301,143 @@ def test_a_loss_that_is_none(tmp_path: Path) -> None:
         (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X[:0], Y[:0])}, "no examples"),
         (TensorDataset(X[:0], Y[:0]), Recipe(epochs=1), {}, "empty"),
         (3, Recipe(epochs=1), {}, "cannot train on"),
+        (X, Recipe(epochs=1), {}, "cannot train on a Tensor"),
+        ((X, Y), Recipe(epochs=1), {}, "cannot train on a tuple"),
+        ("folder", Recipe(epochs=1), {}, "cannot train on a str"),
+        (DataLoader(TRAIN), Recipe(epochs=1), {}, "cannot train on a DataLoader"),
+        (TensorDataset(X), Recipe(epochs=1), {}, "inputs without targets"),
+        (TensorDataset(X, Y, Y), Recipe(epochs=1), {}, "a batch is a list of 3"),
+        (TensorDataset(X, Y + 1), Recipe(epochs=1), {}, "target 3 is no class: there are 0 to 2"),
+        (TensorDataset(X, Y - 1), Recipe(epochs=1), {}, "target -1 is no class: there are 0 to 2"),
+        (Data(X, Y + 1), Recipe(epochs=1), {}, "target 3 is no class"),
+        (TensorDataset(X, Y.float()), Recipe(epochs=1), {}, r"targets are \[128\] float32.* targets\.long\(\)"),
+        (TensorDataset(X, Y[:, None]), Recipe(epochs=1), {}, r"targets are \[128, 1\] int64.*whole numbers \[128\].*squeeze"),
+        (TensorDataset(X, F.one_hot(Y, 3)), Recipe(epochs=1), {}, r"targets\.argmax\(1\)"),
+        (TensorDataset(X, Y[:, None].repeat(1, 2)), Recipe(epochs=1), {}, r"targets are \[128, 2\]"),
+        (TRAIN, Recipe(epochs=1), {"val": X}, "there are no targets"),
+        (TRAIN, Recipe(epochs=1), {"val": "folder"}, "may mean several things"),
+        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X, Y + 5)}, "is no class"),
+        (TRAIN, Recipe(epochs=1), {"val": iter([(X, Y)])}, "an iterator can be read once"),
+        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X * torch.nan, Y)}, "has a NaN"),
     ],
 )
 def test_what_cannot_be_fitted(train: Any, recipe: Any, options: dict[str, Any], says: str) -> None:
+    ens = made(mt.Deep(members=2))
     with pytest.raises(mt.InputError, match=says):
-        fit(made(mt.Deep(members=2)), train, recipe, **options)
+        fit(ens, train, recipe, **options)
+    for name, p in made(mt.Deep(members=2)).named_parameters():
+        assert torch.equal(ens.get_parameter(name), p)
+
+
+@pytest.mark.parametrize("where", ["train", "val"])
+@pytest.mark.parametrize("batches", ["same", "own"])
+@pytest.mark.parametrize("x", [torch.randn(80, 7), X[:80].double(), torch.ones(80, 6, dtype=torch.uint8)])
+def test_inputs_of_another_kind(where: str, batches: Any, x: Tensor) -> None:
+    """Another size or type is said, beside what the ensemble was made for, before an epoch is spent on it."""
+    sets = {"train": TRAIN, "val": VAL, where: TensorDataset(x, Y[:80])}
+    ens = made(mt.Deep(members=2))
+    with pytest.raises(mt.RunError, match=r"has Inputs\(.*, and the ensemble was made for Inputs\(\[2, 6\] torch\.float32\)"):
+        fit(ens, sets["train"], Recipe(epochs=1, batch=20, batches=batches), val=sets["val"])
+    assert same(ens, made(mt.Deep(members=2)))
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(mt.InputError, match="all parameters are frozen"):
+        fit(made(mt.Deep(members=2)).requires_grad_(False), TRAIN, Recipe(epochs=1))
+
+
+def test_labels_of_other_types() -> None:
+    """Whole numbers of any width, and probabilities that are sure, are the same labels; −100 is none."""
+    runs = []
+    for labels in (Y[:200], Y[:200].int(), Y[:200].to(torch.uint8), F.one_hot(Y[:200], 3).float()):
+        ens = made(mt.Deep(members=2))
+        runs.append(fit(ens, TensorDataset(X[:200], labels), Recipe(epochs=2, batch=20)))
+    for run in runs:
+        assert run.metrics[-1]["loss"] == pytest.approx(runs[0].metrics[-1]["loss"], rel=1e-5)
+    some = torch.where(torch.arange(200) % 2 == 0, Y[:200], -100)
+    assert fit(made(mt.Deep(members=2)), TensorDataset(X[:200], some), Recipe(epochs=2, batch=20)).metrics[-1]["loss"] > 0
+
+
+@pytest.mark.parametrize("batches", ["same", "own"])
+def test_examples_as_dicts_beside_what_has_no_rows(batches: Any) -> None:
+    """A list of dicts is one set; what split= adds to each call is not a row of anything."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return self.layer(x * scale)
+
+    torch.manual_seed(0)
+    ens = mt.ensemble(Scaled(), mt.Deep(members=2), mt.Inputs(X[:2], torch.ones(6)), batch_axis=[0, None], seed=0)
+    examples = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
+    run = fit(
+        ens, examples, Recipe(epochs=4, batch=20, lr=0.1, batches=batches), val=examples,
+        split=lambda batch: (mt.Inputs(batch["x"], torch.ones(6)), batch["y"]),
+    )  # fmt: skip
+    assert run.metrics[-1]["val_accuracy"] > 0.8
+
+
+def test_split_is_heard_for_sets_in_memory() -> None:
+    found = []
+    for train in (TRAIN, Data(X[:200], Y[:200])):
+        ens = made(mt.Deep(members=2))
+        fit(ens, train, Recipe(epochs=1, batch=20), split=lambda batch: (batch[0] * 2, batch[1]))
+        found.append(ens)
+    assert same(*found)
+    assert not same(found[0], fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1, batch=20)).ensemble)
+
+
+def test_modes_of_parts_come_back() -> None:
+    """A norm that was in eval mode by itself is so again; after an error too."""
+    for train in (TRAIN, TensorDataset(X, Y + 1)):
+        ens = made(mt.Deep(members=2)).train()
+        ens.get_submodule("1").eval()
+        with contextlib.suppress(Exception):
+            fit(ens, train, Recipe(epochs=1, batch=50))
+        assert [name for name, part in ens.named_modules() if not part.training] == ["1"]
+        assert ens.template.training
+
+
+@pytest.mark.parametrize(("examples", "accumulate", "rows"), [(60, 1, 60), (200, 1, 128), (200, 2, 128)])
+def test_a_prior_takes_the_rows_that_a_step_has(
+    examples: int, accumulate: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are fewer examples than a batch would take."""
+    counts = []
+    monkeypatch.setattr(mt.Deep, "penalty", lambda method, ensemble, count: counts.append(count))
+    data = TensorDataset(X[:examples], Y[:examples])
+    fit(made(mt.Deep(members=2)), data, Recipe(epochs=1, batch=128, accumulate=accumulate))
+    assert counts
+    assert set(counts) == {rows}
+
+
+def test_a_csv_logger_has_every_epoch(tmp_path: Path) -> None:
+    """Written when a run ends, or is stopped."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.loggers import CSVLogger
+
+    def stopping(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return x, y
+
+    left = [0]
+    for name, steps in (("whole", 1000), ("stopped", 25)):
+        left[0] = steps
+        with contextlib.suppress(KeyboardInterrupt):
+            recipe = Recipe(epochs=3, batch=20, augment=stopping)
+            fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, loggers=CSVLogger(tmp_path / name))
+        with next((tmp_path / name).rglob("metrics.csv")).open() as file:
+            lines = list(csv.DictReader(file))
+        assert [line["step"] for line in lines] == ["1", "2", "3"][: 3 if name == "whole" else 2]
+        assert all(float(line[key]) >= 0 for line in lines for key in ("loss", "val_accuracy", "val_nll"))
+    with pytest.raises(mt.InputError, match="loggers= without fabric="):
+        fabric = Fabric(accelerator="cpu", devices=1)
+        fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), fabric=fabric, loggers=CSVLogger(tmp_path))
 
 
 def test_modes_come_back() -> None:
@@ -387,7 +521,17 @@ def test_a_damaged_checkpoint_gives_way(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("call", "at"), [("replace", 1), ("replace", 2), ("fsync", 6), ("replace", 6), ("replace", 10), ("replace", 11)]
+    ("call", "at"),
+    [
+        ("replace", 1),
+        ("replace", 2),
+        ("fsync", 6),
+        ("replace", 6),
+        ("replace", 7),
+        ("replace", 9),
+        ("replace", 10),
+        ("replace", 11),
+    ],
 )
 def test_stopped_within_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, at: int) -> None:
     """Of the settings, a checkpoint, the last or the best: nothing half is there, and the end is the same."""
@@ -408,6 +552,37 @@ def test_stopped_within_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     again = fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, out=tmp_path, resume=True)
     assert same(again.ensemble, whole.ensemble)
     assert same(mt.load(tmp_path / "best.multitude", network()), whole.use_best())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == again.metrics
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", [b'{"epoch": 1, "lo', b"3\n[]\n", b"\xff\xfe", b'{"a": 1}\n', None])
+def test_damaged_metrics_are_written_anew(tmp_path: Path, text: bytes | None) -> None:
+    """A checkpoint has them too."""
+    first = fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2), out=tmp_path)
+    if text is None:
+        (tmp_path / "metrics.jsonl").unlink()
+    else:
+        (tmp_path / "metrics.jsonl").write_bytes(text)
+    again = fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2), out=tmp_path, resume=True)
+    assert again.metrics == first.metrics
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == first.metrics
+
+
+@pytest.mark.parametrize("wider", [True, False])
+def test_another_model_is_not_taken_up(tmp_path: Path, wider: bool) -> None:
+    """What is another is named, and neither model nor folder are touched."""
+    fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2), out=tmp_path)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) if wider else network()[::3]
+    other = mt.ensemble(net, mt.Deep(members=2), X[:2], seed=0)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    kept = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    says = r"0\.weight is \[2, 16, 6\] there and \[2, 8, 6\] here" if wider else r"it has 1\.weight"
+    with pytest.raises(mt.FileError, match=f"is of another model: .*{says}"):
+        fit(other, TRAIN, Recipe(epochs=2), out=tmp_path, resume=True)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == kept
 
 
 def test_a_run_that_is_over_is_read(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ METHODS = {
     "MIMO": mt.MIMO(members=2), "Masksembles by rows": mt.Masksembles(members=2, fewest=2),
 }
 ADDED = {"optimizer": "adam", "lr": 0.01, "accumulate": 2, "clip": 0.5, "l1": 0.01, "ema": 0.9}
+SHARDED = {key: value for key, value in ADDED.items() if key != "clip"}
 """
 """What scripts and tests have in common."""
 
@@ -64,8 +65,9 @@ results = {}
 
 def train(name, method, recipe, norm=nn.LayerNorm, **options):
     ens = made(method, norm, seed=rank)  # other weights in each process: the first one's are taken
-    mt.fit(ens, DATA, recipe, val=DATA, out=folder / name, **options)
+    run = mt.fit(ens, DATA, recipe, val=DATA, out=folder / name, **options)
     results[name] = {key: value.clone() for key, value in ens.state_dict().items()}
+    results[name]["loss"] = torch.tensor([line["loss"] for line in run.metrics])
 
 for name, method in METHODS.items():
     train(name, method, mt.Recipe(epochs=2, batch=24, lr=0.05))
@@ -90,6 +92,39 @@ try:
 except KeyboardInterrupt:
     results["stopped"] = {}
 train("parts", METHODS["EMP"], recipe, resume=True)
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh("cpu", (2,))
+
+def shard(name, method, recipe, out, **options):
+    ens = made(method)
+    fully_shard(ens, mesh=mesh)
+    run = mt.fit(ens, DATA, recipe, val=DATA, out=folder / out, **options)
+    assert all(p.shape != p.to_local().shape for p in ens.parameters() if p.shape[0] > 1)
+    results[name] = {key: getattr(value, "full_tensor", value.clone)() for key, value in ens.state_dict().items()}
+    results[name]["loss"] = torch.tensor([line["loss"] for line in run.metrics])
+    run.use_best()
+    results[name + " best"] = {key: getattr(value, "full_tensor", value.clone)() for key, value in ens.state_dict().items()}
+
+for name in ("Deep", "BatchEnsemble", "EMP"):
+    shard(f"{name} sharded", METHODS[name], mt.Recipe(epochs=2, batch=24, lr=0.05), f"{name} sharded")
+    shard(f"{name} sharded added", METHODS[name], mt.Recipe(epochs=2, batch=24, **SHARDED), f"{name} sharded added")
+recipe = mt.Recipe(epochs=4, batch=24, augment=stopping, **SHARDED)
+left = 0
+shard("sharded whole", METHODS["EMP"], recipe, "sharded whole")
+left = 20
+try:
+    shard("sharded parts", METHODS["EMP"], recipe, "sharded parts")
+except KeyboardInterrupt:
+    results["sharded stopped"] = {}
+shard("sharded parts", METHODS["EMP"], recipe, "sharded parts", resume=True)
+ens = made(METHODS["Deep"])
+fully_shard(ens.get_submodule("0"), mesh=mesh)
+try:
+    mt.fit(ens, DATA, mt.Recipe(epochs=1))
+except mt.RunError as error:
+    results[str(error)] = {}
 torch.save((results, sorted(written)), folder / f"rank{rank}")
 """
 )
@@ -104,13 +139,20 @@ def common() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, dict[str, Tensor]], list[str]]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where processes under torchrun write."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[tuple[dict[str, dict[str, Tensor]], list[str]]]:
     """What each of two processes under torchrun came to, and which files it opened to write."""
-    folder = tmp_path_factory.mktemp("ranks")
     (folder / "script.py").write_text(RANKS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(folder / "script.py"), str(folder)]
     done = subprocess.run(launch, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "Initializing distributed" not in done.stderr
+    assert done.stdout == ""
     return [torch.load(folder / f"rank{rank}") for rank in range(2)]
 
 
@@ -133,16 +175,18 @@ def test_one_process_writes(ranks: Any) -> None:
     assert not second - {"rank1"}
 
 
-EXACT = ["Deep", "Packed", "BatchEnsemble", "Masksembles", "EMP", "ECMP", "Deep added", "EMP added"]
+SHARDED = [f"{kind} sharded{added}" for kind in ("Deep", "BatchEnsemble", "EMP") for added in ("", " added")]
+EXACT = [*SHARDED, "Deep", "Packed", "BatchEnsemble", "Masksembles", "EMP", "ECMP", "Deep added", "EMP added"]
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_two_processes_train_as_one(ranks: Any, common: dict[str, Any], name: str) -> None:
     """With the same batch over all: what is drawn for weights is drawn alike, and gradients are averaged."""
-    kind, _, added = name.partition(" ")
+    kind, added = name.split(" ")[0], name.endswith("added")
     ens = common["made"](common["METHODS"][kind])
-    settings = common["ADDED"] if added else {"lr": 0.05}
-    mt.fit(ens, common["DATA"], mt.Recipe(epochs=2, batch=24, **settings), val=common["DATA"])
+    settings = {"lr": 0.05} if not added else common["SHARDED" if "sharded" in name else "ADDED"]
+    run = mt.fit(ens, common["DATA"], mt.Recipe(epochs=2, batch=24, **settings), val=common["DATA"])
+    torch.testing.assert_close(ranks[0][0][name]["loss"], torch.tensor([line["loss"] for line in run.metrics]))
     moved = False
     for key, value in ens.state_dict().items():
         torch.testing.assert_close(ranks[0][0][name][key], value, rtol=1e-9, atol=1e-12, msg=key)
@@ -175,6 +219,24 @@ def test_two_processes_train_as_one_that_takes_both_parts(
             optimizer.zero_grad()
     for key, value in ens.state_dict().items():
         torch.testing.assert_close(ranks[0][0][name][key], value, rtol=1e-9, atol=1e-12, msg=key)
+
+
+def test_sharded_processes_go_on_together(ranks: Any) -> None:
+    """From whole tensors in a checkpoint; parts that are sharded by themselves are refused by name."""
+    results, _ = ranks[0]
+    assert "sharded stopped" in results
+    for key, value in results["sharded whole"].items():
+        assert torch.equal(results["sharded parts"][key], value), key
+    assert any("0 is sharded by itself" in name for name in results)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_files_of_a_sharded_run_are_whole(ranks: Any, folder: Path, name: str) -> None:
+    """The best and the last, for one process."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3)).double()
+    for file, key in (("last", name), ("best", f"{name} best")):
+        for part, value in mt.load(folder / name / f"{file}.multitude", net).state_dict().items():
+            assert torch.equal(value, ranks[0][0][key][part]), part
 
 
 def test_processes_go_on_together(ranks: Any) -> None:
@@ -314,6 +376,7 @@ def ends_as_the_whole(scenes: Path, kind: str) -> int:
 def test_killed_within_any_write(scenes: Path) -> None:
     """SIGKILL before each file of a run is whole, and before it is in its place: the end is the same, bit for bit."""
     assert ends_as_the_whole(scenes, "killed") == 22
+    assert [file for file in scenes.rglob(".*") if file.is_file() and "config.json" not in file.name] == []
 
 
 def test_a_full_disk(scenes: Path) -> None:
@@ -350,13 +413,17 @@ def seen(scenes: Path, columns: int) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
-def test_a_bar_on_a_terminal(scenes: Path) -> None:
-    """Epoch, steps and their speed, the time left, the loss, and the last validation; nothing else is said."""
-    lines = seen(scenes, 140)
-    assert all(line.startswith("train ") for line in lines), lines
-    numbers = r"\d+/36 steps \d:\d\d:\d\d epoch [23]/3  loss \d\.\d{4}  steps/s \d+\.\d  accuracy [01]\.\d{4}  nll \d\.\d{4}"
-    assert re.search(numbers, lines[-1]), lines[-1]
-    assert any("epoch 1/3" in line and "accuracy" not in line for line in lines)
+@pytest.mark.parametrize(("columns", "epochs"), [(140, 3), (80, 2)])
+def test_a_bar_on_a_terminal(scenes: Path, columns: int, epochs: int) -> None:
+    """How many steps there are and the time left; epoch, loss, speed, and the last validation; nothing else is said."""
+    lines = seen(scenes, columns)
+    above, below = ([line for line in lines if line.startswith(front)] for front in ("train ", "epoch "))
+    assert len(above) + len(below) == len(lines), lines
+    assert all(re.fullmatch(rf"train .* \d+/{12 * epochs} steps (\d:\d\d:\d\d|-:--:--) *", line) for line in above), lines
+    assert re.search(r"steps \d:\d\d:\d\d", above[-1])
+    numbers = r"loss \d\.\d{4}  steps/s \d+\.\d  accuracy [01]\.\d{4}  nll \d\.\d{4} *"
+    assert re.fullmatch(rf"epoch {epochs}/{epochs}  {numbers}", below[-1]), lines
+    assert any("epoch 1/" in line and "accuracy" not in line for line in below)
 
 
 def test_tensorboard_has_every_epoch(tmp_path: Path) -> None:
