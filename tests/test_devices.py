@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import multitudes as mt
-from multitudes.devices import device_of, fabric_for, settled
+from multitudes.devices import check_fabric, device_of, fabric_for, settled
 from multitudes.recipes import Recipe
 
 
@@ -26,12 +27,39 @@ def test_settings_are_as_they_were() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_warnings_stay_warnings(deterministic: bool) -> None:
+    """Where algorithms that are not deterministic were only warned of, they are not forbidden afterwards."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with settled(Recipe(deterministic=deterministic), torch.device("cpu")):
+            assert torch.is_deterministic_algorithms_warn_only_enabled() != deterministic
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_the_ensembles_device() -> None:
     ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
     assert device_of(ens) == torch.device("cpu")
     fabric = fabric_for(ens, Recipe(precision="bf16"), None)
     assert fabric.device == torch.device("cpu")
     assert (fabric.world_size, fabric.global_rank) == (1, 0)
+
+
+def test_fabrics_of_ones_own() -> None:
+    """One device, or DDP; what would shard is refused by name."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import ModelParallelStrategy
+
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
+    check_fabric(Fabric(accelerator="cpu", devices=1), ens, Recipe())
+    check_fabric(Fabric(accelerator="cpu", devices=2, strategy="ddp"), ens, Recipe())
+    with pytest.raises(mt.InputError, match=r"not ModelParallelStrategy; to shard, fully_shard\(ens\)"):
+        check_fabric(SimpleNamespace(strategy=ModelParallelStrategy(lambda module, mesh: module)), ens, Recipe())
+    with pytest.raises(mt.InputError, match="not str"):
+        check_fabric("cpu", ens, Recipe())
 
 
 def test_fabric_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

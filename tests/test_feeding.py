@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import multitudes as mt
-from multitudes.data import Data
+from multitudes.data import Augment, Data
 from multitudes.feeding import Feed, seed_of
 
 X = torch.arange(23.0)[:, None].expand(23, 3)
@@ -42,6 +42,17 @@ def test_every_example_at_most_once(data: Any) -> None:
     assert first != second
     assert seen(feed(data), 1) == first
     assert seen(feed(data, seed=1), 1) != first
+
+
+@pytest.mark.parametrize("augment", [None, Augment()])
+@pytest.mark.parametrize("data", [DATA, IN_MEMORY])
+def test_labels_are_checked_before_they_reach_a_device(data: Any, augment: Any) -> None:
+    """Once it is known how many classes there are: of a set in memory at once, else as it is read."""
+    one = feed(data, augment=augment if data is IN_MEMORY else None)
+    one.expect(23)
+    assert len(list(one.epoch(1))) == 4 if augment is None else True
+    with pytest.raises(mt.InputError, match=r"target \d+ is no class: there are 0 to 9"):
+        one.expect(10) or list(one.epoch(1))  # type: ignore[func-returns-value]
 
 
 def test_how_a_set_is_read_changes_nothing() -> None:

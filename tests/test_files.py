@@ -237,7 +237,7 @@ def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(files.os, "open", refuse)
     with pytest.raises(mt.FileError, match=r"cannot write .*a\.multitude: Permission denied"):
         mt.save(convert(mt.Deep(), CASE), tmp_path / "a.multitude")
 

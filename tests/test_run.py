@@ -26,6 +26,23 @@ def test_a_new_folder(tmp_path: Path) -> None:
         folder.start({"recipe": {"epochs": 3, "lr": 0.2}, "method": "Deep"}, resume=True)
 
 
+def test_files_can_be_read_by_whom_others_can(tmp_path: Path) -> None:
+    """As the system makes files, and not for their writer alone."""
+    (tmp_path / "plain").write_text("")
+    Folder(tmp_path / "a").start(CONFIG, resume=False)
+    assert (tmp_path / "a" / "config.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.start(CONFIG, resume=False)
+    folder.save(1, {}, {"w": torch.zeros(2)})
+    left = folder.checkpoints / ".000002.safetensors.0a1b2c3d.part"
+    left.write_bytes(b"half")
+    folder.start(CONFIG, resume=True)
+    assert [file.name for file in folder.checkpoints.iterdir()] == ["000001.safetensors"]
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(mt.FileError, match="cannot make the folder"):
@@ -60,14 +77,28 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
     assert "the checkpoint before it is used" in said[0]
 
 
-def test_lines_of_metrics(tmp_path: Path) -> None:
-    """A line that is not whole is not there."""
+def test_checkpoints_that_cannot_be_used_make_room(tmp_path: Path) -> None:
+    """Where none is whole that is said, and those of the run that starts anew stay, however late the damaged ones were."""
     folder = Folder(tmp_path)
-    assert folder.metrics() == []
+    folder.start(CONFIG, resume=False)
+    for epoch in (8, 9):
+        (folder.checkpoints / f"{epoch:06d}.safetensors").write_bytes(b"")
+    said: list[str] = []
+    assert folder.newest(said.append) is None
+    assert "000009" in said[0]
+    assert "the checkpoint before it is used" in said[0]
+    assert "000008" in said[1]
+    assert "the run starts anew" in said[1]
+    for epoch in range(3):
+        folder.save(epoch, {}, {"w": torch.zeros(2)})
+    assert [file.name for file in sorted(folder.checkpoints.iterdir())] == ["000001.safetensors", "000002.safetensors"]
+
+
+def test_lines_of_metrics(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.note([{"epoch": 1}])
     folder.note([{"epoch": 1}, {"epoch": 2}])
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 3, "lo')
-    assert folder.metrics() == [{"epoch": 1}, {"epoch": 2}]
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [{"epoch": 1}, {"epoch": 2}]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])

@@ -17,18 +17,23 @@ def wanted(progress: bool | None) -> bool:
 
 @contextlib.contextmanager
 def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> Iterator[Tell]:
-    """A bar for the time of a block; it goes when the block ends."""
+    """A bar for the time of a block, and a line with what else is shown; they go when the block ends."""
     if not wanted(progress):
         yield lambda count=1, **shown: None
         return
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn(),
-        TextColumn("{task.fields[shown]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as live:
+    class Two(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            for task in self.tasks:
+                if task.fields["shown"]:
+                    yield Text(task.fields["shown"], no_wrap=True, overflow="ellipsis")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Two(*columns, console=Console(stderr=True), transient=True) as live:
         job = live.add_task(name, total=total, shown="")
 
         def tell(count: int = 1, **shown: object) -> None:

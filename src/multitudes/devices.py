@@ -14,7 +14,9 @@ import torch
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.recipes import Recipe
+from multitudes.sharding import is_sharded
 
+FABRICS = ("lightning_fabric", "lightning.fabric")
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -30,17 +32,30 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     kind = "cuda" if device_of(ensemble).type == "cuda" or (ranks > 1 and torch.cuda.is_available()) else "cpu"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    many = {"strategy": "ddp", "devices": here, "num_nodes": max(1, ranks // here)} if ranks > 1 else {"devices": 1}
     with quietly():
-        fabric = _fabric()(accelerator=kind, precision=PRECISIONS[recipe.precision], loggers=loggers, **many)
+        library, strategy = _fabric(), "ddp"
+        if is_sharded(ensemble, recipe):
+            strategy = _unwrapped(library)
+        many = {"strategy": strategy, "devices": here, "num_nodes": max(1, ranks // here)} if ranks > 1 else {"devices": 1}
+        fabric = library.Fabric(accelerator=kind, precision=PRECISIONS[recipe.precision], loggers=loggers, **many)
         fabric.launch()
     return fabric
 
 
+def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
+    """A Fabric of one's own may have one device, or DDP; a sharded ensemble has the one that is made for it."""
+    if is_sharded(ensemble, recipe):
+        raise InputError("a sharded ensemble is trained without fabric=: under torchrun, one is made for its processes")
+    kind = type(getattr(fabric, "strategy", fabric)).__name__
+    if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
+        raise InputError(f"fit takes a Fabric of one device or strategy='ddp', not {kind}; to shard, fully_shard(ens)")
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Fabric says which precision it takes, and that another would be faster: the recipe has said which."""
-    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in ("lightning_fabric", "lightning.fabric")]
+    """Fabric says which precision and processes it takes, and that others would be faster: the recipe has said which."""
+    parts = [f"{name}.utilities.{part}" for name in FABRICS for part in ("rank_zero", "distributed")]
+    loggers = [logging.getLogger(part) for part in parts]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
@@ -69,6 +84,8 @@ def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> t
     more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
     if device.type == "cuda" and recipe.precision != "fp16":
         more["fused"] = True
+    if not any(p.requires_grad for p in ensemble.parameters()):
+        raise InputError("there is nothing to train: all parameters are frozen; ens.requires_grad_(True) lets them learn")
     groups = ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind)
     optimizer = kind(groups, lr=recipe.lr, **more)
     for group in optimizer.param_groups:
@@ -76,10 +93,30 @@ def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> t
     return optimizer
 
 
+def _unwrapped(library: Any) -> Any:
+    """Fabric's strategy for processes, without its wrapper: a sharded ensemble averages gradients by itself."""
+    strategy = import_module(f"{library.__name__}.strategies").DDPStrategy
+
+    class Sharded(strategy):  # type: ignore[misc, valid-type]
+        def setup_module(self, module: Any) -> Any:
+            return module
+
+    made = Sharded()
+    made._backward_sync_control = _Always()
+    return made
+
+
+class _Always:
+    """Gradients are averaged in each part of a step: a sharded one has nowhere to keep them whole."""
+
+    def no_backward_sync(self, module: Any, enabled: bool) -> Any:
+        return contextlib.nullcontext()
+
+
 def _fabric() -> Any:
-    for name in ("lightning_fabric", "lightning.fabric"):
+    for name in FABRICS:
         with contextlib.suppress(ImportError):
-            return import_module(name).Fabric
+            return import_module(name)
     raise InputError("fit needs Lightning Fabric: pip install 'multitudes[train]'")
 
 
@@ -87,6 +124,7 @@ def _fabric() -> Any:
 def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """torch's own randomness and its choice of algorithms, as they were afterwards."""
     strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
@@ -96,5 +134,5 @@ def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
                 torch.backends.cudnn.benchmark = False
             yield
         finally:
-            torch.use_deterministic_algorithms(strict)
+            torch.use_deterministic_algorithms(strict, warn_only=warn)
             torch.backends.cudnn.benchmark = benchmark

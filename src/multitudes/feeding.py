@@ -6,7 +6,7 @@ is augmented there before it is normalised; any other dataset is read by torch's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from multitudes import tree
+from multitudes.data.augment import Augment as Augmentation
 from multitudes.data.dataset import Data
 from multitudes.errors import InputError
-from multitudes.inputs import Inputs
+from multitudes.inputs import Inputs, stack_slots
+from multitudes.losses import check_classes
 from multitudes.predict import Split, pair
 
 Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
@@ -42,10 +44,12 @@ class Feed:
 
     def __init__(
         self, data: Any, *, batch: int, seed: int, members: int, own: bool, rank: int = 0, ranks: int = 1,
-        device: torch.device | None = None, split: Split | None = None, augment: Augment | None = None,
+        device: torch.device | None = None, split: Split | None = None, augment: Augment | None = None, batch_axis: Any = 0,
     ) -> None:  # fmt: skip
         self.sets = [_placed(one, device) for one in _sets(data, members)]
-        self.augment = augment
+        self.augment, self.batch_axis = augment, batch_axis
+        self.classes: int | None = None
+        """How many classes targets may name, once that is known."""
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
@@ -70,9 +74,16 @@ class Feed:
             return
         feeds = [self._read(self.sets[m % len(self.sets)], number, m % self.orders) for m in range(self.members)]
         for parts in zip(*feeds, strict=True):
-            calls = [inputs for inputs, _ in parts]
-            stacked = calls[0].refill([torch.stack(column) for column in zip(*(c.tensors() for c in calls), strict=True)])
+            stacked = stack_slots([inputs for inputs, _ in parts], self.batch_axis)
             yield stacked, tree.stack([targets for _, targets in parts])
+
+    def expect(self, classes: int) -> None:
+        """From now on, targets that name another class are refused before they reach a GPU, which would die of them."""
+        self.classes = classes
+        for one in self.sets:
+            kept = self.augment is None or isinstance(self.augment, Augmentation)  # which leaves classes their numbers
+            if isinstance(one, Data) and kept and not one.targets.is_floating_point():
+                check_classes(one.targets, classes)
 
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
         """Which examples each batch has, for member m."""
@@ -83,7 +94,7 @@ class Feed:
 
     def _read(self, data: Any, epoch: int, m: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
-        if isinstance(data, Data):
+        if isinstance(data, Data) and self.split is pair:
             for piece in self._pieces(epoch, m, data.device):
                 if self.augment is None:
                     x, targets = data.batch(piece, self.device)
@@ -97,6 +108,8 @@ class Feed:
             inputs, targets = self.split(batch)
             if targets is None:
                 raise InputError("the training set gives inputs without targets: pairs (input, target) are needed, or split=")
+            if self.classes is not None and isinstance(targets, Tensor) and not targets.is_floating_point():
+                check_classes(targets, self.classes)
             call = Inputs.of(inputs)
             tensors = [t.to(self.device) for t in call.tensors()]
             targets = tree.apply(lambda t: t.to(self.device), targets)
@@ -115,11 +128,16 @@ def _placed(data: Any, device: torch.device | None) -> Any:
     return data.to(device) if data.device != device and data.inputs.nbytes < free // 4 else data
 
 
+def _is_set(one: Any) -> bool:
+    """Whether an entry of a list is a set of examples, and not an example."""
+    return hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, (tuple, list, str, Tensor, Mapping))
+
+
 def _sets(data: Any, members: int) -> list[Any]:
     """The one set of all members, or each one's."""
     if isinstance(data, Sequence) and not isinstance(data, (str, Tensor)):
         sets = list(data)
-        if sets and all(hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, tuple) for one in sets):
+        if sets and all(_is_set(one) for one in sets):
             if len(sets) != members:
                 raise InputError(f"there are {len(sets)} training sets for {members} members: give one, or one for each")
             lengths = sorted({len(one) for one in sets})
@@ -128,7 +146,7 @@ def _sets(data: Any, members: int) -> list[Any]:
                     f"members' training sets must be equally long, and have {lengths[0]} to {lengths[-1]} examples"
                 )
             return sets
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+    if isinstance(data, (str, Tensor, tuple, Mapping)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError(
             f"cannot train on a {type(data).__name__}: give a dataset with a length, such as a TensorDataset(x, y)"
         )

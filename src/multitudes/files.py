@@ -6,11 +6,12 @@ tensor tells a damaged or altered file. Nothing is unpickled, and the JSON can o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -30,6 +31,10 @@ from multitudes.initialise import built
 from multitudes.inputs import Inputs
 from multitudes.method import Factory, Method
 from multitudes.plan import Counts, Entry, Plan
+from multitudes.sharding import is_sharded
+
+UNFINISHED = ".part"
+"""How the name of a file ends that is not whole yet."""
 
 FORMAT = 1
 """The version of the file's JSON; a newer one is refused by name."""
@@ -48,7 +53,8 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
         Inputs.like(ensemble.plan.example, torch.device("meta"))  # what could not be made again is refused now, not at loading
     remade = drawn_names(ensemble.template)
     kept = [(name, tensor) for name, tensor in named_tensors(ensemble.template) if name not in remade]
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept}
+    copy = is_sharded(ensemble)  # whose whole tensors are given back
+    tensors = {name: tensor.detach().to("cpu", copy=copy).contiguous() for name, tensor in kept}
     text = json.dumps(_described(ensemble), sort_keys=True)
     header = {"multitudes": text, "sha256": _digest(text, tensors)}
     write(Path(path), to_bytes(tensors, metadata=header))
@@ -82,11 +88,9 @@ def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], 
 
 def write(target: Path, data: bytes) -> None:
     """All of it or nothing; the old file stays until the new one is whole."""
+    name = target.parent / f".{target.name}.{secrets.token_hex(4)}{UNFINISHED}"
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
-    try:
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # with the rights that any new file has
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -95,7 +99,8 @@ def write(target: Path, data: bytes) -> None:
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            name.unlink(missing_ok=True)
 
 
 def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) -> Ensemble:

@@ -12,6 +12,9 @@ from multitudes.method import Criterion
 from multitudes.tasks import variance_of
 from multitudes.uncertainty import log_normal
 
+UNLABELLED = -100
+"""What torch's cross entropy takes for an entry without a label."""
+
 
 class GaussianNLL(nn.Module):
     """The negative log likelihood of Gaussian heads: means and raw variances side by side, ``[B, 2 D, ...]``.
@@ -43,6 +46,37 @@ class GaussianNLL(nn.Module):
         return loss if self.reduction == "none" else loss.mean() if self.reduction == "mean" else loss.sum()
 
 
+def check_classes(target: Tensor, classes: int) -> None:
+    """Whole numbers that are classes, or −100 where there is no label."""
+    if bool(((target < 0) & (target != UNLABELLED) | (target >= classes)).any()):
+        bad = target[(target < 0) & (target != UNLABELLED) | (target >= classes)]
+        raise InputError(
+            f"target {int(bad[0])} is no class: there are 0 to {classes - 1}; for entries without a label, {UNLABELLED}"
+        )
+
+
+def _classes(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy; on a GPU, which would die of it without a word, labels are checked where they come from."""
+    if target.is_floating_point() and target.shape == output.shape:
+        return F.cross_entropy(output, target)
+    here, wanted = list(target.shape), list(output.shape[:1] + output.shape[2:])
+    if target.is_floating_point() or target.is_complex() or here != wanted:
+        hint = ""
+        if target.shape == output.shape:
+            hint = ": targets.float(), or their classes' numbers, targets.argmax(1)"
+        elif target.ndim == output.ndim and target.shape[1] == 1:
+            hint = ": targets.squeeze(1)"
+        elif here == wanted:
+            hint = ": targets.long()"
+        raise InputError(
+            f"targets are {here} {str(target.dtype).removeprefix('torch.')}, and for outputs {list(output.shape)} they must be "
+            f"classes, whole numbers {wanted}, or a probability for each{hint}"
+        )
+    if target.device.type == "cpu":
+        check_classes(target, output.shape[1])
+    return F.cross_entropy(output, target.long())
+
+
 def _yes_or_no(output: Tensor, target: Tensor) -> Tensor:
     if output.numel() != target.numel():
         raise InputError(f"outputs are {list(output.shape)}, and targets {list(target.shape)}")
@@ -56,7 +90,7 @@ def _squares(output: Tensor, target: Tensor) -> Tensor:
 
 
 CRITERIA: dict[str, Criterion] = {
-    "classes": F.cross_entropy,
+    "classes": _classes,
     "binary": _yes_or_no,
     "multilabel": _yes_or_no,
     "gaussian": GaussianNLL(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from multitudes.ensemble import Ensemble
+from multitudes.sharding import apart
 
 
 class Moving:
@@ -26,6 +27,7 @@ class Moving:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """The average in place of the weights, for the time of a block."""
+        apart(self.ensemble)
         own = dict(self.ensemble.named_parameters())
         before = {name: own[name].detach().clone() for name in self.values}
         with torch.no_grad():
@@ -34,6 +36,8 @@ class Moving:
         try:
             yield
         finally:
+            apart(self.ensemble)
+            own = dict(self.ensemble.named_parameters())
             with torch.no_grad():
                 for name, value in before.items():
                     own[name].copy_(value)

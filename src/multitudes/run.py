@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from multitudes.errors import FileError
-from multitudes.files import load_tensors, save_tensors, write
+from multitudes.files import UNFINISHED, load_tensors, save_tensors, write
+from multitudes.sharding import like_part, whole
 
 KEPT = 2
 """How many checkpoints stay: should one be damaged, there is another."""
@@ -40,6 +41,8 @@ class Folder:
             raise FileError(f"{self.path} holds a run already: resume=True goes on with it, another out= starts a new one")
         if file.exists():
             self._same(config, file)
+            for left in self.path.rglob(f".*{UNFINISHED}"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             return
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -63,19 +66,24 @@ class Folder:
             raise FileError(f"{self.path} is of another run: {'; '.join(changed[:6])}")
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Writes a checkpoint, whole or not at all, and removes the oldest."""
-        save_tensors(self.checkpoints / f"{epoch:06d}.safetensors", "checkpoint", {"epoch": epoch, **about}, tensors)
-        for old in sorted(self.checkpoints.glob("*.safetensors"))[:-KEPT]:
-            old.unlink(missing_ok=True)
+        """Writes a checkpoint, whole or not at all, and removes older ones, and later ones that could not be used."""
+        new = self.checkpoints / f"{epoch:06d}.safetensors"
+        save_tensors(new, "checkpoint", {"epoch": epoch, **about}, tensors)
+        files = sorted(file for file in self.checkpoints.glob("*.safetensors") if file.is_file())
+        upto = [file for file in files if file.name <= new.name]
+        for other in {*files} - {*upto[-KEPT:]}:
+            other.unlink(missing_ok=True)
 
     def newest(self, tell: Any = None) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The last checkpoint that is whole; one that is not is named."""
-        for file in sorted(self.checkpoints.glob("*.safetensors"), reverse=True):
+        files = sorted(self.checkpoints.glob("*.safetensors"), reverse=True)
+        for file in files:
             try:
                 return load_tensors(file, "checkpoint")
             except FileError as error:
                 if tell is not None:
-                    tell(f"{error}; the checkpoint before it is used")
+                    next_one = "the checkpoint before it is used" if file != files[-1] else "the run starts anew"
+                    tell(f"{error}; {next_one}")
         return None
 
     def say(self, text: str) -> None:
@@ -85,17 +93,6 @@ class Folder:
                 file.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}  {text}\n")
         except OSError as error:
             raise FileError(f"cannot write {self.path / 'log.txt'}: {error.strerror or error}") from error
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines that were written, but for one that is not whole."""
-        file = self.path / "metrics.jsonl"
-        found = []
-        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
-        return found
 
     def note(self, lines: list[dict[str, Any]]) -> None:
         """Writes all lines anew."""
@@ -117,7 +114,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = value
+                tensors[f"optimizer.{index}.{name}"] = whole(value)
             else:
                 numbers[f"{index}.{name}"] = value
     return tensors, numbers
@@ -126,8 +123,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """What `optimizer_tensors` gave, back in its place; rates are the schedule's."""
     state: dict[int, dict[str, Any]] = {}
+    own = [p for group in optimizer.param_groups for p in group["params"]]
     for key, value in [*tensors.items(), *((f"optimizer.{name}", v) for name, v in numbers.items())]:
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
+            state.setdefault(int(index), {})[name] = like_part(value, own[int(index)]) if isinstance(value, Tensor) else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -17,17 +17,19 @@ import torch
 from torch import Tensor
 
 from multitudes.bar import Tell, bar
-from multitudes.devices import compiled, device_of, fabric_for, optimizer_for, quietly, settled
+from multitudes.devices import check_fabric, compiled, device_of, fabric_for, optimizer_for, quietly, settled
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError, RunError
+from multitudes.errors import FileError, InputError, RunError
 from multitudes.feeding import Feed, seed_of
 from multitudes.files import save
+from multitudes.inputs import Inputs
 from multitudes.losses import CRITERIA
 from multitudes.method import Criterion
 from multitudes.moving import Moving
-from multitudes.predict import Split, predict
+from multitudes.predict import Split, batched, pair, predict
 from multitudes.recipes import Recipe
 from multitudes.run import Folder, optimizer_tensors, restore_optimizer
+from multitudes.sharding import apart, gathered, like_part, load_whole, whole
 from multitudes.validate import Best, best_by, validate
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,7 +53,7 @@ class Run:
         """The ensemble with the weights of its best epoch."""
         if self.best_state is None:
             raise InputError("there is no best epoch: fit(..., val=...) finds it")
-        self.ensemble.load_state_dict(self.best_state)
+        load_whole(self.ensemble, self.best_state)
         return self.ensemble
 
 
@@ -74,9 +76,10 @@ def fit(
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
     if ensemble.is_compact:
         raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
+    modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
     with settled(recipe, device_of(ensemble)):
         work = _begin(ensemble, train, recipe, val, out, resume, criterion, fabric, loggers, split)
-        before, steps = ensemble.training, work.steps
+        steps = work.steps
         try:
             with bar("train", recipe.epochs * steps, progress if work.fabric.is_global_zero else False, "steps") as tell:
                 tell(work.run.done * steps)
@@ -89,7 +92,10 @@ def fit(
             work.say(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}", aloud=True)
             raise
         finally:
-            ensemble.train(before)
+            for part, mode in modes.items():
+                part.training = mode
+            for logger in work.fabric.loggers:
+                logger.finalize("success" if work.run.done == recipe.epochs else "failed")
         _end(work)
         return work.run
 
@@ -119,7 +125,7 @@ class _Work:
         """A line for the run's log."""
         if self.folder is not None and self.fabric.is_global_zero:
             self.folder.say(text)
-        if aloud:
+        if aloud and self.fabric.is_global_zero:
             sys.stderr.write(f"{text}\n")
 
 
@@ -130,6 +136,10 @@ def _begin(
     """Everything that a run needs, taken up where it stopped if it did."""
     if val is not None and hasattr(val, "__len__") and not len(val):
         raise InputError("val= has no examples")
+    if fabric is not None and loggers is not None:
+        raise InputError("a Fabric has loggers of its own: Fabric(loggers=...), or loggers= without fabric=")
+    if fabric is not None:
+        check_fabric(fabric, ensemble, recipe)
     fabric = fabric or fabric_for(ensemble, recipe, loggers)
     if recipe.channels_last:
         ensemble.to(memory_format=torch.channels_last)
@@ -139,8 +149,8 @@ def _begin(
         net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
     feed = Feed(
         train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
-        rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=split,
-        augment=recipe.augment,
+        rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=split, augment=recipe.augment,
+        batch_axis=ensemble.engine.batch_axis,
     )  # fmt: skip
     work = _Work(
         Run(ensemble, recipe, path=None if out is None else Path(out)), net, optimizer, fabric, feed,
@@ -151,6 +161,7 @@ def _begin(
         raise InputError(
             f"{feed.count} examples make no whole step of {recipe.accumulate} parts: a smaller batch, or fewer parts"
         )
+    _try_validation(work)
     if work.folder is None:
         if resume:
             raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
@@ -162,9 +173,35 @@ def _begin(
     fabric.barrier()
     if not (resume and _restore(work)):
         work.say(f"{ensemble.method}: {recipe.epochs} epochs of {work.steps} steps on {feed.count} examples, {fabric.device}")
-        if fabric.is_global_zero:
-            _save(work, 0)
+        _save(work, 0)
     return work
+
+
+def _try_validation(work: _Work) -> None:
+    """A few examples of the validation set, before an epoch is spent: what is wrong with them is said now."""
+    if work.val is None:
+        return
+    if isinstance(work.val, Iterator):
+        raise InputError("val= is read after each epoch, and an iterator can be read once: give a dataset or a loader")
+    ensemble, split = work.run.ensemble, work.split or pair
+    inputs, targets = next(batched(work.val, 2, ensemble.engine.batch_axis, split)[1])
+    with _explained(ensemble, inputs, False, "val= has"):
+        validate(predict(ensemble, iter([(inputs, targets)]), progress=False))
+
+
+@contextlib.contextmanager
+def _explained(ensemble: Ensemble, call: Inputs, own: bool, who: str = "the training set has") -> Iterator[None]:
+    """Where inputs are not like those that the ensemble was made for, and it fails, that is said."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        here, example = call.tensors(), Inputs.like(ensemble.plan.example, torch.device("meta")).tensors()
+        alike = len(here) == len(example) and all(
+            a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in zip(here, example, strict=True)
+        )
+        if alike or isinstance(error, InputError):
+            raise
+        raise RunError(f"{who} {call}, and the ensemble was made for {Inputs(*example)}: {error}") from error
 
 
 def _epoch(work: _Work, epoch: int, tell: Tell) -> dict[str, Any]:
@@ -187,7 +224,9 @@ def _epoch(work: _Work, epoch: int, tell: Tell) -> dict[str, Any]:
             speed = f"{(step + 1) / (time.perf_counter() - first):.1f}"
             tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
         tell(1)
-    return {"loss": float(total) / steps, "lr": work.optimizer.param_groups[0]["lr"]}
+    mean = work.fabric.all_reduce(total / steps, reduce_op="mean")
+    _finite(work, float(mean), epoch, steps - 1)
+    return {"loss": float(mean), "lr": work.optimizer.param_groups[0]["lr"]}
 
 
 def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
@@ -203,8 +242,11 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
             call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
         batch = ensemble.batch(call, targets, per_member=work.feed.own)
         with work.fabric.no_backward_sync(work.net, enabled=part < parts - 1):
-            outputs = work.net(*batch.inputs, **batch.kwargs)
-            loss = ensemble.reduce(outputs, batch, work.criterion, recipe.batch)
+            with _explained(ensemble, call, work.feed.own):
+                outputs = work.net(*batch.inputs, **batch.kwargs)
+            if work.feed.classes is None and work.criterion is CRITERIA["classes"] and isinstance(outputs, Tensor):
+                work.feed.expect(outputs.shape[1 if "rows" in batch.kwargs else 2])
+            loss = ensemble.reduce(outputs, batch, work.criterion, work.feed.size * parts)
             if recipe.l1:
                 loss = loss + recipe.l1 * sum(p.abs().sum() for p in ensemble.parameters() if p.requires_grad)
             work.fabric.backward(loss / parts)
@@ -239,19 +281,23 @@ def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
         run.best_epoch, run.best_state = epoch, work.best.state
     work.say("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
     work.fabric.log_dict({k: v for k, v in line.items() if isinstance(v, (int, float))}, step=epoch)
-    if work.folder is not None and work.fabric.is_global_zero:
+    if work.folder is not None:
         _save(work, epoch)
     work.fabric.barrier()
 
 
 def _save(work: _Work, epoch: int) -> None:
+    """Gathers what is needed to go on, in all processes, and writes it in the first."""
     assert work.folder is not None
+    apart(work.run.ensemble)
     tensors, numbers = optimizer_tensors(work.optimizer)
-    tensors.update({f"state.{name}": value for name, value in work.run.ensemble.state_dict().items()})
+    tensors.update({f"state.{name}": whole(value) for name, value in work.run.ensemble.state_dict().items()})
     tensors.update({f"best.{name}": value for name, value in work.best.state.items()})
-    tensors.update({f"ema.{name}": value for name, value in (work.moving.values if work.moving else {}).items()})
+    tensors.update({f"ema.{name}": whole(value) for name, value in (work.moving.values if work.moving else {}).items()})
+    if not work.fabric.is_global_zero:
+        return
     scaler = {k: v for k, v in work.fabric.strategy.precision.state_dict().items() if isinstance(v, (int, float))}
-    about = {"numbers": numbers, "best": work.best.described(), "scaler": scaler}
+    about = {"numbers": numbers, "best": work.best.described(), "scaler": scaler, "metrics": work.run.metrics}
     work.folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
     work.folder.note(work.run.metrics)
 
@@ -268,33 +314,55 @@ def _restore(work: _Work) -> bool:
     def named(front: str) -> dict[str, Tensor]:
         return {name.removeprefix(front): value for name, value in tensors.items() if name.startswith(front)}
 
-    run.ensemble.load_state_dict(named("state."))
+    wrong = _others(named("state."), run.ensemble.state_dict())
+    if wrong:
+        raise FileError(f"{work.folder.path} is of another model: {'; '.join(wrong[:6])}")
+    load_whole(run.ensemble, named("state."))
     restore_optimizer(work.optimizer, tensors, about["numbers"])
     if work.moving is not None:
         for name, value in named("ema.").items():
-            work.moving.values[name].copy_(value)
+            work.moving.values[name].copy_(like_part(value, work.moving.values[name]))
     work.best = Best(**about["best"], state=named("best."))
     run.done, run.best_epoch, run.best_state = int(about["epoch"]), work.best.epoch, work.best.state or None
-    run.metrics = [line for line in work.folder.metrics() if line["epoch"] <= run.done]
+    run.metrics = about["metrics"]
+    if work.fabric.is_global_zero:
+        work.folder.note(run.metrics)  # what was written last may not have come so far, or have been damaged
     if about["scaler"]:
         work.fabric.strategy.precision.load_state_dict(about["scaler"])
     work.say(f"goes on behind epoch {run.done}")
     return True
 
 
+def _others(there: dict[str, Tensor], here: dict[str, Tensor]) -> list[str]:
+    """In what the tensors of a checkpoint are not those of an ensemble."""
+    found = [f"it has no {name}" for name in here if name not in there]
+    found += [f"it has {name}" for name in there if name not in here]
+    shapes = {name: (list(there[name].shape), list(here[name].shape)) for name in here if name in there}
+    return found + [f"{name} is {a} there and {b} here" for name, (a, b) in shapes.items() if a != b]
+
+
 def _end(work: _Work) -> None:
     """The ensemble with its last weights, or their moving average, and the files of the run."""
     ensemble = work.run.ensemble
+    apart(ensemble)
     if work.moving is not None:
         work.moving.settle()
-    if work.folder is None or not work.fabric.is_global_zero:
+    if work.folder is None:
         return
-    save(ensemble, work.folder.path / "last.multitude")
+    _write(work, "last")
     if work.best.state:
-        last = {name: tensor.clone() for name, tensor in ensemble.state_dict().items()}
-        ensemble.load_state_dict(work.best.state)
-        save(ensemble, work.folder.path / "best.multitude")
-        ensemble.load_state_dict(last)
+        last = {name: whole(tensor).clone() for name, tensor in ensemble.state_dict().items()}
+        load_whole(ensemble, work.best.state)
+        _write(work, "best")
+        load_whole(ensemble, last)
+
+
+def _write(work: _Work, name: str) -> None:
+    """The ensemble as it is, in a file of the run."""
+    assert work.folder is not None
+    with gathered(work.run.ensemble):
+        if work.fabric.is_global_zero:
+            save(work.run.ensemble, work.folder.path / f"{name}.multitude")
 
 
 def _set_rates(work: _Work, step: int, steps: int) -> None:

@@ -13,6 +13,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.evidence import Settings
 from multitudes.prediction import Prediction
+from multitudes.sharding import whole
 from multitudes.targets import matched
 from multitudes.values import CLASSES
 
@@ -56,7 +57,7 @@ class Best:
         better = [m for m, (new, old) in enumerate(zip(values, before, strict=True)) if new > old]
         if not better:
             return False
-        own = {name: tensor.detach().cpu() for name, tensor in ensemble.state_dict().items()}
+        own = {name: whole(tensor.detach()).cpu() for name, tensor in ensemble.state_dict().items()}
         if self.by == "ensemble" or not self.state:
             self.state = {name: tensor.clone() for name, tensor in own.items()}
         else:
