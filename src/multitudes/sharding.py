@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from multitudes.ensemble import Ensemble
