@@ -16,6 +16,8 @@ METHODS = sorted(path for path in (SOURCE / "methods").glob("*.py") if path.name
 LONGEST_MODULE, LONGEST_TEST, LONGEST_FUNCTION = 400, 1000, 60
 TOPICS = {"laws", "laws_can_fail", "zoo_refusals", "style", "package", "readme", "papers", "peers", "refuted"}
 """Tests that speak of the whole, and mirror no module."""
+FOLDERS = ("slow", "gpu", "foreign", "browser")
+"""Tests that need more time, or more than Python."""
 
 
 def relative(path: Path) -> str:
@@ -68,9 +70,9 @@ def test_every_module_has_its_test_file() -> None:
 
 
 def test_every_test_file_has_its_module() -> None:
-    """Or a topic of its own, which is listed here; what is slow, needs a GPU or another environment has a folder of its own."""
+    """Or a topic of its own, which is listed here; what is slow or needs more than Python has a folder of its own."""
     expected = {mirrored(path) for path in MODULES} | {TESTS / f"test_{topic}.py" for topic in TOPICS}
-    found = {path for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in ("slow", "gpu", "foreign")}
+    found = {path for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in FOLDERS}
     assert sorted(relative(path) for path in found - expected) == []
 
 

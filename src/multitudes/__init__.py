@@ -25,6 +25,7 @@ from multitudes.predict import predict as predict
 from multitudes.prediction import Prediction as Prediction
 from multitudes.recipes import Recipe as Recipe
 from multitudes.recommend import recommend as recommend
+from multitudes.report import report as report
 from multitudes.resize import resize as resize
 from multitudes.score import score as score
 from multitudes.train import fit as fit

@@ -69,7 +69,8 @@ class Trial:
             run.use_best()
         ensemble.to(memory_format=torch.contiguous_format)
         row = self._judged(ensemble, what)
-        settings = {"task": what.name, "budget": str(self.budget), "recipe": recipe.settings(), "best_epoch": run.best_epoch}
+        said = {key: value for key, value in recipe.settings().items() if key != "seed"}
+        settings = {"data": what.name, "network": type(ensemble.base).__name__, "budget": str(self.budget), "recipe": said}
         row = replace(row, settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
         row.save(self.folder)
         return row
