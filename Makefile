@@ -25,7 +25,7 @@ test-full: $(ready)  ## what is slow, group by group; rotated by SEED, which is 
 test-gpu: $(ready)  ## by hand, on a machine with CUDA
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -m gpu
 
-costs: $(ready)  ## README's table of what methods cost
+costs: $(ready)  ## the table of what methods cost in docs/methods.md
 	@$(PYTHON) docs/cost_table.py
 
 gallery: $(ready)  ## every figure on one page, light and dark, from made-up data: build/gallery.html

@@ -99,7 +99,7 @@ def lines(out: Path) -> list[list[str]]:
 
 
 def markdown(out: Path) -> str:
-    """The table as README has it."""
+    """The table as the guide has it."""
     heading, *rows = lines(out)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heading, ["---"] + ["---:"] * (len(heading) - 1), *rows))
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar10-resnet18"))
     parser.add_argument("--table", action="store_true", help="only show what there is")
-    parser.add_argument("--markdown", action="store_true", help="the same as README has it")
+    parser.add_argument("--markdown", action="store_true", help="the same as the guide has it")
     arguments = parser.parse_args()
     for name in [] if arguments.table or arguments.markdown else arguments.rows:
         how = replace(recipe("packed/cifar10-resnet18"), seed=arguments.seed, compile=torch.cuda.is_available())

@@ -1,8 +1,8 @@
-"""The table of costs in README.md: every method on the CIFAR ResNet-18 and ResNet-50, beside the single network.
+"""The table of costs in docs/methods.md: every method on the CIFAR ResNet-18 and ResNet-50, beside the single network.
 
 python docs/cost_table.py            prints it, in about ten minutes
-python docs/cost_table.py --write    puts it into README.md
-python docs/cost_table.py --check    fails if README.md has other parameters or multiply-adds: latency is each machine's own,
+python docs/cost_table.py --write    puts it into docs/methods.md
+python docs/cost_table.py --check    fails if docs/methods.md has other parameters or multiply-adds: latency is each machine's own,
                                      and what compacts has to be converted for its counts, which tests/test_compact.py does
 
 Latency is that of one thread of a CPU, as a multiple of the single network's, both timed in turn.
@@ -19,7 +19,7 @@ import torch
 import multitudes as mt
 from multitudes.models import resnet18, resnet50
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent / "methods.md"
 BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
 NETWORKS = {"ResNet-18": resnet18, "ResNet-50": resnet50}
 BATCH = 8
@@ -94,13 +94,13 @@ def written(text: str) -> Counts:
 
 
 def main(option: str | None) -> int:
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     old, _, after = rest.partition(END)
     if option == "--check":
         current = {key: (parameters, round(work / 1e6)) for key, (parameters, work) in counts().items()}
         if written(old) != current:
-            print(f"{README.name} is behind the methods: python docs/cost_table.py --write")
+            print(f"{PAGE.name} is behind the methods: python docs/cost_table.py --write")
             return 1
         return 0
     if option not in (None, "--write"):
@@ -109,7 +109,7 @@ def main(option: str | None) -> int:
     new = table()
     print(new)
     if option == "--write":
-        README.write_text(f"{before}{BEGIN}\n\n{new}\n\n{END}{after}", encoding="utf-8")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{new}\n\n{END}{after}", encoding="utf-8")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The table of methods in README.md, from the methods' own docstrings.
+"""The table of methods in docs/methods.md, from the methods' own docstrings.
 
 python docs/methods_table.py            prints it
-python docs/methods_table.py --write    puts it into README.md
-python docs/methods_table.py --check    fails if README.md says something else
+python docs/methods_table.py --write    puts it into docs/methods.md
+python docs/methods_table.py --check    fails if docs/methods.md says something else
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from multitudes.method import Method
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent / "methods.md"
 BEGIN, END = "<!-- methods -->", "<!-- /methods -->"
 
 
@@ -30,7 +30,7 @@ def row(kind: type[Method]) -> str:
 
 
 def table() -> str:
-    """The methods of the library; those of other packages are in the registry too, but not in our README."""
+    """The methods of the library; those of other packages are in the registry too, but not on our page."""
     ours = [kind for kind in Method.all() if kind.__module__.startswith("multitudes.methods.")]
     return "\n".join(["| method | what it is | |", "|---|---|---|", *map(row, ours)])
 
@@ -39,17 +39,17 @@ def main(option: str | None) -> int:
     if option is None:
         print(table())
         return 0
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     old, _, after = rest.partition(END)
     new = f"\n\n{table()}\n\n"
     if option == "--write":
-        README.write_text(f"{before}{BEGIN}{new}{END}{after}", encoding="utf-8")
+        PAGE.write_text(f"{before}{BEGIN}{new}{END}{after}", encoding="utf-8")
     elif option != "--check":
         print(__doc__)
         return 2
     elif old != new:
-        print(f"{README.name} is behind the methods' docstrings: python docs/methods_table.py --write")
+        print(f"{PAGE.name} is behind the methods' docstrings: python docs/methods_table.py --write")
         return 1
     return 0
 

@@ -48,7 +48,16 @@ def trials(
             folder = Path(out) / f"{_safe(name)}-{seed}"
             command = f"multitudes bench --task {task} --methods '{text}' --seeds {seed} --budget '{allowed}'"
             found.append(
-                Trial(task=task, name=name, method=method, seed=seed, budget=allowed, folder=folder, root=root, command=command)
+                Trial(
+                    task=task,
+                    name=name,
+                    method=method,
+                    seed=seed,
+                    budget=allowed,
+                    folder=folder,
+                    root=None if root is None else str(root),
+                    command=command,
+                )
             )
     if len({trial.folder for trial in found}) < len(found):
         raise InputError("--methods has the same method twice")

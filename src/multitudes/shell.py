@@ -235,9 +235,10 @@ def _written(folders: list[Path], out: Path, what: Job | None, title: str | None
     from multitudes.rows import rows
 
     images = None if what is None or len(what.test.shape) != 3 else what.test.raw(slice(None))
-    shown = {} if what is None else {"classes": what.test.classes, "images": images}
-    named = title or (what.about if what is not None else None)
-    return write_report(rows(folders), out, **{**shown, **({"title": named} if named else {})})
+    named: dict[str, Any] = {} if what is None else {"classes": what.test.classes, "images": images, "title": what.about}
+    if title is not None:
+        named["title"] = title
+    return write_report(rows(folders), out, **named)
 
 
 def _seeds(text: str) -> list[int]:

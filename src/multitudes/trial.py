@@ -18,7 +18,7 @@ from multitudes.cost import cost
 from multitudes.data import corrupt
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
-from multitudes.jobs import Job, Root, job
+from multitudes.jobs import Job, job
 from multitudes.method import Method
 from multitudes.predict import predict
 from multitudes.prediction import Prediction
@@ -46,7 +46,7 @@ class Trial:
     seed: int
     budget: Budget
     folder: Path
-    root: Root = None
+    root: str | None = None
     command: str = ""
     """What to type for this row alone."""
 
@@ -98,13 +98,13 @@ class Trial:
 
 
 @functools.lru_cache(maxsize=2)
-def loaded(task: str, root: Root) -> Job:
+def loaded(task: str, root: str | None) -> Job:
     """A job, read once by a process."""
     return job(task, root)
 
 
 @functools.lru_cache(maxsize=2)
-def corrupted(task: str, root: Root) -> Mapping[int, list[Data]]:
+def corrupted(task: str, root: str | None) -> Mapping[int, list[Data]]:
     """Images of the job's test set under each of its corruptions, by severity."""
     what = loaded(task, root)
     if not what.corruptions:
