@@ -2,7 +2,7 @@
 
 python docs/cost_table.py            prints it, in about ten minutes
 python docs/cost_table.py --write    puts it into docs/methods.md
-python docs/cost_table.py --check    fails if docs/methods.md has other parameters or multiply-adds: latency is each machine's own,
+python docs/cost_table.py --check    fails if the page has other parameters or multiply-adds: latency is each machine's own,
                                      and what compacts has to be converted for its counts, which tests/test_compact.py does
 
 Latency is that of one thread of a CPU, as a multiple of the single network's, both timed in turn.
