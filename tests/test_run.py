@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import multitudes as mt
+from multitudes.files import write
 from multitudes.run import Folder, optimizer_tensors, restore_optimizer
 
 CONFIG = {"recipe": {"epochs": 3, "lr": 0.1}, "method": "Deep"}
@@ -41,6 +43,32 @@ def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     left.write_bytes(b"half")
     folder.start(CONFIG, resume=True)
     assert [file.name for file in folder.checkpoints.iterdir()] == ["000001.safetensors"]
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """A folder that is being written is not taken up, until whoever writes it has ended, well or not."""
+    with pytest.raises(KeyboardInterrupt), Folder(tmp_path) as first:
+        first.start(CONFIG, resume=False)
+        with pytest.raises(mt.FileError, match="is being written by another process"), Folder(tmp_path) as second:
+            second.start(CONFIG, resume=True)
+        raise KeyboardInterrupt
+    with Folder(tmp_path) as third:
+        third.start(CONFIG, resume=True)
+
+
+def test_two_runs_that_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one whose settings were replaced by the other's, before it could hold them, is refused."""
+    real = os.fstat
+
+    def late(handle: int) -> os.stat_result:
+        found = real(handle)
+        monkeypatch.undo()
+        write(tmp_path / "config.json", b"{}")
+        return found
+
+    monkeypatch.setattr("multitudes.run.os.fstat", late)
+    with pytest.raises(mt.FileError, match="another process has started a run"), Folder(tmp_path) as first:
+        first.start(CONFIG, resume=False)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

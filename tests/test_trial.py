@@ -75,7 +75,8 @@ def test_what_is_there_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many epochs as it was begun with, though seconds would now say otherwise."""
     whole = tried(tmp_path / "whole").run()
-    one, predict = tried(tmp_path / "part"), trial.predict
+    monkeypatch.setattr(Budget, "epochs", lambda *args: 2)
+    one, predict = tried(tmp_path / "part", budget="5 s"), trial.predict
 
     def stop(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -85,9 +86,22 @@ def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         one.run()
     assert not one.done()
     monkeypatch.setattr(trial, "predict", predict)
-    other = tried(tmp_path / "part", budget="9 epochs").run()
+    monkeypatch.setattr(Budget, "epochs", lambda *args: 9)
+    other = one.run()
     assert dict(other.scores) == dict(whole.scores)
     assert json.loads((tmp_path / "part" / "config.json").read_text())["recipe"]["epochs"] == 2
+
+
+def test_another_trial_is_not_taken_up(tmp_path: Path) -> None:
+    """Neither its row, nor a run that is not done."""
+    tried(tmp_path / "a").run()
+    with pytest.raises(mt.FileError, match="another trial: budget was 2 epochs and is 3 epochs; take another --out"):
+        tried(tmp_path / "a", budget="3 epochs").run()
+    with pytest.raises(mt.FileError, match=r"method was Packed\(members=2"):
+        tried(tmp_path / "a", method=mt.Deep(members=2)).run()
+    (tmp_path / "a" / "row.json").unlink()
+    with pytest.raises(mt.FileError, match=r"another run: recipe\.epochs was 2 and is 3"):
+        tried(tmp_path / "a", budget="3 epochs").run()
 
 
 def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def by_processes(wanted: Sequence[Trial], workers: int) -> Iterator[tuple[Trial,
                 except BrokenProcessPool:
                     continue
                 left.remove(trial)
-                yield trial, error or Row.load(trial.folder)
+                yield trial, error or trial.read()
         if not left:
             return
     for trial in left:
@@ -156,7 +156,7 @@ def on_ray(wanted: Sequence[Trial], workers: int, address: str | None) -> Iterat
                 error = RunError(f"its process died {ATTEMPTS} times: {type(lost).__name__}")
             if error is None and not trial.done():
                 error = RunError(f"{trial.folder} was written on another machine: --out must be a folder that all share")
-            yield trial, error or Row.load(trial.folder)
+            yield trial, error or trial.read()
     finally:
         if ours:
             ray.shutdown()

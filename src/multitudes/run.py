@@ -9,7 +9,9 @@ best.multitude     the ensemble of the best epoch; last.multitude, of the last
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from os import PathLike
@@ -33,6 +35,34 @@ class Folder:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
+        self._block: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> Folder:
+        self._block = contextlib.ExitStack()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._block is not None:
+            self._block.close()
+
+    def _hold(self, file: Path) -> None:
+        """Until the end of a with-block, or of the process however it ends, no other takes up the run."""
+        if self._block is None:
+            return
+        held = self._block.enter_context(file.open("rb+"))
+        with contextlib.suppress(ImportError):  # Windows has no such locks
+            import fcntl
+
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise FileError(
+                    f"{self.path} is being written by another process: wait for it, or give another out="
+                ) from error
+            except OSError:  # nor have some networks' disks
+                return
+            if os.fstat(held.fileno()).st_ino != file.stat().st_ino:
+                raise FileError(f"another process has started a run in {self.path} just now: give another out=")
 
     def start(self, config: Mapping[str, Any], resume: bool) -> None:
         """Makes the folder for a new run, or finds that of the run to go on with."""
@@ -41,6 +71,7 @@ class Folder:
             raise FileError(f"{self.path} holds a run already: resume=True goes on with it, another out= starts a new one")
         if file.exists():
             self._same(config, file)
+            self._hold(file)
             for left in self.path.rglob(f".*{UNFINISHED}"):  # by a process that was killed
                 left.unlink(missing_ok=True)
             return
@@ -49,6 +80,7 @@ class Folder:
         except OSError as error:
             raise FileError(f"cannot make the folder {self.path}: {error.strerror or error}") from error
         write(file, text.encode())
+        self._hold(file)
 
     def _same(self, config: Mapping[str, Any], file: Path) -> None:
         try:

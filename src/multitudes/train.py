@@ -77,8 +77,9 @@ def fit(
     if ensemble.is_compact:
         raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
     modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
-    with settled(recipe, device_of(ensemble)):
-        work = _begin(ensemble, train, recipe, val, out, resume, criterion, fabric, loggers, split)
+    folder = None if out is None else Folder(out)
+    with folder or contextlib.nullcontext(), settled(recipe, device_of(ensemble)):
+        work = _begin(ensemble, train, recipe, val, folder, resume, criterion, fabric, loggers, split)
         steps = work.steps
         try:
             with bar("train", recipe.epochs * steps, progress if work.fabric.is_global_zero else False, "steps") as tell:
@@ -130,8 +131,8 @@ class _Work:
 
 
 def _begin(
-    ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, out: Any, resume: bool, criterion: Criterion | None, fabric: Any,
-    loggers: Any, split: Split | None,
+    ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, folder: Folder | None, resume: bool, criterion: Criterion | None,
+    fabric: Any, loggers: Any, split: Split | None,
 ) -> _Work:  # fmt: skip
     """Everything that a run needs, taken up where it stopped if it did."""
     if val is not None and hasattr(val, "__len__") and not len(val):
@@ -153,8 +154,8 @@ def _begin(
         batch_axis=ensemble.engine.batch_axis,
     )  # fmt: skip
     work = _Work(
-        Run(ensemble, recipe, path=None if out is None else Path(out)), net, optimizer, fabric, feed,
-        criterion or CRITERIA[ensemble.task], val, None if out is None else Folder(out),
+        Run(ensemble, recipe, path=None if folder is None else folder.path), net, optimizer, fabric, feed,
+        criterion or CRITERIA[ensemble.task], val, folder,
         None if recipe.ema is None else Moving(ensemble, recipe.ema), best_by(ensemble, recipe.best), split,
     )  # fmt: skip
     if not work.steps:
@@ -171,10 +172,20 @@ def _begin(
     if fabric.is_global_zero:
         work.folder.start(config, resume)
     fabric.barrier()
-    if not (resume and _restore(work)):
+    found = resume and _restore(work)
+    _agree(work)
+    if not found:
         work.say(f"{ensemble.method}: {recipe.epochs} epochs of {work.steps} steps on {feed.count} examples, {fabric.device}")
         _save(work, 0)
     return work
+
+
+def _agree(work: _Work) -> None:
+    """All processes have found the same checkpoint."""
+    epochs = work.fabric.all_gather(torch.tensor([work.run.done], device=work.fabric.device)).flatten().tolist()
+    if len(set(epochs)) > 1:
+        shown = ", ".join(map(str, epochs))
+        raise RunError(f"processes have found checkpoints of epochs {shown}: all of them must see the folder {work.run.path}")
 
 
 def _try_validation(work: _Work) -> None:

@@ -18,6 +18,7 @@ from multitudes.cost import cost
 from multitudes.data import corrupt
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
+from multitudes.errors import FileError
 from multitudes.jobs import Job, job
 from multitudes.method import Method
 from multitudes.predict import predict
@@ -56,7 +57,17 @@ class Trial:
 
     def run(self) -> Row:
         """The row: read where it is there, else made; a run that was stopped goes on."""
-        return Row.load(self.folder) if self.done() else self._made(loaded(self.task, self.root))
+        return self.read() if self.done() else self._made(loaded(self.task, self.root))
+
+    def read(self) -> Row:
+        """The row that is there; that of another trial is refused."""
+        row = Row.load(self.folder)
+        here = {"method": repr(self.method), "seed": self.seed, "task": self.task, "budget": str(self.budget)}
+        there = {"method": row.method, "seed": row.seed, **{key: row.settings.get(key) for key in ("task", "budget")}}
+        wrong = [f"{key} was {there[key]} and is {here[key]}" for key in here if here[key] != there[key]]
+        if wrong:
+            raise FileError(f"{self.folder} holds another trial: {'; '.join(wrong)}; take another --out")
+        return row
 
     def _made(self, what: Job) -> Row:
         torch.manual_seed(self.seed)
@@ -70,7 +81,13 @@ class Trial:
         ensemble.to(memory_format=torch.contiguous_format)
         row = self._judged(ensemble, what)
         said = {key: value for key, value in recipe.settings().items() if key != "seed"}
-        settings = {"data": what.name, "network": type(ensemble.base).__name__, "budget": str(self.budget), "recipe": said}
+        settings: dict[str, Any] = {
+            "task": self.task,
+            "data": what.name,
+            "network": type(ensemble.base).__name__,
+            "budget": str(self.budget),
+        }
+        settings["recipe"] = said
         row = replace(row, settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
         row.save(self.folder)
         return row
@@ -78,7 +95,7 @@ class Trial:
     def _epochs(self, ensemble: Ensemble, what: Job, recipe: Recipe) -> int:
         """Of a run that goes on, as many as it was begun with: seconds are not counted the same twice."""
         config = self.folder / "config.json"
-        if config.is_file():
+        if config.is_file() and self.budget.unit != "epochs":
             return int(json.loads(config.read_text(encoding="utf-8"))["recipe"]["epochs"])
         return self.budget.epochs(ensemble, what, recipe)
 

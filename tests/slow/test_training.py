@@ -92,6 +92,12 @@ try:
 except KeyboardInterrupt:
     results["stopped"] = {}
 train("parts", METHODS["EMP"], recipe, resume=True)
+try:  # a folder that the second process does not see
+    here = "parts" if rank == 0 else "nowhere"
+    left = 0
+    mt.fit(made(METHODS["EMP"]), DATA, recipe, val=DATA, out=folder / here, resume=True)
+except mt.RunError as error:
+    results[str(error).partition(":")[0]] = {}
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -243,6 +249,7 @@ def test_processes_go_on_together(ranks: Any) -> None:
     """Stopped in the midst of an epoch, they end with the weights of the run that was left alone, bit for bit."""
     results, _ = ranks[0]
     assert "stopped" in results
+    assert "processes have found checkpoints of epochs 4, 0" in results
     for key, value in results["whole"].items():
         assert torch.equal(results["parts"][key], value), key
 
