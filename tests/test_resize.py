@@ -119,6 +119,7 @@ def test_heads_stay_and_divide_the_width(heads: int, size: int, eighths: int) ->
     assert attention.embed_dim == nearest(heads * size * eighths / 8, heads)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(groups=st.sampled_from([2, 4, 8]), size=st.integers(1, 3), eighths=st.integers(4, 16))
 def test_groups_stay_and_divide_the_width(groups: int, size: int, eighths: int) -> None:

@@ -86,7 +86,7 @@ def test_your_own_network() -> None:
     assert mt.Prediction.load("a.safetensors").count == 4
 
 
-def test_a_sweep_and_its_report() -> None:
+def test_a_sweep_and_its_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows and a page; what is there already is shown again at once."""
     command = (
         "bench",

@@ -30,6 +30,7 @@ print(json.dumps([before, [name for name in ("PIL", "scipy") if name in sys.modu
 """
 
 
-def test_importing_it_needs_no_extras_and_multitudes_does_not_need_it() -> None:
+def test_importing_it_needs_no_extras() -> None:
+    """It comes with multitudes, which trains on it."""
     found = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == [False, []]
+    assert json.loads(found.stdout) == [True, []]

@@ -203,6 +203,7 @@ def test_rows_are_those_of_the_inputs() -> None:
     assert len(ens.batch(X, torch.zeros(9, 6)).kwargs["rows"]) == 6
 
 
+@pytest.mark.slow
 def test_other_scales_where_layers_grow() -> None:
     """at= says how many ones a grown layer's masks have; where no mask can be it is an error."""
     net, grown = resnet18(width=0.25).double(), mt.Masksembles(width="grow")
@@ -213,6 +214,7 @@ def test_other_scales_where_layers_grow() -> None:
         mt.ensemble(net, mt.Masksembles(), IMAGES, at={"conv1": mt.Masksembles(scale=3.0)}, seed=0)
 
 
+@pytest.mark.slow
 def test_a_subset_that_has_grown_comes_back(tmp_path: Path) -> None:
     """Its layers are as wide as they were for all members."""
     ens = mt.ensemble(resnet18(width=0.25).double(), mt.Masksembles(width="grow"), IMAGES, seed=0).eval()

@@ -412,6 +412,7 @@ def test_important_channels_stay_and_others_are_drawn() -> None:
     assert len({important_and_random(seed)(importance, 1)[0] for seed in range(30)}) > 4
 
 
+@pytest.mark.slow
 def test_pretrained_with_groups_keeps_what_lies_inside_them() -> None:
     """The connections between groups are lost, and no others."""
     net = trained()
