@@ -63,6 +63,7 @@ def test_methods_and_seeds(task: str) -> None:
     ]  # fmt: skip
     assert found[1].method == mt.Deep(members=2)
     assert found[1].command == f"multitudes bench --task {task} --methods 'deep(members=2)' --seeds 0 --budget '2 epochs'"
+    assert trials(task, ["emp(prior='none')"], root="a b")[0].command.endswith("--budget '2 epochs' --root 'a b'")
     assert {trial.name for trial in trials(task)} == {kind.__name__.lower() for kind in mt.Method.all()}
 
 
@@ -94,7 +95,7 @@ def test_what_fails_is_named_and_the_rest_is_done(task: str, monkeypatch: pytest
 
     def failing(self: Trial) -> Row:
         if (self.name, self.seed) == ("single", 1):
-            raise mt.RunError("no luck")
+            raise KeyError("no luck")
         return run(self)
 
     monkeypatch.setattr(Trial, "run", failing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,16 @@ def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
     assert row.scores["rmse"] < float(test.target_std)
     assert row.shifted == {}
     assert Row.load(tmp_path / "a").scores["rmse"] == row.scores["rmse"]
+
+
+def test_what_is_foreign_is_in_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test set itself as foreign cannot be told apart."""
+    what = job("yacht")
+    monkeypatch.setattr(trial, "loaded", lambda task, root: replace(what, foreign={"itself": what.test}))
+    row = tried(tmp_path / "a", "yacht", mt.Deep(members=2), "2 epochs").run()
+    found = [row.scores[name] for name in row.scores if "auroc" in name]
+    assert found
+    assert found == pytest.approx([0.5] * len(found))
 
 
 def test_units() -> None:

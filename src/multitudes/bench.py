@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 
 from multitudes.budget import Budget
-from multitudes.errors import InputError, MultitudesError, RunError
+from multitudes.errors import InputError, RunError
 from multitudes.jobs import Root, job
 from multitudes.rows import Row
 from multitudes.trial import Trial
@@ -46,7 +47,8 @@ def trials(
         for text in texts:
             method, name = what.method(text), "".join(text.split()).lower()
             folder = Path(out) / f"{_safe(name)}-{seed}"
-            command = f"multitudes bench --task {task} --methods '{text}' --seeds {seed} --budget '{allowed}'"
+            typed = ["multitudes", "bench", "--task", task, "--methods", text, "--seeds", str(seed), "--budget", str(allowed)]
+            command = shlex.join(typed + ([] if root is None else ["--root", str(root)]))
             found.append(
                 Trial(
                     task=task,
@@ -103,7 +105,7 @@ def one_by_one(wanted: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
 def _tried(trial: Trial) -> Outcome:
     try:
         return trial.run()
-    except (MultitudesError, RuntimeError, OSError, ValueError) as error:
+    except Exception as error:  # a network or a task of one's own may raise anything: the other trials are done all the same
         return error
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from multitudes.devices import optimizer_for
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.feeding import Feed
@@ -56,12 +57,15 @@ class Budget:
         return f"{self.amount:g} {self.unit}"
 
     def epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
-        """How many epochs of this ensemble's training fit, at least one."""
+        """How many whole epochs of this ensemble's training fit; too small a budget for one is refused."""
         if self.unit == "epochs":
             return int(self.amount)
         steps = max(1, len(job.train) // recipe.batch)
         spent = steps * (_seconds(ensemble, job, recipe) if self.unit == "seconds" else _operations(ensemble, job, recipe))
-        return max(1, int(self.amount / spent))
+        if spent > self.amount:
+            kind = type(ensemble.method).__name__
+            raise InputError(f"one epoch of {kind} takes about {spent:.3g} {self.unit}: --budget {str(self)!r} is too little")
+        return int(self.amount / spent)
 
 
 def _number(text: str) -> float:
@@ -71,11 +75,12 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def _step(ensemble: Ensemble, job: Job, feed: Feed) -> None:
-    """One forward and backward, as the method trains; gradients are thrown away, and so are statistics by the caller."""
+def _step(ensemble: Ensemble, job: Job, feed: Feed, optimizer: torch.optim.Optimizer) -> None:
+    """One step, as the method trains; what it changes is put back by the caller."""
     call, targets = next(feed.epoch(0))
     ensemble.loss(call, targets, CRITERIA[job.task], per_member=feed.own).backward()
-    ensemble.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _tried(ensemble: Ensemble, job: Job, recipe: Recipe, measure: Measure) -> float:
@@ -90,7 +95,8 @@ def _tried(ensemble: Ensemble, job: Job, recipe: Recipe, measure: Measure) -> fl
     with torch.random.fork_rng():
         try:
             ensemble.train()
-            return measure(lambda: _step(ensemble, job, feed))
+            optimizer = optimizer_for(ensemble, recipe, device)
+            return measure(lambda: _step(ensemble, job, feed, optimizer))
         finally:
             ensemble.load_state_dict(kept)
             ensemble.generator.set_state(generator)

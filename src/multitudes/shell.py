@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -46,6 +47,12 @@ def _methods(incomplete: str) -> list[str]:
     return [name for name in spoken.names() if name.startswith(incomplete)]
 
 
+def _listed(incomplete: str) -> list[str]:
+    """The same after commas."""
+    front, comma, last = incomplete.rpartition(",")
+    return [f"{front}{comma}{name}" for name in _methods(last)]
+
+
 def _tasks(incomplete: str) -> list[str]:
     return [name for name in JOBS if name.startswith(incomplete)]
 
@@ -55,13 +62,16 @@ Task = Annotated[
 ]
 Root = Annotated[Path | None, typer.Option(help="where data are; by default the folder that MULTITUDES_DATA names")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
+Several = Annotated[
+    str, typer.Option(help="with commas: single,packed,'mimo(members=2)'; by default all", autocompletion=_listed)
+]
 Named = Annotated[str, typer.Option("--method", help="such as packed or 'packed(alpha=2, gamma=2)'", autocompletion=_methods)]
 
 
 @app.command()
 def bench(
     task: Task = "fashion",
-    methods: Annotated[str, typer.Option(help="with commas: single,packed,'mimo(members=2)'; by default all")] = "",
+    methods: Several = "",
     seeds: Annotated[str, typer.Option(help="with commas, or a range: 0,1,2 or 0-4")] = "0",
     budget: Annotated[str, typer.Option(help="the same for all: '10 epochs', '30 seconds' or '2e12 flops'")] = "",
     out: Annotated[Path, typer.Option(help="the folder of all trials, and of report.html")] = Path("runs/bench"),
@@ -82,7 +92,9 @@ def bench(
     wanted = trials(task, spoken.methods(methods), _seeds(seeds), budget or None, out, root)
     with watching(wanted, live=False if as_json else None) as watch:
         rows = run_bench(wanted, workers=workers, ray=ray, ray_address=ray_address, tell=watch.tell)
-    page = _written([row.folder for row in wanted], out / "report.html", job(task, root))
+    what = job(task, root)
+    title = f"{what.about or what.name} Every method by the same budget: {wanted[0].budget}."
+    page = _written([trial.folder for trial in wanted], out / "report.html", what, title)
     if as_json:
         found = [{"name": r.name, "seed": r.seed, "method": r.method, "scores": dict(r.scores)} for r in rows]
         _print_json({"rows": found, "report": str(page)})
@@ -141,7 +153,7 @@ def predict(
     if data not in known:
         raise spoken.nearest(f"set of {what.name}", data, known)
     ensemble = _loaded(run, what, model)
-    prediction = in_units(predicted(ensemble, known[data]), known[data])
+    prediction = in_units(predicted(ensemble, known[data]), what.test)
     prediction.save(out)
     said = {"out": str(out), "members": prediction.count, "examples": len(prediction)}
     _print_json(said) if as_json else Console().print(f"{out}: {prediction}")
@@ -234,11 +246,16 @@ def _written(folders: list[Path], out: Path, what: Job | None, title: str | None
     from multitudes.report import report as write_report
     from multitudes.rows import rows
 
+    found = rows(folders)
+    tasks = {row.settings.get("task") for row in found}
+    if what is None and len(tasks) == 1 and tasks <= {*JOBS}:  # whose images these are
+        with contextlib.suppress(MultitudesError):
+            what = job(str(*tasks))
     images = None if what is None or len(what.test.shape) != 3 else what.test.raw(slice(None))
     named: dict[str, Any] = {} if what is None else {"classes": what.test.classes, "images": images, "title": what.about}
     if title is not None:
         named["title"] = title
-    return write_report(rows(folders), out, **named)
+    return write_report(found, out, **named)
 
 
 def _seeds(text: str) -> list[int]:

@@ -101,10 +101,10 @@ class Trial:
 
     def _judged(self, ensemble: Ensemble, what: Job) -> Row:
         here = in_units(predict(ensemble, what.test, progress=False), what.test)
-        foreign = {name: predict(ensemble, other, progress=False) for name, other in what.foreign.items()}
+        foreign = {name: in_units(predict(ensemble, other, progress=False), what.test) for name, other in what.foreign.items()}
         scores = score(here, ood=foreign or None, intervals=INTERVALS)
         shifted = {
-            severity: score(Prediction.cat([predict(ensemble, one, progress=False) for one in sets]))
+            severity: score(Prediction.cat([in_units(predict(ensemble, one, progress=False), what.test) for one in sets]))
             for severity, sets in corrupted(self.task, self.root).items()
         }
         spent = cost(ensemble, what.test.batch(slice(0, 32))[0].to(next(ensemble.parameters()).device))

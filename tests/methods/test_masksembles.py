@@ -92,6 +92,7 @@ def test_at_gives_other_scales() -> None:
     assert all((share == 1) == (name.split(".")[0] in ("layer1", "layer2")) for name, share in shares.items())
 
 
+@pytest.mark.slow
 def test_growing_keeps_the_capacity() -> None:
     """Each mask leaves as many channels as the given layer has; for our models, or a factory."""
     net = resnet18(width=0.25).double()

@@ -96,7 +96,7 @@ def grouped(given: Sequence[Row | Scores]) -> list[Group]:
         if not isinstance(one, (Row, Scores)):
             raise InputError(f"a report is of rows and scores, and number {index + 1} is {type(one).__name__}")
         row = one if isinstance(one, Row) else Row(name=f"run {index + 1}", method="", scores=one)
-        kind = (row.name, row.method, row.scores.task, json.dumps(_seedless(row.settings), sort_keys=True))
+        kind = (row.name, row.method, row.scores.task, json.dumps(_alike(row.settings), sort_keys=True))
         key = (*kind, row.seed)
         again = seen[key] = seen.get(key, -1) + 1  # the same seed twice is not two seeds
         found.setdefault((*kind, again), []).append(row)
@@ -196,3 +196,11 @@ def _seedless(settings: Any) -> Any:
     if isinstance(settings, Mapping):
         return {name: _seedless(value) for name, value in settings.items() if name != "seed"}
     return [_seedless(value) for value in settings] if isinstance(settings, (list, tuple)) else settings
+
+
+def _alike(settings: Mapping[str, Any]) -> Any:
+    """What rows of a group have in common: how many epochs a budget came to is measured, and may differ by the seed."""
+    found = _seedless(settings)
+    if "budget" in found and isinstance(found.get("recipe"), Mapping):
+        found["recipe"] = {name: value for name, value in found["recipe"].items() if name not in ("epochs", "milestones")}
+    return found

@@ -136,4 +136,7 @@ def warning(groups: Sequence[Group]) -> str:
         found.append(f"on different data ({', '.join(data)})")
     elif len(sizes) > 1:
         found.append(f"on different numbers of examples ({', '.join(f'{size:,}' for size in sorted(sizes))})")
+    budgets = distinct(groups, "budget")
+    if len(budgets) > 1:
+        found.append(f"by different budgets ({', '.join(budgets)})")
     return f'<p class="warning">These runs are {safe(listed(found))}: compare them with care.</p>' if found else ""
