@@ -116,6 +116,7 @@ def test_a_plan() -> None:
         (["bench", "--task", "fasion"], 2, "did you mean 'fashion'?"),
         (["bench", *TASK, "--methods", "paked"], 2, "did you mean 'packed'?"),
         (["bench", *TASK, "--seeds", "a"], 2, "--seeds 'a'"),
+        (["bench", *TASK, "--seeds", "4-0"], 2, "--seeds '4-0' names none"),
         (["train", *TASK, "--method", "packed(alpa=2)", "--out", "a"], 2, "did you mean 'alpha'?"),
         (["predict", "nowhere", *TASK, "--out", "a"], 2, "nowhere is no .multitude file"),
         (["predict", "nowhere", *TASK, "--data", "tst", "--out", "a"], 2, "did you mean 'test'?"),

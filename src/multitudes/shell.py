@@ -29,7 +29,7 @@ from multitudes.predict import predict as predicted
 from multitudes.prediction import Prediction
 from multitudes.score import score as scored
 from multitudes.train import fit
-from multitudes.trial import in_units
+from multitudes.trial import CALL, in_units
 from multitudes.watching import watching
 
 WRONG, USAGE = 1, 2
@@ -93,7 +93,8 @@ def bench(
     with watching(wanted, live=False if as_json else None) as watch:
         rows = run_bench(wanted, workers=workers, ray=ray, ray_address=ray_address, tell=watch.tell)
     what = job(task, root)
-    title = f"{what.about or what.name} Every method by the same budget: {wanted[0].budget}."
+    fair = f"Every method by the same budget: {wanted[0].budget}. Costs are of a call with {CALL} inputs."
+    title = f"{what.about or what.name} {fair}"
     page = _written([trial.folder for trial in wanted], out / "report.html", what, title)
     if as_json:
         found = [{"name": r.name, "seed": r.seed, "method": r.method, "scores": dict(r.scores)} for r in rows]
@@ -266,6 +267,8 @@ def _seeds(text: str) -> list[int]:
             found += range(int(first), int(last) + 1) if dash else [int(first)]
     except ValueError as error:
         raise InputError(f"--seeds {text!r}: numbers with commas, or a range: 0,1,2 or 0-4") from error
+    if not found:
+        raise InputError(f"--seeds {text!r} names none: a range goes upwards, 0-4")
     return found
 
 

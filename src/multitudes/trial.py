@@ -31,6 +31,8 @@ from multitudes.train import fit
 SEVERITIES = (1, 2, 3, 4, 5)
 INTERVALS = 200
 """Bootstrap samples of the test set."""
+CALL = 32
+"""Inputs of the call whose cost is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class Trial:
             severity: score(Prediction.cat([in_units(predict(ensemble, one, progress=False), what.test) for one in sets]))
             for severity, sets in corrupted(self.task, self.root).items()
         }
-        spent = cost(ensemble, what.test.batch(slice(0, 32))[0].to(next(ensemble.parameters()).device))
+        spent = cost(ensemble, what.test.batch(slice(0, CALL))[0].to(next(ensemble.parameters()).device))
         return Row(
             name=self.name, method=repr(self.method), seed=self.seed, scores=scores, prediction=here, foreign=foreign,
             shifted={severity: dict(found) for severity, found in shifted.items()}, cost=_spent(spent), command=self.command,
