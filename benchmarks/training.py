@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from cifar10 import ROWS
+from cifar10 import ROWS, method
 
 import multitudes as mt
 from multitudes.data import Augment, Data
@@ -31,7 +31,7 @@ def milliseconds(name: str, how: Recipe) -> tuple[float, float]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = torch.randint(256, (how.batch * STEPS, 3, 32, 32), dtype=torch.uint8)
     made = Data(images, torch.randint(10, (len(images),)), mean=[0.5] * 3, std=[0.25] * 3)
-    ensemble = mt.ensemble(resnet18(), ROWS[name][0], torch.zeros(2, 3, 32, 32), seed=0, check=False).to(device)
+    ensemble = mt.ensemble(resnet18(), method(name), torch.zeros(2, 3, 32, 32), seed=0, check=False).to(device)
     begun = time.perf_counter()
     mt.fit(ensemble, made, replace(how, epochs=1))
     first = time.perf_counter() - begun

@@ -107,6 +107,27 @@ def test_what_fails_is_named_and_the_rest_is_done(task: str, monkeypatch: pytest
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize(("error", "times"), [(OSError("busy"), 3), (mt.RunError("never"), 1)])
+def test_what_may_pass_is_tried_again(task: str, error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on where it stopped; what our own errors name would only fail again."""
+    run, seen = Trial.run, []
+
+    def failing(self: Trial) -> Row:
+        seen.append(self.name)
+        if len(seen) < 3:
+            raise error
+        return run(self)
+
+    monkeypatch.setattr(Trial, "run", failing)
+    one = wanted(task)[:1]
+    if times == 3:
+        assert bench(one)[0].name == "single"
+    else:
+        with pytest.raises(mt.RunError, match="never"):
+            bench(one)
+    assert len(seen) == times
+
+
 def test_workers_and_ray_that_cannot_be(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, True, 1.5):
         with pytest.raises(mt.InputError, match="--workers"):

@@ -120,7 +120,7 @@ def test_a_missing_row_is_told(tmp_path: Path) -> None:
 def test_foreign_json_is_told(text: str, tmp_path: Path) -> None:
     row().save(tmp_path)
     (tmp_path / "row.json").write_text(text)
-    with pytest.raises(FileError, match=r"row\.json is damaged or no row"):
+    with pytest.raises(FileError, match=r"row\.json is damaged or does not describe a row"):
         Row.load(tmp_path)
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from multitudes.budget import Budget
-from multitudes.errors import InputError, RunError
+from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.jobs import Root, job
 from multitudes.rows import Row
 from multitudes.trial import Trial
 
 ATTEMPTS = 3
-"""How often a trial is tried: a process may die of something else than the trial."""
+"""How often a trial is tried: it may fail, or its process die, of something else than the trial."""
 
 Outcome = Row | Exception
 Tell = Callable[[Trial, Outcome], None]
@@ -103,10 +103,14 @@ def one_by_one(wanted: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
 
 
 def _tried(trial: Trial) -> Outcome:
-    try:
-        return trial.run()
-    except Exception as error:  # a network or a task of one's own may raise anything: the other trials are done all the same
-        return error
+    """The row, or what went wrong: at once where that is certain, else when it went wrong again and again."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return trial.run()
+        except Exception as error:  # of one's own network or task, which may raise anything: the others are done all the same
+            if isinstance(error, MultitudesError) or attempt == ATTEMPTS - 1:
+                return error
+    raise AssertionError("there is at least one attempt")
 
 
 def by_processes(wanted: Sequence[Trial], workers: int) -> Iterator[tuple[Trial, Outcome]]:

@@ -54,7 +54,7 @@ class Budget:
         return cls(amount, unit)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return f"{self.amount:g} {self.unit}"
+        return f"{self.amount:.12g} {self.unit}"
 
     def epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
         """How many whole epochs of this ensemble's training fit; too small a budget for one is refused."""

@@ -76,14 +76,19 @@ def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], 
         raise FileError(f"{path} holds no {kind}")
     if _digest(header[kind], tensors) != header["sha256"]:
         raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+    return described(header[kind], path, kind, FORMAT), tensors
+
+
+def described(text: str | bytes, path: str | PathLike[str], kind: str, known: int) -> dict[str, Any]:
+    """The JSON of a file, whose format must be one that is known."""
     try:
-        about = json.loads(header[kind])
-        newer = about["format"] > FORMAT
+        found: dict[str, Any] = json.loads(text)
+        newer = found["format"] > known
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FileError(f"{path} does not describe a {kind}: {error}") from error
+        raise FileError(f"{path} is damaged or does not describe a {kind}: {type(error).__name__}: {error}") from error
     if newer:
         raise FileError(f"{path} was written in a newer format: update multitudes")
-    return about, tensors
+    return found
 
 
 def write(target: Path, data: bytes) -> None:

@@ -169,18 +169,13 @@ def rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     """A file of JSON, as it is and what it says."""
+    from multitudes.files import described
+
     try:
         text = path.read_bytes()
     except OSError as error:
         raise FileError(f"there is no row in {path.parent}: cannot read {path.name}: {error.strerror or error}") from error
-    try:
-        found = json.loads(text)
-        newer = found["format"] > FORMAT
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FileError(f"{path} is damaged or no row: {type(error).__name__}: {error}") from error
-    if newer:
-        raise FileError(f"{path} was written in a newer format: update multitudes")
-    return text, found
+    return text, described(text, path, "row", FORMAT)
 
 
 def _taken_apart(prediction: Prediction) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -83,13 +83,8 @@ class Trial:
         ensemble.to(memory_format=torch.contiguous_format)
         row = self._judged(ensemble, what)
         said = {key: value for key, value in recipe.settings().items() if key != "seed"}
-        settings: dict[str, Any] = {
-            "task": self.task,
-            "data": what.name,
-            "network": type(ensemble.base).__name__,
-            "budget": str(self.budget),
-        }
-        settings["recipe"] = said
+        settings = {"task": self.task, "data": what.name, "network": type(ensemble.base).__name__, "recipe": said}
+        settings["budget"] = str(self.budget)
         row = replace(row, settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
         row.save(self.folder)
         return row

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from multitudes import figures
@@ -11,6 +12,7 @@ from multitudes.report import curves, svg
 from multitudes.report.evidence import covered, differences, foreign_sets, judged, told
 from multitudes.report.groups import Group, corruptions, primary, ranked, ratios
 from multitudes.report.wording import cost, inside, listed, safe, shortened, title
+from multitudes.rows import Row
 from multitudes.scores.meaning import meaning
 
 RUNS = 6
@@ -140,50 +142,36 @@ def _having(chosen: Cast, values: Mapping[str, T | None]) -> dict[str, T]:
     return {group.label: value for group in chosen.groups if (value := values.get(group.label)) is not None}
 
 
-def reliability(chosen: Cast) -> Plate | None:
-    """How often answers came true."""
-    found = _having(chosen, {group.label: judged(group.first) for group in chosen.groups})
+def _curves(
+    chosen: Cast, read: Callable[[Row], Any], draw: Callable[..., Any], name: str, label: str, caption: str
+) -> Plate | None:
+    """A figure of one curve for each run that has what it is drawn from."""
+    found = _having(chosen, {group.label: read(group.first) for group in chosen.groups})
     if not found:
         return None
     names = chosen.who(found)
-    bins = chosen.groups[0].first.scores.settings.bins
     runs = dict(zip(names, found.values(), strict=True))
-    body = svg.inline(
-        lambda theme: figures.reliability(runs, bins, theme=theme), "reliability",
-        f"Reliability diagram of {listed(names)}", chosen.colours(found),
-    )  # fmt: skip
+    body = svg.inline(lambda theme: draw(runs, theme=theme), name, f"{label} of {listed(names)}", chosen.colours(found))
+    return Plate("reliability", caption, body)
+
+
+def reliability(chosen: Cast) -> Plate | None:
+    """How often answers came true."""
+    draw = functools.partial(figures.reliability, bins=chosen.groups[0].first.scores.settings.bins)
     text = "How often answers came true, by how sure they were; below, how many. Upright lines are the gaps that ECE sums."
-    return Plate("reliability", f"{text}", body)
+    return _curves(chosen, judged, draw, "reliability", "Reliability diagram", text)
 
 
 def risk_coverage(chosen: Cast) -> Plate | None:
     """Errors among those kept."""
-    found = _having(chosen, {group.label: judged(group.first) for group in chosen.groups})
-    if not found:
-        return None
-    names = chosen.who(found)
-    runs = dict(zip(names, found.values(), strict=True))
-    body = svg.inline(
-        lambda theme: figures.risk_coverage(runs, theme=theme), "risk-coverage", f"Risk and coverage of {listed(names)}",
-        chosen.colours(found),
-    )  # fmt: skip
     text = "Errors that remain if only the most confident answers are kept: the lower, the better."
-    return Plate("reliability", f"{text}", body)
+    return _curves(chosen, judged, figures.risk_coverage, "risk-coverage", "Risk and coverage", text)
 
 
 def coverage(chosen: Cast) -> Plate | None:
     """How often intervals of a regression hold."""
-    found = _having(chosen, {group.label: covered(group.first) for group in chosen.groups})
-    if not found:
-        return None
-    names = chosen.who(found)
-    runs = dict(zip(names, found.values(), strict=True))
-    body = svg.inline(
-        lambda theme: curves.coverage(runs, theme=theme), "coverage", f"Coverage of the intervals of {listed(names)}",
-        chosen.colours(found),
-    )  # fmt: skip
     text = "Targets inside of central intervals. Above the diagonal intervals are too wide, below it too narrow."
-    return Plate("reliability", f"{text}", body)
+    return _curves(chosen, covered, curves.coverage, "coverage", "Coverage of the intervals", text)
 
 
 def ood(chosen: Cast, name: str) -> Plate | None:
