@@ -101,7 +101,8 @@ def lines(out: Path) -> list[list[str]]:
         values = [f"{100 * row['scores'][k]:.2f}" if by > 1 else f"{row['scores'][k]:.3f}" for k, (_, by) in columns.items()]
         against = row["held_against"]
         beside = f"{100 * against['accuracy']:.1f}, {against['nll']:.3f}{'' if row['met'] else ' (not met)'}"
-        found.append([row["row"], *values, beside, f"{row['parameters'] / 1e6:.2f} M"])
+        name = row["row"] if row["seed"] == 0 else f"{row['row']}, seed {row['seed']}"
+        found.append([name, *values, beside, f"{row['parameters'] / 1e6:.2f} M"])
     return found
 
 
@@ -113,7 +114,7 @@ def markdown(out: Path) -> str:
 
 def table(out: Path) -> Table:
     """The table for a terminal."""
-    shown = Table(title="ResNet-18, CIFAR-10, SVHN as foreign: one seed, the last epoch")
+    shown = Table(title="ResNet-18, CIFAR-10, SVHN as foreign: a seed each, the last epoch")
     heading, *rows = lines(out)
     for name in heading:
         shown.add_column(name, justify="left" if name == "method" else "right")

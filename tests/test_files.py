@@ -192,6 +192,23 @@ def test_another_torch_is_trusted_with_the_loop_alone(saved: Path) -> None:
     assert_same(back(*CASE.example().args), convert(mt.Deep(), CASE)(*CASE.example().args))
 
 
+def test_another_torch_may_have_other_settings(saved: Path) -> None:
+    """What one version's layers do not have is not compared, what both have is."""
+
+    def older(about: dict[str, Any], eps: float = 1e-5) -> None:
+        about["torch"] = "1.0"
+        for part in about["architecture"].values():
+            if part["kind"] == "BatchNorm2d":
+                part.update(gone=True, eps=eps)
+                part.pop("affine", None)
+
+    rewrite(saved, older)
+    assert_same(mt.load(saved, CASE.model())(*CASE.example().args), convert(mt.Deep(), CASE)(*CASE.example().args))
+    rewrite(saved, lambda about: older(about, eps=0.1))
+    with pytest.raises(mt.FileError, match=r"another architecture.*BatchNorm2d, has eps=0\.1 there and eps=1e-05 here"):
+        mt.load(saved, CASE.model())
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import multitudes as mt
-from multitudes import data
-from multitudes.jobs import JOBS, Job, job
+from multitudes import data, spoken
+from multitudes.jobs import JOBS, TABLE_1, Job, job
 from multitudes.models import MLP
+from multitudes.paper_recipes import find
 
 
 @pytest.mark.parametrize("name", ["fashion", "yacht", "energy"])
@@ -66,6 +67,13 @@ def test_a_name_that_is_not_there() -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(mt.FileError, match="cifar-10-batches-bin"):
         JOBS["cifar10"](tmp_path)
+
+
+def test_the_settings_of_table_1_are_those_of_its_recipe() -> None:
+    """Written twice, by name for the shell and as methods for who trains by the paper."""
+    for method in find("packed/cifar10-resnet18").methods:
+        name = type(method).__name__.lower()
+        assert spoken.method(name, **TABLE_1.get(name, {})) == method
 
 
 def test_an_example_is_two_inputs() -> None:

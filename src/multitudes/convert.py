@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from multitudes.architecture import differences, settings
 from multitudes.check import self_check
 from multitudes.cost import multiply_adds, saved_numbers
 from multitudes.draft import Draft, draft
 from multitudes.draws import draw_apart
 from multitudes.engine.loop import run_loop
 from multitudes.engine.outcome import aside, fresh_inputs
-from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors, settings
+from multitudes.engine.state import Engine, bake, copy_with, like, named_tensors
 from multitudes.engine.trial import few_members, pick, settle
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
@@ -170,9 +171,7 @@ def stack_models(models: Sequence[nn.Module], example: Any, **options: Any) -> E
         if type(net) is not type(models[0]) or ours != theirs:
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
             raise InputError(f"model {m} is not of the architecture of model 0: {type(net).__name__} differs in {odd[:4]}")
-        mine, other = settings(models[0]), settings(net)
-        differ = sorted(f"{n or 'the model'}: {mine[n]} and {other[n]}" for n in mine if mine[n] != other[n])
-        if differ:
+        if differ := differences(settings(models[0]), settings(net)):
             raise InputError(f"model {m} has other settings than model 0: {'; '.join(differ[:3])}")
     ens = ensemble(models[0], Deep(members=len(models)), example, **{"start": "copies", **options})
     with torch.no_grad():

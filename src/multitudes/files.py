@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multitudes.architecture import differences, settings
 from multitudes.calibrator import Calibrator
 from multitudes.cut import hollow
 from multitudes.draws import drawn_names
 from multitudes.engine import EXECUTORS, MODES
-from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, owner, settings
+from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, owner
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.initialise import built
@@ -157,8 +158,7 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
 
 def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
     """In what a model is not the saved one, tensors apart."""
-    saved, here = about["architecture"], settings(model)
-    found = [f"{n or 'the model'} is {saved.get(n)} there and {here.get(n)} here" for n in saved if saved[n] != here.get(n)]
+    found = differences(about["architecture"], settings(model), common=about["torch"] != torch.__version__)
     if type(model).__name__ != about["model"]:
         found.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
     return found

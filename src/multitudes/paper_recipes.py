@@ -85,13 +85,15 @@ def _packed(data: str, model: str, recipe: Recipe, *methods: Method) -> PaperRec
         model=model,
         methods=methods
         or (
-            Single(), Deep(members=4), Packed(members=4, alpha=2, gamma=gamma), MIMO(members=4, rho=1.0),
+            Single(), Deep(members=4), Packed(members=4, alpha=2, gamma=gamma),
+            MIMO(members=4, rho=1.0, reduction="mean"),
             Masksembles(members=4, scale=2.0, position="after", feed="all"),
             *(() if model == "resnet50" else (BatchEnsemble(members=4),)),
         ),
         decay="torch's, as printed; none on BatchEnsemble's factors",
-        silent="The table names flips alone; its numbers need the padded crop too. Precision and memory layout are not told. "
-        "The epoch of the highest validation accuracy is kept, of Deep each member's own: best='members', batches='own'."
+        silent="The table names flips alone; its numbers need the padded crop too. Precision and memory layout are not told, "
+        "nor that MIMO's loss is the mean over heads, which the numbers of its row need. The epoch of the highest validation "
+        "accuracy is kept, of Deep each member's own: best='members', batches='own'."
         + (" γ is the caption's; the counts printed for it are those of γ = 2." if gamma == 1 else ""),
         ood="maximum softmax probability, SVHN",
     )  # fmt: skip

@@ -45,7 +45,9 @@ def test_every_method_learns(kind: type[mt.Method], settings: dict[str, object])
     assert all(p.dtype == torch.float32 for p in ens.parameters())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in its compiler
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:TensorFloat32:UserWarning", "ignore:The CUDA Graph is empty:UserWarning"
+)  # torch's own, in its compiler
 @pytest.mark.parametrize("method", [mt.Packed(), mt.BatchEnsemble(feed="all"), mt.EMP(members=4), mt.MIMO()], ids=str)
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 def test_compiled_learns_as_it_does_without(method: mt.Method, precision: str) -> None:

@@ -216,18 +216,6 @@ def hooked(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in kinds)]
 
 
-def settings(module: nn.Module) -> dict[str, str]:
-    """What tells one architecture from another beside tensors: strides, heads, slopes; dropout rates apart."""
-    found = {}
-    for name, part in module.named_modules():
-        kind = type(part).__name__
-        found[name] = f"{kind}({part.extra_repr()})" if "Dropout" not in kind else kind
-        if type(part).__module__.startswith("torch.nn") and "Dropout" not in kind:
-            own = sorted((k, v) for k, v in vars(part).items() if k not in EVERY_MODULES and isinstance(v, (bool, int, float)))
-            found[name] += str([(k, v) for k, v in own if k[0] != "_" and k != "dropout"])
-    return found
-
-
 def owner(name: str) -> str:
     """The name of the module that a tensor belongs to; for a parametrized tensor, the module that uses it."""
     head, found, _ = name.partition(".parametrizations.")
