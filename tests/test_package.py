@@ -23,16 +23,18 @@ PUBLIC = """
 
 IMPORT = """
 import json, sys, time
+
+start = time.process_time()
 import torch
+beside = time.process_time() - start
 
 before, touched = set(sys.modules), []
 for name in ("_lazy_init", "init", "is_available", "device_count", "current_device"):
     setattr(torch.cuda, name, lambda *args, _name=name, **kwargs: touched.append(_name))
-start = time.perf_counter()
+start = time.process_time()
 import multitudes
-seconds = time.perf_counter() - start
 print(json.dumps({
-    "seconds": seconds,
+    "share": (time.process_time() - start) / beside,
     "modules": sorted(set(sys.modules) - before),
     "touched": touched,
     "initialised": torch.cuda.is_initialized(),
@@ -48,7 +50,8 @@ def imports() -> list[dict[str, Any]]:
 
 
 def test_import_is_quick(imports: list[dict[str, Any]]) -> None:
-    assert median(report["seconds"] for report in imports) <= 0.5
+    """About a tenth of what torch takes: of processor time, as others may be at work."""
+    assert median(report["share"] for report in imports) <= 0.2
 
 
 def test_import_touches_no_gpu(imports: list[dict[str, Any]]) -> None:

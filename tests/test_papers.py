@@ -114,6 +114,7 @@ def test_the_tables(net: str, method: mt.Method) -> None:
         assert not text or giga(work, digits=len(text.partition(".")[2])) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ratio", "net"), [(2, "ResNet-50×2, ImageNet"), (4, "ResNet-50×4, ImageNet")])
 def test_wide_networks_by_resize(ratio: float, net: str) -> None:
     """ResNet-50 resized is the wide network, to the last tensor, and so is what it and its ensemble cost."""
@@ -124,6 +125,7 @@ def test_wide_networks_by_resize(ratio: float, net: str) -> None:
     assert mt.plan(resized, method, x).counts == counts(net, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "method"), [(n, m) for n, rows in TABLE.items() for m in rows if isinstance(m, mt.MIMO)])
 def test_what_mimo_adds(net: str, method: mt.Method) -> None:
     """M − 1 first layers and heads, in the ensemble as in its plan; compact, only the heads, as many as MultiHead has.
