@@ -1,8 +1,8 @@
 """Every method obeys every law on every model, or stands in the table of refusals.
 
 With every change each method is run through nearly all laws on one model, and through one in twenty-four on four more; in the
-slow run through half of the rest, and on the rest of the zoo through the strongest laws, and through some of the others, rotated
-by MULTITUDES_SEED so that each comes round.
+slow run through half of the rest, and on the rest of the zoo through the strongest laws, and through some of the others,
+rotated by MULTITUDES_SEED so that each comes round.
 """
 
 from __future__ import annotations
