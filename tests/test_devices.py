@@ -60,6 +60,10 @@ def test_fabrics_of_ones_own() -> None:
         check_fabric(SimpleNamespace(strategy=ModelParallelStrategy(lambda module, mesh: module)), ens, Recipe())
     with pytest.raises(mt.InputError, match="not str"):
         check_fabric("cpu", ens, Recipe())
+    half = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    check_fabric(half, ens, Recipe(precision="bf16"))
+    with pytest.raises(mt.InputError, match=r"Recipe\(precision='32'\) is Fabric\(precision='32-true'\), not 'bf16-mixed'"):
+        check_fabric(half, ens, Recipe())
 
 
 def test_fabric_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

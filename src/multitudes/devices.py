@@ -43,12 +43,17 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
 
 
 def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
-    """A Fabric of one's own may have one device, or DDP; a sharded ensemble has the one that is made for it."""
+    """A Fabric of one's own may have one device, or DDP, in the recipe's precision; a sharded ensemble has its own made for it."""
     if is_sharded(ensemble, recipe):
         raise InputError("a sharded ensemble is trained without fabric=: under torchrun, one is made for its processes")
     kind = type(getattr(fabric, "strategy", fabric)).__name__
     if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
         raise InputError(f"fit takes a Fabric of one device or strategy='ddp', not {kind}; to shard, fully_shard(ens)")
+    its, wanted = str(fabric.strategy.precision.precision), PRECISIONS[recipe.precision]
+    if its != wanted:
+        raise InputError(
+            f"Recipe(precision={recipe.precision!r}) is Fabric(precision={wanted!r}), not {its!r}: give one of them"
+        )
 
 
 @contextlib.contextmanager
