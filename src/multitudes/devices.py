@@ -43,7 +43,7 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
 
 
 def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
-    """A Fabric of one's own may have one device, or DDP, in the recipe's precision; a sharded ensemble has its own made for it."""
+    """A Fabric of one's own may have one device, or DDP, in the recipe's precision; for a sharded ensemble one is made."""
     if is_sharded(ensemble, recipe):
         raise InputError("a sharded ensemble is trained without fabric=: under torchrun, one is made for its processes")
     kind = type(getattr(fabric, "strategy", fabric)).__name__
