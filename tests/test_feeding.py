@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 import multitudes as mt
 from multitudes.data import Augment, Data
 from multitudes.feeding import Feed, seed_of
+from multitudes.losses import check_classes
 
 X = torch.arange(23.0)[:, None].expand(23, 3)
 DATA = TensorDataset(X, torch.arange(23))
@@ -49,10 +51,10 @@ def test_every_example_at_most_once(data: Any) -> None:
 def test_labels_are_checked_before_they_reach_a_device(data: Any, augment: Any) -> None:
     """Once it is known how many classes there are: of a set in memory at once, else as it is read."""
     one = feed(data, augment=augment if data is IN_MEMORY else None)
-    one.expect(23)
+    one.expect(partial(check_classes, classes=23))
     assert len(list(one.epoch(1))) == 4 if augment is None else True
     with pytest.raises(mt.InputError, match=r"target \d+ is no class: there are 0 to 9"):
-        one.expect(10) or list(one.epoch(1))  # type: ignore[func-returns-value]
+        one.expect(partial(check_classes, classes=10)) or list(one.epoch(1))  # type: ignore[func-returns-value]
 
 
 def test_how_a_set_is_read_changes_nothing() -> None:
@@ -114,3 +116,33 @@ def test_small_sets_are_one_batch() -> None:
 def test_seeds_do_not_meet() -> None:
     """Numbers in another order, or one more, are another seed."""
     assert len({seed_of(*parts) for parts in [(0,), (0, 0), (1, 0), (0, 1), (1, 2), (2, 1), (3,)]}) == 7
+
+
+@pytest.mark.parametrize("data", [DATA, IN_MEMORY])
+def test_processes_augment_each_in_its_own_way(data: Any) -> None:
+    """And each the same way again."""
+
+    def drawn(rank: int, epoch: int = 1) -> list[float]:
+        found: list[float] = []
+
+        def augment(x: Any, y: Any, generator: torch.Generator) -> tuple[Any, Any]:
+            found.append(float(torch.rand((), generator=generator)))
+            return x, y
+
+        list(feed(data, batch=6, rank=rank, ranks=2, augment=augment).epoch(epoch))
+        return found
+
+    assert drawn(0) == drawn(0)
+    assert len({*drawn(0), *drawn(1), *drawn(0, epoch=2)}) == 9
+
+
+def test_what_sets_are_known_by() -> None:
+    """Their length, and what is in memory."""
+    known = feed(DATA).described()
+    assert known == feed(TensorDataset(X.clone(), torch.arange(23))).described()
+    assert known[0].startswith("23 examples, ")
+    other = torch.arange(23)
+    other[11] = 0
+    assert feed(TensorDataset(X, other)).described() != known
+    assert feed(TensorDataset(X + 1, torch.arange(23))).described() != known
+    assert feed(list(DATA)).described() == ["23 examples"]

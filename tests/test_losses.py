@@ -1,4 +1,4 @@
-"""Losses: mt.GaussianNLL against torch's own, values and gradients."""
+"""Losses: against torch's own, values and gradients; and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.losses import CRITERIA, UNLABELLED
 from multitudes.tasks import FLOOR
 
 
@@ -120,3 +121,46 @@ def test_training_lowers_it() -> None:
     pred = mt.predict(ens, torch.tensor([[-0.7], [0.7]]))
     assert float(pred.aleatoric[0]) < 0.05 < float(pred.aleatoric[1])
     torch.testing.assert_close(pred.mean, torch.tensor([[-0.7], [0.7]]), atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+@pytest.mark.parametrize("labels", [[1, 2], [0, 255], [-1, 1], [0.5, float("nan")]])
+def test_labels_that_are_neither(task: str, labels: list[float]) -> None:
+    """A loss of them would fall without end."""
+    with pytest.raises(mt.InputError, match="is neither 0 nor 1, nor a probability"):
+        CRITERIA[task](torch.zeros(1, 2), torch.tensor([labels]))
+    assert CRITERIA[task](torch.zeros(1, 2), torch.tensor([[0.5, 1]])) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
+def test_targets_of_another_layout(task: str) -> None:
+    """Only axes of length one may differ: entries of another order are other entries."""
+    output = torch.zeros(4, 2, 3, 3)
+    with pytest.raises(
+        mt.InputError, match=r"outputs are \[4, 2, 3, 3\], and targets \[4, 3, 3, 2\]: targets\.movedim\(-1, 1\)"
+    ):
+        CRITERIA[task](output, torch.zeros(4, 3, 3, 2))
+    with pytest.raises(mt.InputError, match="and targets"):
+        CRITERIA[task](torch.zeros(6, 2), torch.zeros(4, 3))
+    for shape in ((4, 1), (4,), (4, 1, 1)):
+        assert CRITERIA[task](torch.zeros(4, 1), torch.zeros(shape)).shape == ()
+
+
+@pytest.mark.parametrize("target", [[[0.5, 0.6]], [[-0.5, 1.5]], [[3.0, -2.0]], [[0.0, 0.0]], [[float("nan"), 1.0]]])
+def test_probabilities_that_are_none(target: list[list[float]]) -> None:
+    with pytest.raises(mt.InputError, match="must be probabilities of classes, which sum up to 1"):
+        CRITERIA["classes"](torch.zeros(1, 2), torch.tensor(target))
+
+
+def test_cross_entropy_is_torchs() -> None:
+    """With and without entries that have no label, and probabilities."""
+    output, target = torch.randn(6, 3, 4), torch.randint(3, (6, 4))
+    target[1], target[2, 2] = UNLABELLED, UNLABELLED
+    for given in (target, torch.randn(6, 3, 4).softmax(1)):
+        torch.testing.assert_close(CRITERIA["classes"](output, given), F.cross_entropy(output, given))
+    none = output.clone().requires_grad_()
+    loss = CRITERIA["classes"](none, torch.full_like(target, UNLABELLED))
+    loss.backward()
+    assert loss == 0
+    assert none.grad is not None
+    assert bool((none.grad == 0).all())

@@ -156,3 +156,36 @@ def test_an_optimisers_state(kind: type[torch.optim.Optimizer]) -> None:
     step(other, again)
     for name, value in net.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    """A folder may hold what is not ours."""
+    others = [tmp_path / "checkpoints" / "resnet50.safetensors", tmp_path / "sub" / ".download.part", tmp_path / ".a.part"]
+    for file in others:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"mine")
+    folder = Folder(tmp_path)
+    folder.start(CONFIG, resume=False)
+    for epoch in range(4):
+        folder.save(epoch, {}, {"w": torch.zeros(2)})
+    folder.start(CONFIG, resume=True)
+    assert [file.read_bytes() for file in others] == [b"mine"] * 3
+    assert folder.newest()[0]["epoch"] == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_checkpoints_without_a_config(tmp_path: Path, resume: bool) -> None:
+    """They may be of any run."""
+    folder = Folder(tmp_path)
+    folder.start(CONFIG, resume=False)
+    folder.save(1, {}, {"w": torch.zeros(2)})
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(mt.FileError, match=r"of a run whose config\.json is gone"):
+        folder.start(CONFIG, resume=resume)
+
+
+def test_another_torch(tmp_path: Path) -> None:
+    """A run may go on, and it is said that it will not be bit for bit."""
+    Folder(tmp_path).start({**CONFIG, "torch": "2.9"}, resume=False)
+    with pytest.warns(UserWarning, match=r"begun with torch 2\.9 and goes on with 2\.10: not bit for bit"):
+        Folder(tmp_path).start({**CONFIG, "torch": "2.10"}, resume=True)

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -284,6 +285,75 @@ def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
     with pytest.raises(mt.FileError, match=r"another run: .*recipe\.lr"):
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1, lr=0.3), out=tmp_path, resume=True)
+    for train, options, says in (
+        (TensorDataset(X[:200], (Y[:200] + 1) % 3), {}, "train was"),
+        (TRAIN, {"val": VAL}, "validated was False and is True"),
+        (TRAIN, {"criterion": nn.CrossEntropyLoss()}, "criterion was None and is 'CrossEntropyLoss'"),
+    ):
+        with pytest.raises(mt.FileError, match=f"another run: {says}"):
+            fit(made(mt.Deep(members=2)), train, Recipe(epochs=1), out=tmp_path, resume=True, **options)
+
+
+class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Draws by whatever its author liked."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index] + random.gauss(0, 1) + float(np.random.randn()) + torch.randn(6), Y[index]
+
+
+def test_a_run_goes_on_with_noise_of_any_kind(tmp_path: Path) -> None:
+    """Python's and NumPy's too; and theirs is afterwards what it was."""
+    random.seed(5)
+    np.random.seed(5)
+    expected = random.random(), float(np.random.rand())
+    random.seed(5)
+    np.random.seed(5)
+    whole, parts = made(mt.Deep(members=2)), made(mt.Deep(members=2))
+    fit(whole, Noisy(), Recipe(epochs=3, batch=20), out=tmp_path / "whole")
+    assert (random.random(), float(np.random.rand())) == expected
+
+    def stopping(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return x, y
+
+    steps: list[int] = []
+    straight = made(mt.Deep(members=2))
+    recipe = Recipe(epochs=3, batch=20, augment=stopping)
+    with pytest.raises(KeyboardInterrupt):
+        fit(parts, Noisy(), recipe, out=tmp_path / "parts")
+    fit(parts, Noisy(), recipe, out=tmp_path / "parts", resume=True)
+    fit(straight, Noisy(), recipe, out=tmp_path / "straight")
+    assert same(parts, straight)
+    assert same(straight, whole)
+
+
+def test_a_loss_that_is_none_leaves_the_best(tmp_path: Path) -> None:
+    """Without a folder, the ensemble has the weights of its best epoch."""
+    left = [25]
+
+    def breaking(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        left[0] -= 1
+        return (x * float("nan") if left[0] < 0 else x), y
+
+    ens = made(mt.Deep(members=2))
+    with pytest.raises(mt.RunError, match=r"the ensemble has the weights of epoch \d again, its best"):
+        fit(ens, TRAIN, Recipe(epochs=5, batch=20, lr=0.1, augment=breaking), val=VAL)
+    assert mt.score(mt.predict(ens, VAL))["accuracy"] > 0.6
+
+
+def test_the_layout_of_memory_is_the_recipes_alone() -> None:
+    """Channels last in training; afterwards as it was, so that all members are run at once."""
+    x = torch.randn(20, 3, 6, 6)
+    for before in (torch.contiguous_format, torch.channels_last):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+        ens = mt.ensemble(net, mt.Deep(members=2), x[:2]).to(memory_format=before)
+        fit(ens, TensorDataset(x, torch.randint(3, (20,))), Recipe(epochs=1, batch=10, channels_last=True))
+        assert ens.engine.channels_last == (before is torch.channels_last)
 
 
 def test_a_loss_that_is_none(tmp_path: Path) -> None:
@@ -435,6 +505,13 @@ def test_a_csv_logger_has_every_epoch(tmp_path: Path) -> None:
             lines = list(csv.DictReader(file))
         assert [line["step"] for line in lines] == ["1", "2", "3"][: 3 if name == "whole" else 2]
         assert all(float(line[key]) >= 0 for line in lines for key in ("loss", "val_accuracy", "val_nll"))
+    recipe, left[0] = Recipe(epochs=3, batch=20, augment=stopping), 25
+    with pytest.raises(KeyboardInterrupt):
+        fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path / "a", loggers=CSVLogger(tmp_path, "logs", version=0))
+    again = CSVLogger(tmp_path, "logs", version=0)  # which begins its file anew
+    fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path / "a", resume=True, loggers=again)
+    with next((tmp_path / "logs").rglob("metrics.csv")).open() as file:
+        assert [line["step"] for line in csv.DictReader(file)] == ["1", "2", "3"]
     with pytest.raises(mt.InputError, match="loggers= without fabric="):
         fabric = Fabric(accelerator="cpu", devices=1)
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), fabric=fabric, loggers=CSVLogger(tmp_path))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from multitudes.ensemble import Ensemble
@@ -54,6 +57,15 @@ def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
         raise InputError(
             f"Recipe(precision={recipe.precision!r}) is Fabric(precision={wanted!r}), not {its!r}: give one of them"
         )
+
+
+def log_again(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
+    """The lines of a run that goes on, for loggers that begin their file anew."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Experiment logs directory")  # of which all that was there is written again
+        for logger in [one for one in fabric.loggers if type(one).__name__ == "CSVLogger"]:
+            for line in lines:
+                logger.log_metrics(dict(line), int(line["epoch"]))
 
 
 @contextlib.contextmanager
@@ -127,10 +139,11 @@ def _fabric() -> Any:
 
 @contextlib.contextmanager
 def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """torch's own randomness and its choice of algorithms, as they were afterwards."""
+    """Randomness of torch, NumPy and Python, and torch's choice of algorithms, as they were afterwards."""
     strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = [device] if device.type == "cuda" else []
+    plain, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices):
         try:
             if recipe.deterministic:
@@ -141,3 +154,12 @@ def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
         finally:
             torch.use_deterministic_algorithms(strict, warn_only=warn)
             torch.backends.cudnn.benchmark = benchmark
+            random.setstate(plain)
+            np.random.set_state(arrays)
+
+
+def sow(seed: int) -> None:
+    """What any dataset or model may draw by, within `settled`."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

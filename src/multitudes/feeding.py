@@ -6,19 +6,19 @@ is augmented there before it is normalised; any other dataset is read by torch's
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from multitudes import tree
 from multitudes.data.augment import Augment as Augmentation
 from multitudes.data.dataset import Data
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs, stack_slots
-from multitudes.losses import check_classes
 from multitudes.predict import Split, pair
 
 Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
@@ -48,8 +48,9 @@ class Feed:
     ) -> None:  # fmt: skip
         self.sets = [_placed(one, device) for one in _sets(data, members)]
         self.augment, self.batch_axis = augment, batch_axis
-        self.classes: int | None = None
-        """How many classes targets may name, once that is known."""
+        self.check: Callable[[Tensor], None] | None = None
+        """What refuses targets that mean nothing, once that is known."""
+        self.expects = False
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
@@ -77,13 +78,17 @@ class Feed:
             stacked = stack_slots([inputs for inputs, _ in parts], self.batch_axis)
             yield stacked, tree.stack([targets for _, targets in parts])
 
-    def expect(self, classes: int) -> None:
-        """From now on, targets that name another class are refused before they reach a GPU, which would die of them."""
-        self.classes = classes
+    def expect(self, check: Callable[[Tensor], None]) -> None:
+        """From now on, targets are checked before they reach a GPU: of a set in memory all at once."""
+        kept = self.augment is None or isinstance(self.augment, Augmentation)  # which leaves classes their numbers
+        self.check, self.expects = check if kept else None, True
         for one in self.sets:
-            kept = self.augment is None or isinstance(self.augment, Augmentation)  # which leaves classes their numbers
-            if isinstance(one, Data) and kept and not one.targets.is_floating_point():
-                check_classes(one.targets, classes)
+            if isinstance(one, Data) and kept:
+                check(one.targets)
+
+    def described(self) -> list[str]:
+        """By what training sets are known again: how long they are, and for those in memory what is asked."""
+        return [f"{len(one)} examples{_digest(one)}" for one in self.sets]
 
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
         """Which examples each batch has, for member m."""
@@ -108,8 +113,8 @@ class Feed:
             inputs, targets = self.split(batch)
             if targets is None:
                 raise InputError("the training set gives inputs without targets: pairs (input, target) are needed, or split=")
-            if self.classes is not None and isinstance(targets, Tensor) and not targets.is_floating_point():
-                check_classes(targets, self.classes)
+            if self.check is not None and isinstance(targets, Tensor):
+                self.check(targets)
             call = Inputs.of(inputs)
             tensors = [t.to(self.device) for t in call.tensors()]
             targets = tree.apply(lambda t: t.to(self.device), targets)
@@ -126,6 +131,20 @@ def _placed(data: Any, device: torch.device | None) -> Any:
         return data
     free, _ = torch.cuda.mem_get_info(device)
     return data.to(device) if data.device != device and data.inputs.nbytes < free // 4 else data
+
+
+def _digest(data: Any) -> str:
+    """Of the targets, and of the first and the last input; nothing where reading them may take long or differ each time."""
+    if isinstance(data, TensorDataset):
+        tensors = [data.tensors[-1], *(t[[0, -1]] for t in data.tensors[:-1])]
+    elif isinstance(data, Data):
+        tensors = [data.targets, *([data.inputs[[0, -1]]] if isinstance(data.inputs, Tensor) else [])]
+    else:
+        return ""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f", {found.hexdigest()[:16]}"
 
 
 def _is_set(one: Any) -> bool:

@@ -14,6 +14,8 @@ from multitudes.uncertainty import log_normal
 
 UNLABELLED = -100
 """What torch's cross entropy takes for an entry without a label."""
+ROUNDING = 1e-2
+"""How far from 1 probabilities may sum up, some being of half precision."""
 
 
 class GaussianNLL(nn.Module):
@@ -46,47 +48,86 @@ class GaussianNLL(nn.Module):
         return loss if self.reduction == "none" else loss.mean() if self.reduction == "mean" else loss.sum()
 
 
-def check_classes(target: Tensor, classes: int) -> None:
-    """Whole numbers that are classes, or −100 where there is no label."""
-    if bool(((target < 0) & (target != UNLABELLED) | (target >= classes)).any()):
-        bad = target[(target < 0) & (target != UNLABELLED) | (target >= classes)]
+def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> None:
+    """Whole numbers that are classes, or `ignore` where there is no label; or a probability for each class."""
+    if target.is_floating_point():
+        if target.ndim > 1 and (bool((~(target >= 0)).any()) or bool(((target.sum(1) - 1).abs() > ROUNDING).any())):
+            raise InputError("targets that are no whole numbers must be probabilities of classes, which sum up to 1")
+        return
+    wrong = ((target < 0) | (target >= classes)) & (target != ignore) & (target != UNLABELLED)
+    if bool(wrong.any()):
         raise InputError(
-            f"target {int(bad[0])} is no class: there are 0 to {classes - 1}; for entries without a label, {UNLABELLED}"
+            f"target {int(target[wrong][0])} is no class: there are 0 to {classes - 1}; entries without a label are "
+            f"{UNLABELLED}, or what ignore= says"
         )
+
+
+def check_labels(target: Tensor) -> None:
+    """0 or 1, or a probability."""
+    wrong = ~((target >= 0) & (target <= 1))
+    if bool(wrong.any()):
+        raise InputError(f"target {target[wrong][0].item()} is neither 0 nor 1, nor a probability between them")
 
 
 def _classes(output: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy; on a GPU, which would die of it without a word, labels are checked where they come from."""
+    """Cross entropy, the mean over what has a label."""
+    return class_loss(output, target)
+
+
+def class_loss(output: Tensor, target: Tensor, count: Tensor | None = None) -> Tensor:
+    """Cross entropy, the mean over what has a label, or the sum divided by `count`: 0 where nothing has one.
+
+    On a GPU, which would die of it without a word, labels are checked where they come from.
+    """
+    here_too = target.device.type == "cpu" and output.ndim > 1
     if target.is_floating_point() and target.shape == output.shape:
+        if here_too:
+            check_classes(target, output.shape[1])
         return F.cross_entropy(output, target)
     here, wanted = list(target.shape), list(output.shape[:1] + output.shape[2:])
     if target.is_floating_point() or target.is_complex() or here != wanted:
-        hint = ""
-        if target.shape == output.shape:
-            hint = ": targets.float(), or their classes' numbers, targets.argmax(1)"
-        elif target.ndim == output.ndim and target.shape[1] == 1:
-            hint = ": targets.squeeze(1)"
-        elif here == wanted:
-            hint = ": targets.long()"
         raise InputError(
             f"targets are {here} {str(target.dtype).removeprefix('torch.')}, and for outputs {list(output.shape)} they must be "
-            f"classes, whole numbers {wanted}, or a probability for each{hint}"
+            f"classes, whole numbers {wanted}, or a probability for each{_hint(output, target)}"
         )
-    if target.device.type == "cpu":
+    if here_too:
         check_classes(target, output.shape[1])
-    return F.cross_entropy(output, target.long())
+    labels = target.long()
+    count = (labels != UNLABELLED).sum().clamp(min=1) if count is None else count
+    return F.cross_entropy(output, labels, reduction="sum") / count
+
+
+def _hint(output: Tensor, target: Tensor) -> str:
+    """What to type where targets are of another shape than classes have."""
+    if target.shape == output.shape:
+        return ": targets.float(), or their classes' numbers, targets.argmax(1)"
+    if target.ndim == output.ndim and target.shape[1] == 1:
+        return ": targets.squeeze(1)"
+    if target.shape == output.shape[:1] + output.shape[2:]:
+        return ": targets.long()"
+    if output.ndim > 2 and target.shape == output.shape[:-1]:
+        return "; where classes are the last axis, fit(..., class_axis=-1)"
+    return ""
+
+
+def _fitted(output: Tensor, target: Tensor) -> Tensor:
+    """Targets in the shape of the outputs, from which they may differ by axes of length one."""
+    if [n for n in target.shape if n != 1] == [n for n in output.shape if n != 1]:
+        return target.reshape(output.shape)
+    hint = ""
+    if target.ndim == output.ndim > 2 and target.movedim(-1, 1).shape == output.shape:
+        hint = ": targets.movedim(-1, 1)"
+    raise InputError(f"outputs are {list(output.shape)}, and targets {list(target.shape)}{hint}")
 
 
 def _yes_or_no(output: Tensor, target: Tensor) -> Tensor:
-    if output.numel() != target.numel():
-        raise InputError(f"outputs are {list(output.shape)}, and targets {list(target.shape)}")
-    return F.binary_cross_entropy_with_logits(output.reshape(target.shape), target.to(output.dtype))
+    if target.device.type == "cpu":
+        check_labels(target)
+    return F.binary_cross_entropy_with_logits(output, _fitted(output, target).to(output.dtype))
 
 
 def _squares(output: Tensor, target: Tensor) -> Tensor:
-    if output.numel() != target.numel():
-        raise InputError(f"outputs are {list(output.shape)}, and targets {list(target.shape)}")
-    return F.mse_loss(output, target.reshape(output.shape).to(output.dtype))
+    return F.mse_loss(output, _fitted(output, target).to(output.dtype))
 
 
 CRITERIA: dict[str, Criterion] = {

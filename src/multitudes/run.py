@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from os import PathLike
@@ -27,6 +29,12 @@ from multitudes.sharding import like_part, whole
 
 KEPT = 2
 """How many checkpoints stay: should one be damaged, there is another."""
+NAME = re.compile(r"\d{6,}\.safetensors")
+"""What checkpoints are called: by their epoch."""
+LEFT = re.compile(
+    rf"\.(config\.json|metrics\.jsonl|(best|last)\.multitude|{NAME.pattern})\.[0-9a-f]{{8}}{re.escape(UNFINISHED)}"
+)
+"""What a run's files are called, and what they are while they are written."""
 
 
 class Folder:
@@ -72,9 +80,13 @@ class Folder:
         if file.exists():
             self._same(config, file)
             self._hold(file)
-            for left in self.path.rglob(f".*{UNFINISHED}"):  # by a process that was killed
+            for left in self._unfinished():  # by a process that was killed
                 left.unlink(missing_ok=True)
             return
+        if self._written():
+            raise FileError(
+                f"{self.checkpoints} holds checkpoints of a run whose config.json is gone: give another out=, or put it back"
+            )
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -89,6 +101,9 @@ class Folder:
             raise FileError(f"{file} cannot be read: {error}") from error
         new = json.loads(json.dumps(config))
         here, there = _flat(new), _flat(old)
+        before, now = there.get("torch"), here.get("torch")
+        if before is not None:
+            there["torch"] = now
         changed = [
             f"{name} was {there.get(name)!r} and is {here.get(name)!r}"
             for name in here | there
@@ -96,19 +111,30 @@ class Folder:
         ]
         if changed:
             raise FileError(f"{self.path} is of another run: {'; '.join(changed[:6])}")
+        if before != now:
+            warnings.warn(f"the run was begun with torch {before} and goes on with {now}: not bit for bit", stacklevel=6)
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes a checkpoint, whole or not at all, and removes older ones, and later ones that could not be used."""
         new = self.checkpoints / f"{epoch:06d}.safetensors"
         save_tensors(new, "checkpoint", {"epoch": epoch, **about}, tensors)
-        files = sorted(file for file in self.checkpoints.glob("*.safetensors") if file.is_file())
+        files = self._written()
         upto = [file for file in files if file.name <= new.name]
         for other in {*files} - {*upto[-KEPT:]}:
             other.unlink(missing_ok=True)
 
+    def _written(self) -> list[Path]:
+        """The checkpoints, in order; other files in their folder are not ours."""
+        return sorted(file for file in self.checkpoints.glob("*.safetensors") if NAME.fullmatch(file.name) and file.is_file())
+
+    def _unfinished(self) -> list[Path]:
+        """What was being written for the run, and was not finished."""
+        files = [file for folder in (self.path, self.checkpoints) for file in folder.glob(f".*{UNFINISHED}")]
+        return [file for file in files if LEFT.fullmatch(file.name)]
+
     def newest(self, tell: Any = None) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The last checkpoint that is whole; one that is not is named."""
-        files = sorted(self.checkpoints.glob("*.safetensors"), reverse=True)
+        files = self._written()[::-1]
         for file in files:
             try:
                 return load_tensors(file, "checkpoint")
@@ -161,3 +187,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = like_part(value, own[int(index)]) if isinstance(value, Tensor) else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def other_tensors(there: dict[str, Tensor], here: dict[str, Tensor]) -> list[str]:
+    """In what the tensors of a checkpoint are not those of an ensemble."""
+    found = [f"it has no {name}" for name in here if name not in there]
+    found += [f"it has {name}" for name in there if name not in here]
+    shapes = {name: (list(there[name].shape), list(here[name].shape)) for name in here if name in there}
+    return found + [f"{name} is {a} there and {b} here" for name, (a, b) in shapes.items() if a != b]

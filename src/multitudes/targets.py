@@ -36,7 +36,7 @@ def matched(prediction: Prediction, targets: Any = None, ignore: int | None = No
         if bool(found.isnan().any()) or bool(found.isinf().any()):
             raise InputError("a target is NaN or infinite")
         return found.double() if found.dtype == torch.float64 else found.float()
-    return _classes(found, prediction.classes, ignore)
+    return as_classes(found, prediction.classes, ignore)
 
 
 def _same_as_before(prediction: Prediction, targets: Tensor) -> None:
@@ -64,7 +64,8 @@ def reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
     raise InputError(f"targets are {list(targets.shape)}, and what is predicted is {list(prediction.shape)}{hint}")
 
 
-def _classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
+def as_classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
+    """Whole numbers from 0 to classes − 1, and −1 for what is to be ignored."""
     targets = targets.long() if targets.dtype == torch.bool else targets
     whole = not targets.is_complex() and bool((targets.isfinite() & (targets == targets.floor())).all())
     if not whole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import time
@@ -16,21 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multitudes import tree
 from multitudes.bar import Tell, bar
-from multitudes.devices import check_fabric, compiled, device_of, fabric_for, optimizer_for, quietly, settled
+from multitudes.devices import check_fabric, compiled, device_of, fabric_for, log_again, optimizer_for, quietly, settled, sow
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
 from multitudes.feeding import Feed, seed_of
 from multitudes.files import save
-from multitudes.inputs import Inputs
-from multitudes.losses import CRITERIA
-from multitudes.method import Criterion
+from multitudes.judging import Judge, explained, ignored_by
+from multitudes.losses import UNLABELLED
+from multitudes.method import Batch, Criterion
 from multitudes.moving import Moving
-from multitudes.predict import Split, batched, pair, predict
+from multitudes.predict import Split
 from multitudes.recipes import Recipe
-from multitudes.run import Folder, optimizer_tensors, restore_optimizer
+from multitudes.run import Folder, optimizer_tensors, other_tensors, restore_optimizer
 from multitudes.sharding import apart, gathered, like_part, load_whole, whole
-from multitudes.validate import Best, best_by, validate
+from multitudes.validate import Best, best_by
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,26 +62,32 @@ class Run:
 def fit(
     ensemble: Ensemble, train: Any, recipe: Recipe | None = None, *, val: Any = None, out: str | PathLike[str] | None = None,
     resume: bool = False, criterion: Criterion | None = None, fabric: Any = None, loggers: Any = None,
-    progress: bool | None = None, split: Split | None = None,
+    progress: bool | None = None, split: Split | None = None, output: str | None = None, class_axis: int | None = None,
+    ignore: int | None = None,
 ) -> Run:  # fmt: skip
     """Trains the ensemble, in place, and returns the run.
 
-    train      a dataset of pairs (input, target), or one for each member
-    val        a dataset that tells the best epoch
-    out        the run's folder: settings, metrics, checkpoints, the best and the last ensemble
-    resume     goes on where the run in the folder stopped, as if it had not
-    criterion  loss(output, target) with mean reduction; by default the task's own
-    fabric     a Lightning Fabric for devices and processes; by default one for the device of the ensemble
+    train       a dataset of pairs (input, target), or one for each member
+    val         a dataset that tells the best epoch
+    out         the run's folder: settings, metrics, checkpoints, the best and the last ensemble
+    resume      goes on where the run in the folder stopped, as if it had not
+    criterion   loss(output, target) with mean reduction; by default the task's own
+    fabric      a Lightning Fabric for devices and processes; by default one for the device of the ensemble
+    split       takes a batch of a dataset apart, (input, targets)
+    output      which of several output tensors the task's own criterion and the validation take
+    class_axis  the axis of classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    ignore      the target of what has no label; by default what the training set says, and -100
     """
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
     if ensemble.is_compact:
         raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
-    modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
+    judge = Judge(ensemble.task, criterion, output, class_axis, ignored_by(train) if ignore is None else ignore, split)
+    modes, laid_out = {part: part.training for part in (ensemble, *ensemble.template.modules())}, ensemble.engine.channels_last
     folder = None if out is None else Folder(out)
     with folder or contextlib.nullcontext(), settled(recipe, device_of(ensemble)):
-        work = _begin(ensemble, train, recipe, val, folder, resume, criterion, fabric, loggers, split)
+        work = _begin(ensemble, train, recipe, val, folder, resume, judge, fabric, loggers)
         steps = work.steps
         try:
             with bar("train", recipe.epochs * steps, progress if work.fabric.is_global_zero else False, "steps") as tell:
@@ -97,6 +105,8 @@ def fit(
                 part.training = mode
             for logger in work.fabric.loggers:
                 logger.finalize("success" if work.run.done == recipe.epochs else "failed")
+            if recipe.channels_last and not laid_out:
+                ensemble.to(memory_format=torch.contiguous_format)  # all members at once at prediction
         _end(work)
         return work.run
 
@@ -110,12 +120,11 @@ class _Work:
     optimizer: Any
     fabric: Any
     feed: Feed
-    criterion: Criterion
+    judge: Judge
     val: Any
     folder: Folder | None
     moving: Moving | None
     best: Best
-    split: Split | None
 
     @property
     def steps(self) -> int:
@@ -131,8 +140,8 @@ class _Work:
 
 
 def _begin(
-    ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, folder: Folder | None, resume: bool, criterion: Criterion | None,
-    fabric: Any, loggers: Any, split: Split | None,
+    ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, folder: Folder | None, resume: bool, judge: Judge, fabric: Any,
+    loggers: Any,
 ) -> _Work:  # fmt: skip
     """Everything that a run needs, taken up where it stopped if it did."""
     if val is not None and hasattr(val, "__len__") and not len(val):
@@ -150,25 +159,26 @@ def _begin(
         net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
     feed = Feed(
         train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
-        rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=split, augment=recipe.augment,
+        rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=judge.split, augment=recipe.augment,
         batch_axis=ensemble.engine.batch_axis,
     )  # fmt: skip
     work = _Work(
         Run(ensemble, recipe, path=None if folder is None else folder.path), net, optimizer, fabric, feed,
-        criterion or CRITERIA[ensemble.task], val, folder,
-        None if recipe.ema is None else Moving(ensemble, recipe.ema), best_by(ensemble, recipe.best), split,
+        judge, val, folder, None if recipe.ema is None else Moving(ensemble, recipe.ema), best_by(ensemble, recipe.best),
     )  # fmt: skip
     if not work.steps:
         raise InputError(
             f"{feed.count} examples make no whole step of {recipe.accumulate} parts: a smaller batch, or fewer parts"
         )
-    _try_validation(work)
+    if val is not None:
+        judge.try_validation(ensemble, val)
     if work.folder is None:
         if resume:
             raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
         return work
-    config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "examples": feed.count}
+    config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "train": feed.described()}
     config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
+    config.update(judge.settings(), validated=val is not None)
     if fabric.is_global_zero:
         work.folder.start(config, resume)
     fabric.barrier()
@@ -188,38 +198,11 @@ def _agree(work: _Work) -> None:
         raise RunError(f"processes have found checkpoints of epochs {shown}: all of them must see the folder {work.run.path}")
 
 
-def _try_validation(work: _Work) -> None:
-    """A few examples of the validation set, before an epoch is spent: what is wrong with them is said now."""
-    if work.val is None:
-        return
-    if isinstance(work.val, Iterator):
-        raise InputError("val= is read after each epoch, and an iterator can be read once: give a dataset or a loader")
-    ensemble, split = work.run.ensemble, work.split or pair
-    inputs, targets = next(batched(work.val, 2, ensemble.engine.batch_axis, split)[1])
-    with _explained(ensemble, inputs, False, "val= has"):
-        validate(predict(ensemble, iter([(inputs, targets)]), progress=False))
-
-
-@contextlib.contextmanager
-def _explained(ensemble: Ensemble, call: Inputs, own: bool, who: str = "the training set has") -> Iterator[None]:
-    """Where inputs are not like those that the ensemble was made for, and it fails, that is said."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        here, example = call.tensors(), Inputs.like(ensemble.plan.example, torch.device("meta")).tensors()
-        alike = len(here) == len(example) and all(
-            a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in zip(here, example, strict=True)
-        )
-        if alike or isinstance(error, InputError):
-            raise
-        raise RunError(f"{who} {call}, and the ensemble was made for {Inputs(*example)}: {error}") from error
-
-
 def _epoch(work: _Work, epoch: int, tell: Tell) -> dict[str, Any]:
     """One pass over the training set; the mean loss."""
     run, feed, recipe = work.run, work.feed, work.run.recipe
     seed = seed_of(recipe.seed, epoch)
-    torch.manual_seed(seed_of(seed, 1 + work.fabric.global_rank))
+    sow(seed_of(seed, 1 + work.fabric.global_rank))
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
     steps, total, first = work.steps, torch.zeros((), device=work.fabric.device), time.perf_counter()
@@ -244,8 +227,7 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     """One step of the optimiser."""
     ensemble, recipe, parts = work.run.ensemble, work.run.recipe, work.run.recipe.accumulate
     total = torch.zeros((), device=work.fabric.device)
-    for part in range(parts):
-        call, targets = next(batches)
+    for part, (call, targets) in enumerate(_parts(work, batches)):
         if recipe.compile:
             torch.compiler.cudagraph_mark_step_begin()
         if recipe.channels_last:
@@ -253,11 +235,11 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
             call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
         batch = ensemble.batch(call, targets, per_member=work.feed.own)
         with work.fabric.no_backward_sync(work.net, enabled=part < parts - 1):
-            with _explained(ensemble, call, work.feed.own):
+            with explained(ensemble, call, work.feed.own):
                 outputs = work.net(*batch.inputs, **batch.kwargs)
-            if work.feed.classes is None and work.criterion is CRITERIA["classes"] and isinstance(outputs, Tensor):
-                work.feed.expect(outputs.shape[1 if "rows" in batch.kwargs else 2])
-            loss = ensemble.reduce(outputs, batch, work.criterion, work.feed.size * parts)
+            if work.judge.own is None and not work.feed.expects:
+                _expect(work, outputs, batch)
+            loss = ensemble.reduce(outputs, batch, work.judge, work.feed.size * parts)
             if recipe.l1:
                 loss = loss + recipe.l1 * sum(p.abs().sum() for p in ensemble.parameters() if p.requires_grad)
             work.fabric.backward(loss / parts)
@@ -272,6 +254,29 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     return total
 
 
+def _parts(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
+    judge, parts = work.judge, work.run.recipe.accumulate
+    some = ((call, judge.labelled(targets)) for call, targets in itertools.islice(batches, parts))
+    if not judge.counts_labels or work.feed.own or (parts == 1 and work.fabric.world_size == 1):
+        yield from some
+        return
+    known = list(some)
+    if all(isinstance(targets, Tensor) and not targets.is_floating_point() for _, targets in known):
+        counts = [(targets != UNLABELLED).sum().double() for _, targets in known]
+        judge.count = work.fabric.all_reduce(torch.stack(counts).mean(), reduce_op="mean").clamp(min=1 / parts)
+    yield from known
+    judge.count = None
+
+
+def _expect(work: _Work, outputs: Any, batch: Batch) -> None:
+    """From the first outputs on it is known what targets may be; these here, and all that come."""
+    work.judge.see(outputs, "rows" in batch.kwargs)
+    for target in tree.tensors(batch.target):
+        work.judge.check(target)
+    work.feed.expect(work.judge.check)
+
+
 def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
     """Validates an epoch, and keeps what is needed to go on from it."""
     run, ensemble = work.run, work.run.ensemble
@@ -281,9 +286,7 @@ def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
             torch.distributed.broadcast(buffer, 0)
     with work.moving.in_place() if work.moving is not None else contextlib.nullcontext():
         if work.val is not None:
-            amp = AMP[run.recipe.precision]
-            prediction = predict(ensemble, work.val, batch_size=512, amp=amp, progress=False, split=work.split)
-            scores, each = validate(prediction)
+            scores, each = work.judge.validated(work.judge.predicted(ensemble, work.val, AMP[run.recipe.precision]))
             line.update(scores)
             better = work.best.see(ensemble, epoch, scores, each)
     run.metrics.append(line)
@@ -291,7 +294,7 @@ def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
     if better:
         run.best_epoch, run.best_state = epoch, work.best.state
     work.say("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
-    work.fabric.log_dict({k: v for k, v in line.items() if isinstance(v, (int, float))}, step=epoch)
+    work.fabric.log_dict(line, step=epoch)
     if work.folder is not None:
         _save(work, epoch)
     work.fabric.barrier()
@@ -316,7 +319,12 @@ def _save(work: _Work, epoch: int) -> None:
 def _restore(work: _Work) -> bool:
     """Takes a run up where its last whole checkpoint was written, if there is one."""
     assert work.folder is not None
-    found = work.folder.newest(lambda text: warnings.warn(text, stacklevel=5))
+
+    def tell(text: str) -> None:
+        work.say(text)
+        warnings.warn(text, stacklevel=6)
+
+    found = work.folder.newest(tell)
     if found is None:
         return False
     about, tensors = found
@@ -325,7 +333,7 @@ def _restore(work: _Work) -> bool:
     def named(front: str) -> dict[str, Tensor]:
         return {name.removeprefix(front): value for name, value in tensors.items() if name.startswith(front)}
 
-    wrong = _others(named("state."), run.ensemble.state_dict())
+    wrong = other_tensors(named("state."), run.ensemble.state_dict())
     if wrong:
         raise FileError(f"{work.folder.path} is of another model: {'; '.join(wrong[:6])}")
     load_whole(run.ensemble, named("state."))
@@ -338,18 +346,11 @@ def _restore(work: _Work) -> bool:
     run.metrics = about["metrics"]
     if work.fabric.is_global_zero:
         work.folder.note(run.metrics)  # what was written last may not have come so far, or have been damaged
+        log_again(work.fabric, run.metrics)
     if about["scaler"]:
         work.fabric.strategy.precision.load_state_dict(about["scaler"])
     work.say(f"goes on behind epoch {run.done}")
     return True
-
-
-def _others(there: dict[str, Tensor], here: dict[str, Tensor]) -> list[str]:
-    """In what the tensors of a checkpoint are not those of an ensemble."""
-    found = [f"it has no {name}" for name in here if name not in there]
-    found += [f"it has {name}" for name in there if name not in here]
-    shapes = {name: (list(there[name].shape), list(here[name].shape)) for name in here if name in there}
-    return found + [f"{name} is {a} there and {b} here" for name, (a, b) in shapes.items() if a != b]
 
 
 def _end(work: _Work) -> None:
@@ -383,8 +384,12 @@ def _set_rates(work: _Work, step: int, steps: int) -> None:
 
 
 def _finite(work: _Work, loss: float, epoch: int, step: int) -> None:
-    if not math.isfinite(loss):
-        kept = f"; the checkpoint of epoch {work.run.done} is whole" if work.folder is not None and work.run.done else ""
-        raise RunError(
-            f"the loss is {loss} in step {step + 1} of epoch {epoch}: a smaller lr, clip=, or warmup= may help{kept}"
-        )
+    if math.isfinite(loss):
+        return
+    kept = ""
+    if work.folder is not None and work.run.done:
+        kept = f"; the checkpoint of epoch {work.run.done} is whole"
+    elif work.best.state:
+        load_whole(work.run.ensemble, work.best.state)
+        kept = f"; the ensemble has the weights of epoch {work.best.epoch} again, its best"
+    raise RunError(f"the loss is {loss} in step {step + 1} of epoch {epoch}: a smaller lr, clip=, or warmup= may help{kept}")

@@ -18,9 +18,9 @@ from multitudes.targets import matched
 from multitudes.values import CLASSES
 
 
-def validate(prediction: Prediction) -> tuple[dict[str, float], Tensor]:
-    """The scores of an epoch by name, and each member's own, larger for better, ``[M]``."""
-    targets = matched(prediction)
+def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[str, float], Tensor]:
+    """The scores of an epoch by name, and each member's own, larger for better, ``[M]``; but for targets to `ignore`."""
+    targets = matched(prediction, ignore=ignore)
     if prediction.task in CLASSES:
         columns = of_classes(prediction, targets, Settings()).columns
         found = {"val_accuracy": _mean(columns["correct"]), "val_nll": _mean(columns["nll"])}

@@ -1,0 +1,181 @@
+"""Judging: what outputs and targets mean in training and in validation."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import multitudes as mt
+from multitudes import data, judging
+from multitudes.judging import Judge
+from multitudes.recipes import Recipe
+from multitudes.train import fit
+
+G = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(20, (64, 5), generator=G)
+WORDS = TensorDataset(TOKENS, TOKENS % 5)
+IMAGES = torch.randn(40, 3, 6, 6, generator=G).double()
+PIXELS = IMAGES.argmax(1)
+
+
+class Tokens(nn.Module):
+    """Classes last, as language models have them."""
+
+    def __init__(self, classes: int = 5, several: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head, self.several = nn.Embedding(20, 16), nn.Linear(16, classes), several
+
+    def forward(self, tokens: Tensor) -> Any:
+        hidden = self.embed(tokens)
+        return {"logits": self.head(hidden), "hidden": hidden} if self.several else self.head(hidden)
+
+
+def words(**options: Any) -> mt.Ensemble:
+    torch.manual_seed(0)
+    return mt.ensemble(Tokens(**options), mt.Deep(members=2), TOKENS[:2], seed=0)
+
+
+def pixels(method: mt.Method | None = None) -> mt.Ensemble:
+    torch.manual_seed(0)
+    return mt.ensemble(nn.Conv2d(3, 3, 1).double(), method or mt.Deep(members=2), IMAGES[:2], seed=0)
+
+
+def holes(mark: int) -> Tensor:
+    """Labels of which some examples have few, some none."""
+    lacking = torch.rand(PIXELS.shape, generator=torch.Generator().manual_seed(1)) < torch.linspace(0, 1, 40)[:, None, None]
+    return torch.where(lacking, mark, PIXELS)
+
+
+LONG = Recipe(epochs=20, batch=16, lr=1.0)
+
+
+def test_classes_last() -> None:
+    """They are learned, and the validation reads them where they are."""
+    run = fit(words(), WORDS, LONG, val=WORDS, class_axis=-1)
+    assert run.metrics[-1]["val_accuracy"] == 1
+    assert run.metrics[-1]["val_nll"] == pytest.approx(run.metrics[-1]["loss"] / 2, rel=0.5)
+
+
+def test_classes_last_of_a_criterion_of_ones_own() -> None:
+    """The criterion has the outputs as they are; the validation wants to be told."""
+
+    def criterion(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.movedim(-1, 1), target)
+
+    assert fit(words(), WORDS, LONG, val=WORDS, class_axis=-1, criterion=criterion).metrics[-1]["val_accuracy"] == 1
+    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken .* class_axis=-1"):
+        fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, criterion=criterion)
+
+
+def test_classes_that_may_be_either_axis() -> None:
+    """What they are taken for is said, unless the caller has said it."""
+    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken"):
+        fit(words(), WORDS, Recipe(epochs=1, batch=16))
+    for axis in (1, -1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, class_axis=axis)
+    with pytest.raises(mt.InputError, match=r"classes are the last axis, fit\(\.\.\., class_axis=-1\)"):
+        fit(words(classes=7), WORDS, Recipe(epochs=1, batch=16))
+    with pytest.raises(mt.InputError, match="class_axis=2: 1, or -1 for tokens"):
+        fit(words(), WORDS, LONG, class_axis=2)
+
+
+def test_one_of_several_outputs() -> None:
+    run = fit(words(several=True), WORDS, LONG, val=WORDS, class_axis=-1, output="logits")
+    assert run.metrics[-1]["val_accuracy"] == 1
+    with pytest.raises(mt.InputError, match="say which is meant, output="):
+        fit(words(several=True), WORDS, LONG)
+
+
+@pytest.mark.parametrize("mark", [255, -100])
+@pytest.mark.parametrize("how", ["said", "by the set"])
+def test_pixels_without_a_label(mark: int, how: str) -> None:
+    """They are neither learned from nor counted, whoever says which they are."""
+    labels = holes(mark)
+    known = {"train": TensorDataset(IMAGES, labels), "ignore": mark}
+    if how == "by the set":
+        known = {"train": data.Data(IMAGES, labels, classes=("a", "b", "c"), ignore=mark)}
+    ens = pixels()
+    run = fit(ens, recipe=Recipe(epochs=3, batch=10, lr=0.5), val=known["train"], **known)
+    found = mt.score(mt.predict(ens, IMAGES), labels, ignore=mark)
+    assert run.metrics[-1]["val_accuracy"] == pytest.approx(found["accuracy"])
+    assert run.metrics[-1]["val_nll"] == pytest.approx(found["nll"])
+    assert found["accuracy"] > 0.7
+
+
+def test_labels_as_torch_marks_them_need_no_word() -> None:
+    """−100 is no label to torch's cross entropy, and so not to us."""
+    train = TensorDataset(IMAGES, holes(-100))
+    assert fit(pixels(), train, Recipe(epochs=1, batch=10), val=train).metrics[0]["val_accuracy"] > 0
+    with pytest.raises(mt.InputError, match=r"target 255 is no class: there are 0 to 2; .* or what ignore= says"):
+        fit(pixels(), TensorDataset(IMAGES, holes(255)), Recipe(epochs=1, batch=10))
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.BatchEnsemble(members=2, feed="all")], ids=str)
+def test_parts_of_a_step_count_what_has_a_label(method: mt.Method) -> None:
+    """In parts or whole, a step is the same, also where labels are many in one part and none in another."""
+    train = TensorDataset(IMAGES, holes(-100))
+    states = []
+    for parts in (1, 4, 20):
+        ens = pixels(method)
+        fit(ens, train, Recipe(epochs=3, batch=20, lr=0.5, accumulate=parts))
+        states.append(ens.state_dict())
+    for other in states[1:]:
+        torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_without_labels_teaches_nothing() -> None:
+    ens = pixels()
+    before = {name: value.clone() for name, value in ens.state_dict().items()}
+    run = fit(ens, TensorDataset(IMAGES, torch.full_like(PIXELS, -100)), Recipe(epochs=1, batch=10))
+    assert run.metrics[0]["loss"] == 0
+    torch.testing.assert_close(ens.state_dict(), before)
+
+
+def test_the_embedded_scenes() -> None:
+    """The set that the library makes has pixels without a label, and says so."""
+    train, val = data.scenes("train", examples=20), data.scenes("validation", examples=6)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, len(train.classes or ()), 1))
+    run = fit(mt.ensemble(net, mt.Deep(members=2), train.batch([0, 1])[0]), train, Recipe(epochs=3, batch=5, lr=0.1), val=val)
+    assert bool((val.targets == val.ignore).any())
+    assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
+
+
+def test_all_targets_of_a_validation_are_looked_at_first() -> None:
+    """An epoch is not spent on what its validation refuses."""
+    bad = TOKENS % 5
+    bad[50, 0] = 9
+    for val in (TensorDataset(TOKENS, bad), data.Data(TOKENS, bad)):
+        with pytest.raises(mt.InputError, match=r"val=: target 9 of example 50 is no class: there are 0 to 4"):
+            fit(words(), WORDS, LONG, val=val, class_axis=-1)
+    with pytest.raises(mt.InputError, match="val= is one set for all members"):
+        fit(words(), [WORDS, WORDS], LONG, val=[WORDS, WORDS], class_axis=-1)
+
+
+def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        seen.append(options["amp"])
+        return predict(*args, **options)
+
+    predict = judging.predict
+    monkeypatch.setattr(judging, "predict", recorded)
+    for precision in ("32", "bf16"):
+        fit(words(), WORDS, Recipe(epochs=1, batch=16, precision=precision), val=WORDS, class_axis=-1)
+    assert seen == [False, False, False, torch.bfloat16]
+
+
+def test_what_it_is_known_by() -> None:
+    assert Judge("classes", F.cross_entropy, ignore=3).settings() == {
+        "criterion": "cross_entropy", "output": None, "class_axis": None, "ignore": 3,
+    }  # fmt: skip
+    assert Judge("classes", nn.CrossEntropyLoss()).settings()["criterion"] == "CrossEntropyLoss"
+    assert Judge("classes").settings()["criterion"] is None
