@@ -13,6 +13,7 @@ import pytest
 import torch
 from pictures import pictures
 
+from multitudes.data.corruptions import spatter
 from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
 from multitudes.data.corruptions.published import CIFAR, IMAGENET, SMALL, level
 from multitudes.scores.shift import EXTRA, STANDARD
@@ -177,3 +178,10 @@ def test_each_severity_takes_its_own_row(name: str, width: int, monkeypatch: pyt
         corrupt(pictures(1, width=width), name, severity)
     side = (SIDE_32 if width == SIDE_32 else SIDE_224) if name == "elastic_transform" else 1
     np.testing.assert_allclose(np.array(asked) * side, np.transpose(script[name]), rtol=1e-12, atol=0)
+
+
+def test_colours_and_reach_of_spatter_are_as_published() -> None:
+    """Pale turquoise water and brown mud, as bytes; distances count up to 20 pixels; the light falls from the upper left."""
+    assert [round(255 * part, 9) for part in (*spatter.WATER, *spatter.MUD)] == [175, 238, 238, 63, 42, 20]
+    assert spatter.FAR == 20
+    assert spatter.RELIEF.tolist() == [[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]
