@@ -58,6 +58,17 @@ def test_cifar100_has_fine_and_coarse_labels(hundred: Path) -> None:
         data.cifar100("train", hundred, labels="both")
 
 
+def test_images_are_normalised_by_the_training_images(ten: Path, hundred: Path) -> None:
+    """Mean and standard deviation over the published training images, to four digits."""
+    for split in ("train", "test"):
+        found = data.cifar10(split, ten, verify=False)
+        assert found.mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465])
+        assert found.std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616])
+        found = data.cifar100(split, hundred, verify=False)
+        assert found.mean.tolist() == pytest.approx([0.5071, 0.4865, 0.4409])
+        assert found.std.tolist() == pytest.approx([0.2673, 0.2564, 0.2762])
+
+
 def test_other_files_than_the_published_are_refused(ten: Path, hundred: Path) -> None:
     with pytest.raises(mt.FileError, match=r"data_batch_1\.bin is not the published file"):
         data.cifar10("train", ten)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 import multitudes as mt
 from multitudes.data import Data
@@ -148,7 +148,59 @@ def test_pixels_without_a_label_are_no_class() -> None:
         Data(images(1), labels, classes=["a", "b"])
 
 
+def bordered(**other: Any) -> Data:
+    """Images with a class for each pixel, 255 for none."""
+    labels = torch.arange(6)[:, None, None].expand(6, 4, 5).remainder(2).clone()
+    labels[:, 0] = 255
+    return Data(images(6), labels, **{"classes": ["a", "b"], "mean": MEAN, "std": STD, "ignore": 255, **other})
+
+
+@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "read when asked for"])
+def test_the_target_that_does_not_count_is_kept(change: Any) -> None:
+    """By every part, copy and sum of a set."""
+    data = change(bordered())
+    plain = Data(images(1), torch.zeros(1), mean=(0, 0, 0), std=(1, 1, 1))
+    kept = {
+        "subset": data.subset([1, 2]), "slice": data.subset(slice(3)), "like": data.like(plain), "in_memory": data.in_memory(),
+        "to": data.in_memory().to("cpu"), "sum": data + data, "pickle": pickle.loads(pickle.dumps(bordered())),
+        **dict(enumerate(data.split([2, 4]))),
+    }  # fmt: skip
+    for name, found in kept.items():
+        assert found.ignore == 255, name
+        assert bool((found.targets[:, 0] == 255).all()), name
+        assert found.classes == ("a", "b"), name
+
+
+@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "read when asked for"])
+def test_a_sum_is_the_one_and_then_the_other(change: Any) -> None:
+    first, second = change(made(4, name="first")), change(made(7, name="second").subset([6, 5, 4]))
+    both = first + second
+    assert isinstance(both, Data)
+    assert isinstance(both.inputs, type(first.inputs))
+    assert (len(both), both.name, (first + first).name) == (7, "first + second", "first")
+    order = [5, 0, 4, 3, 6]
+    for part in (0, 1):
+        expected = torch.cat([first.batch(slice(None))[part], second.batch(slice(None))[part]])
+        torch.testing.assert_close(both.batch(order)[part], expected[order], rtol=0, atol=0)
+        torch.testing.assert_close(both.subset([4, 5]).batch([1])[part], expected[[5]], rtol=0, atol=0)
+
+
+def test_a_sum_with_another_dataset_is_torchs() -> None:
+    found = made() + TensorDataset(torch.zeros(2, 3, 4, 5), torch.zeros(2))  # type: ignore[arg-type]
+    assert isinstance(found, ConcatDataset)
+    assert len(found) == 9
+
+
 WRONG = {
+    "sum of other ignored": (lambda: bordered() + bordered(ignore=None, classes=None), r"ignore \(255 and None\)"),
+    "sum of other classes": (lambda: made() + made(classes="a b d".split()), "differ in classes .*'c'.* and .*'d'"),
+    "sum of other scales": (lambda: made() + made(mean=(0, 0, 0)), r"differ in mean .* second\.like\(first\)"),
+    "sum of other shapes": (
+        lambda: made(mean=None, std=None) + Data(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), classes="a b c".split()),
+        r"the shape of an input \(\[3, 4, 5\] and \[3\]\)",
+    ),
+    "sum of bytes and floats": (lambda: made() + replace(made(), inputs=images().float()), "torch.uint8 and torch.float32"),
+    "sum of read and unread": (lambda: made() + lazily(made()), r"in_memory\(\)"),
     "empty": (lambda: made(0), "is empty"),
     "no tensor": (lambda: Data([1, 2], torch.zeros(2)), "data.of"),  # type: ignore[arg-type]
     "too few targets": (lambda: Data(images(3), torch.zeros(2)), "3 inputs and targets"),

@@ -48,9 +48,17 @@ def test_digits_are_drawn_larger_and_normalised_as_fashion() -> None:
     assert (len(found), found.shape) == (1797, (1, 28, 28))
     assert torch.equal(found.mean, fashion.mean)
     assert torch.equal(found.std, fashion.std)
-    assert int(found.inputs.max()) > 200
     zero, one = (found.raw(found.targets == k).mean(0)[0] for k in (0, 1))
     assert float(zero[12:16, 12:16].mean()) < 0.2 < 0.5 < float(one[12:16, 12:16].mean())
+
+
+def test_digits_go_from_black_to_white() -> None:
+    """Their 16 is white, 255; how often black, nearly black and white occur, and the mean, within the rounding of halves."""
+    pixels = data.digits().inputs
+    counts = torch.bincount(pixels.flatten().long(), minlength=256)
+    assert int(pixels.max()) == 255
+    assert counts[[0, 1, 255]].tolist() == pytest.approx([424_507, 12_371, 9_848], rel=0.002)
+    assert float(pixels.double().mean()) == pytest.approx(77.8405, abs=0.01)
 
 
 def test_another_split_is_refused() -> None:

@@ -26,6 +26,8 @@ def test_classes_are_the_folders_in_order(tmp_path: Path) -> None:
     found = data.folder(tmp_path, size=8)
     assert (found.classes, found.targets.tolist(), found.name) == (("ant", "cat"), [0, 1, 1], tmp_path.name)
     assert found.raw(slice(None)).mean((2, 3)).tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert found.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
+    assert found.std.tolist() == pytest.approx([0.229, 0.224, 0.225])
     assert found.subset([2]).raw([0])[0, :, 0, 0].tolist() == [0, 1, 0]
     assert found.in_memory().inputs.dtype == torch.uint8  # type: ignore[union-attr]
 

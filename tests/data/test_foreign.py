@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import multitudes as mt
 from multitudes import data
@@ -99,6 +99,39 @@ def test_data_passes_through() -> None:
     assert data.of(mine, mean=[1, 2], std=[2, 2]).batch([0])[0].tolist() == [[-0.5, -0.5]]
 
 
+def test_what_is_given_replaces_what_data_has() -> None:
+    """Tensors too, which have no truth value, and zeros."""
+    mine = Data(VECTORS, LABELS, "mine", ["a", "b", "c"], mean=[1, 2], std=[2, 2])
+    found = data.of(mine, mean=torch.zeros(2), std=torch.ones(2))
+    assert torch.equal(found.batch(slice(None))[0], VECTORS)
+    assert (found.name, found.classes, found.targets.tolist()) == ("mine", ("a", "b", "c"), LABELS.tolist())
+    assert data.of(mine, mean=np.zeros(2), std=np.ones(2)).batch([1])[0].tolist() == [[2, 3]]
+    found = data.of(mine, targets=torch.tensor([2, 2, 2, 1, 0, 0]), name="ours", classes=["x", "y", "z"])
+    assert (found.name, found.classes, found.targets.tolist()) == ("ours", ("x", "y", "z"), [2, 2, 2, 1, 0, 0])
+    assert data.of(mine, targets=[0] * 6).targets.tolist() == [0] * 6
+    assert data.of(mine, ignore=0).ignore == 0
+
+
+def test_the_target_that_does_not_count_is_kept_or_given() -> None:
+    """Of Data, of torch's parts and sums of Data, and of any other dataset."""
+    labels = torch.tensor([0, 255, 1, 1, 255, 0])
+    mine = Data(VECTORS, labels, "mine", ["a", "b"], mean=[1, 2], std=[2, 2], ignore=255)
+    for dataset, rows in {
+        mine: [0, 1, 2, 3, 4, 5],
+        Subset(mine, [4, 0]): [4, 0],
+        Subset(Subset(mine, range(1, 5)), [3]): [4],
+        ConcatDataset([mine, Subset(mine, [1])]): [0, 1, 2, 3, 4, 5, 1],
+    }.items():
+        found = data.of(dataset)
+        assert (found.ignore, found.classes, found.targets.tolist()) == (255, ("a", "b"), labels[rows].tolist())
+        assert torch.equal(found.raw(slice(None)), VECTORS[rows])
+        assert torch.equal(found.batch(slice(None))[0], mine.batch(rows)[0])
+    pairs = TensorDataset(VECTORS, labels)
+    assert data.of(pairs, classes=["a", "b"], ignore=255).ignore == 255
+    mixed = data.of(ConcatDataset([mine, pairs]))
+    assert (len(mixed), mixed.ignore, mixed.classes) == (12, None, None)
+
+
 class Stream(IterableDataset[Any]):
     """A dataset without a length."""
 
@@ -117,6 +150,14 @@ WRONG = {
     "other sizes": (lambda: data.of([(VECTORS[0], 0), (VECTORS[0, :1], 1)]), r"input 1 is \[1\], and the first one \[2\]"),
     "other targets": (lambda: data.of([(VECTORS[0], [0, 1]), (VECTORS[0], [1])]), r"different shapes: \[1\], \[2\]"),
     "text": (lambda: data.of([("a word", 0)]), "an input is a str"),
+    "places in Data": (lambda: data.of(Data(VECTORS, LABELS), input=1, target=0), "leave out input=1, target=0"),
+    "a key in Data": (lambda: data.of(Data(VECTORS, LABELS), target="label"), "leave out input=0, target='label'"),
+    "Data in memory, lazily": (lambda: data.of(Data(VECTORS, LABELS), lazy=True), "in memory: leave out lazy=True"),
+    "other targets for Data": (lambda: data.of(Data(VECTORS, LABELS), targets=[1]), r"6 inputs and targets \[1\]"),
+    "sums that differ": (
+        lambda: data.of(ConcatDataset([Data(VECTORS, LABELS, ignore=9), Data(VECTORS, LABELS)])),
+        r"differ in ignore \(9 and None\)",
+    ),
     "label too large": (lambda: data.of(TensorDataset(VECTORS, LABELS), classes=["a", "b"]), "label 2 of example 2"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import struct
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 import multitudes as mt
 from multitudes import data
+from multitudes.data import idx as module
+from multitudes.data.places import Source
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 28, 28)).astype(np.uint8)
 LABELS = np.array([3, 0, 9, 1], np.uint8)
@@ -46,6 +49,39 @@ def test_files_are_read_packed_or_not(tmp_path: Path, name: str, folder: str, pa
     found = getattr(data, name)("test", tmp_path, **({} if name == "notmnist" else {"verify": False}))
     np.testing.assert_array_equal(found.inputs.numpy()[:, 0], IMAGES)
     assert (found.targets.tolist(), found.shape, len(found.classes)) == ([3, 0, 9, 1], (1, 28, 28), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("mnist", 0.1307, 0.3081),
+        ("fashion_mnist", 0.2860, 0.3530),
+        ("kmnist", 0.1918, 0.3483),
+        ("notmnist", 0.1307, 0.3081),
+    ],
+)
+def test_images_are_normalised_by_the_training_images(tmp_path: Path, name: str, mean: float, std: float) -> None:
+    """notMNIST by those of MNIST."""
+    write(tmp_path)
+    found = getattr(data, name)("test", tmp_path, **({} if name == "notmnist" else {"verify": False}))
+    assert (found.mean.tolist(), found.std.tolist()) == (pytest.approx([mean]), pytest.approx([std]))
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["gz", "plain"])
+@pytest.mark.parametrize("part", ["images-idx3", "labels-idx1"])
+@pytest.mark.parametrize("known", [module.MNIST, module.FASHION, module.KMNIST], ids=lambda known: known.name)
+def test_another_known_set_is_not_notmnist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: Source, part: str, packed: bool
+) -> None:
+    """Known by a checksum: of the contents, or of the packed file; even under the name of the other split."""
+    write(tmp_path, packed=packed)
+    stored = next(tmp_path.glob(f"t10k-{part}*")).read_bytes()
+    content = gzip.decompress(stored) if packed and known is not module.KMNIST else stored
+    of_train = next(name for name in known.md5 if name.startswith(f"train-{part}"))
+    assert len(data.notmnist("test", tmp_path)) == 4
+    monkeypatch.setitem(known.md5, of_train, hashlib.md5(content).hexdigest())
+    with pytest.raises(mt.FileError, match=rf"t10k-{part}.* is not of notmnist: it is the {of_train} of {known.name}"):
+        data.notmnist("test", tmp_path)
 
 
 def test_training_and_test_files_are_told_apart(tmp_path: Path) -> None:

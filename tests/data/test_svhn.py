@@ -29,6 +29,8 @@ def test_images_are_turned_and_label_ten_is_the_digit_zero(tmp_path: Path) -> No
     found = data.svhn("test", tmp_path)
     assert found.targets.tolist() == [1, 0, 9, 5, 0]
     np.testing.assert_array_equal(found.inputs.numpy(), IMAGES.transpose(0, 3, 1, 2))
+    assert found.mean.tolist() == pytest.approx([0.4377, 0.4438, 0.4728])
+    assert found.std.tolist() == pytest.approx([0.1980, 0.2010, 0.1970])
 
 
 def test_a_truncated_or_foreign_file_is_named(tmp_path: Path) -> None:

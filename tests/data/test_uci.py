@@ -10,7 +10,8 @@ import torch
 
 import multitudes as mt
 from multitudes import data
-from multitudes.data.uci import drawn
+from multitudes.data.embedded import stored
+from multitudes.data.uci import SIZES, drawn, songs
 
 TABLE = np.random.default_rng(0).normal(size=(30, 4)) * [1, 10, 100, 1000] + [0, 5, 50, 500]
 
@@ -97,6 +98,82 @@ def test_a_column_that_never_changes_keeps_its_scale(tmp_path: Path) -> None:
     train, _ = data.uci("toy", 0, tmp_path)
     assert float(train.std[1]) == 1
     assert float(train.batch(slice(None))[0][:, 1].abs().max()) < 1e-6
+
+
+STANDARD = {
+    "bostonHousing": (506, 13), "concrete": (1030, 8), "energy": (768, 8), "kin8nm": (8192, 8), "yacht": (308, 6),
+    "naval-propulsion-plant": (11934, 16), "power-plant": (9568, 4), "protein-tertiary-structure": (45730, 9),
+    "wine-quality-red": (1599, 11), "year": (515345, 90), "YearPredictionMSD": (515345, 90),
+}  # fmt: skip
+"""Rows and features as published."""
+
+
+def test_sizes_of_the_standard_sets_are_as_published() -> None:
+    assert SIZES == STANDARD
+
+
+@pytest.mark.parametrize("name", [name for name in STANDARD if name != "yacht"])
+def test_a_set_is_not_another_of_the_callers_naming(tmp_path: Path, name: str) -> None:
+    """What was expected, what was found, and which set that is."""
+    rows, features = STANDARD[name]
+    np.savetxt(tmp_path / "data.csv", stored("regression.npz")["yacht"], delimiter=",")
+    message = rf"'{name}'\): {tmp_path} holds 308 rows of 6 features, and {name} has {rows:,} of {features}: that is yacht"
+    with pytest.raises(mt.FileError, match=message):
+        data.uci(name, 0, tmp_path)
+    assert len(data.uci("yacht", 0, tmp_path)[0]) == 277
+    assert len(data.uci("mine", 0, tmp_path)[0]) == 277
+
+
+def test_a_standard_set_with_a_row_or_a_column_too_few_is_refused(tmp_path: Path) -> None:
+    table = stored("regression.npz")["energy"]
+    for part in (table[:-1], table[:, 1:]):
+        np.savetxt(tmp_path / "data.csv", part, delimiter=",")
+        with pytest.raises(mt.FileError, match="and energy has 768 of 8; the target is one column"):
+            data.uci("energy", 0, tmp_path)
+    np.savetxt(tmp_path / "data.csv", table, delimiter=",")
+    assert torch.equal(data.uci("energy", 4, tmp_path)[1].targets, data.uci("energy", 4)[1].targets)
+
+
+def test_published_files_of_another_set_are_refused(tmp_path: Path) -> None:
+    published(tmp_path / "concrete")
+    with pytest.raises(mt.FileError, match="30 rows of 2 features, and concrete has 1,030 of 8"):
+        data.uci("concrete", 0, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["year", "YearPredictionMSD"])
+@pytest.mark.parametrize("place", ["uci/year", "YearPredictionMSD", "."])
+@pytest.mark.parametrize("file", ["YearPredictionMSD.txt", "data.csv"])
+def test_the_years_of_songs_have_one_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str, file: str
+) -> None:
+    """The first rows and the last, here of a small table; the target comes first in the published file, last in data.csv."""
+    monkeypatch.setitem(SIZES, name, (30, 3))
+    monkeypatch.setitem(songs.__globals__, "YEAR_TRAIN", 25)
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    table = TABLE if file == "data.csv" else TABLE[:, [3, 0, 1, 2]]
+    np.savetxt(tmp_path / place / file, table, delimiter=",")
+    np.savez(tmp_path / place / "splits.npz", train=[[0, 1, 2], [3, 4, 5]], test=[[6], [7]])
+    train, test = data.uci(name, 0, tmp_path)
+    np.testing.assert_allclose(train.inputs.numpy(), TABLE[:25, :3], rtol=1e-5)
+    np.testing.assert_allclose(test.inputs.numpy(), TABLE[25:, :3], rtol=1e-5)
+    np.testing.assert_allclose(test.original(test.targets).numpy(), TABLE[25:, 3:], rtol=1e-4)
+
+
+def test_the_split_of_the_years_is_the_publishers(tmp_path: Path) -> None:
+    train, test = songs(515_345)
+    assert (train[0], train[-1], len(train)) == (0, 463_714, 463_715)
+    assert (test[0], test[-1], len(test)) == (463_715, 515_344, 51_630)
+    for name in ("year", "YearPredictionMSD"):
+        with pytest.raises(mt.InputError, match=f"{name}: split=1: it is published with one split, 0: its first 463,715 rows"):
+            data.uci(name, 1, tmp_path)
+        with pytest.raises(mt.FileError, match=r"YearPredictionMSD\.txt or data\.csv.*archive\.ics\.uci\.edu"):
+            data.uci(name, 0, tmp_path)
+
+
+def test_protein_has_five_splits_wherever_it_lies(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "data.csv", TABLE, delimiter=",")
+    with pytest.raises(mt.InputError, match="split=5: the standard splits are 0 to 4"):
+        data.uci("protein", 5, tmp_path)
 
 
 def test_missing_sets_and_splits_are_named(tmp_path: Path) -> None:

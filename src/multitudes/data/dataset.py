@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from reprlib import repr as shown
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
-from multitudes.data.lazy import Lazy
+from multitudes.data.lazy import Lazy, joined
 from multitudes.errors import InputError
 
 
@@ -90,6 +91,15 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """What a DataLoader asks for: a batch, one by one."""
         return list(zip(*self.batch(indices), strict=True))
 
+    def __add__(self, other: Dataset[Any]) -> Data | ConcatDataset[Any]:  # type: ignore[override]
+        """This set and then another that differs in nothing but its examples; torch's ConcatDataset with what is no Data."""
+        if not isinstance(other, Data):
+            return super().__add__(other)
+        _same_kind(self, other)
+        name = self.name if self.name == other.name else f"{self.name} + {other.name}"
+        inputs = joined(self.inputs, other.inputs)
+        return replace(self, inputs=inputs, targets=torch.cat([self.targets, other.targets]), name=name)
+
     def __repr__(self) -> str:
         kind = "read when asked for" if isinstance(self.inputs, Lazy) else str(self.inputs.dtype).removeprefix("torch.")
         parts = [f"{len(self):,} × {list(self.shape)} {kind}"]
@@ -166,6 +176,26 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         if self.target_mean is None:
             return values
         return values * self.target_std.to(values) + self.target_mean.to(values)
+
+
+def _same_kind(first: Data, second: Data) -> None:
+    """Both sets have the same classes, the same scale and the same target that does not count; and fit each other."""
+
+    def described(value: Any) -> Any:
+        return value.tolist() if isinstance(value, Tensor) else value
+
+    settings = [field.name for field in fields(Data) if field.name not in ("inputs", "targets", "name")]
+    both = {name: [described(getattr(one, name)) for one in (first, second)] for name in settings}
+    both["the shape of an input"] = [list(first.shape), list(second.shape)]
+    both["the shape of a target"] = [list(one.targets.shape[1:]) for one in (first, second)]
+    both["the type of targets"] = [one.targets.dtype for one in (first, second)]
+    both["the device"] = [str(one.device) for one in (first, second)]
+    differ = [f"{name} ({shown(one)} and {shown(other)})" for name, (one, other) in both.items() if one != other]
+    if differ:
+        raise InputError(
+            f"{first.name} and {second.name} cannot be one set, as they differ in {'; '.join(differ)}. "
+            "second.like(first) normalises it as the first; data.of(second, classes=..., ignore=...) says what it is"
+        )
 
 
 def _rows(index: Any, device: torch.device) -> Tensor | slice:

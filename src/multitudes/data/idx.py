@@ -51,7 +51,10 @@ KMNIST = Source(
         "t10k-labels-idx1-ubyte.gz": "7320c461ea6c1c855c0b718fb2a4b134",
     },
 )  # fmt: skip
-NOTMNIST = Source("notmnist", "https://github.com/davidflanagan/notMNIST-to-MNIST", "the idx files", ("notmnist", "notMNIST"))
+NOTMNIST = Source(
+    "notmnist", "https://github.com/davidflanagan/notMNIST-to-MNIST", "the idx files", ("notmnist", "notMNIST"),
+    apart=(MNIST, FASHION, KMNIST),
+)  # fmt: skip
 
 
 def mnist(split: str = "train", root: Root = None, *, verify: bool = True) -> Data:
@@ -71,7 +74,7 @@ def kmnist(split: str = "train", root: Root = None, *, verify: bool = True) -> D
 
 
 def notmnist(split: str = "test", root: Root = None) -> Data:
-    """notMNIST, the letters A to J, as idx files; normalised as MNIST, to which it is foreign."""
+    """notMNIST, the letters A to J, as idx files; normalised as MNIST, to which it is foreign, and whose files are refused."""
     return _read(NOTMNIST, split, root, False, tuple("ABCDEFGHIJ"), NORMAL_MNIST)
 
 

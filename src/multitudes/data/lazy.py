@@ -1,4 +1,4 @@
-"""Inputs that are read when they are asked for: image files, and the items of other datasets."""
+"""Inputs that are read when they are asked for: image files, and the items of other datasets; and how inputs are joined."""
 
 from __future__ import annotations
 
@@ -41,3 +41,28 @@ class Lazy:
         """These inputs, still unread."""
         rows = self.rows[index]
         return replace(self, rows=rows, shape=(len(rows), *self.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Reads from some inputs, and beyond their end from others."""
+
+    first: Lazy
+    second: Lazy
+
+    def __call__(self, number: int) -> Tensor:
+        """One input, by its number in both."""
+        beyond = number - len(self.first)
+        return self.first.take(slice(number, number + 1))[0] if beyond < 0 else self.second.take(slice(beyond, beyond + 1))[0]
+
+
+def joined(first: Tensor | Lazy, second: Tensor | Lazy) -> Tensor | Lazy:
+    """Inputs and then others of the same shape, in memory if both are and unread if both are."""
+    if isinstance(first, Lazy) and isinstance(second, Lazy):
+        count = len(first) + len(second)
+        return Lazy(Joined(first, second), torch.arange(count), (count, *first.shape[1:]))
+    if isinstance(first, Lazy) or isinstance(second, Lazy):
+        raise InputError("one set is in memory and the other is read when asked for: in_memory() reads all of it")
+    if first.dtype != second.dtype:
+        raise InputError(f"inputs of type {first.dtype} and {second.dtype} cannot be joined: make them one type")
+    return torch.cat([first, second])

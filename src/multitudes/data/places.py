@@ -37,6 +37,9 @@ class Source:
     md5: Mapping[str, str] = field(default_factory=dict)
     """Checksums of files, as published or of the published archive's contents."""
 
+    apart: tuple[Source, ...] = ()
+    """Sets whose files are called the same: theirs are known by their checksums, and refused."""
+
     def folder(self, root: Root, files: Sequence[str]) -> Path:
         """The folder that holds all these files (`a|b` for either name)."""
         top = top_folder(self.name, root, f". Get {self.get} from {self.page}")
@@ -71,20 +74,32 @@ class Source:
             raise FileError(f"{path} is not a whole gzip file ({error}). {self._again(path)}") from error
         if verify:
             self._verify(path, stored, unpacked)
+        self._refuse_others(path, stored, unpacked)
         return unpacked
 
     def _verify(self, path: Path, stored: bytes, unpacked: bytes) -> None:
         plain = path.name.removesuffix(".gz")
         known = {self.md5[name] for name in {path.name, plain} if name in self.md5}
-        found = {hashlib.md5(part, usedforsecurity=False).hexdigest() for part in (stored, unpacked)} if known else set()
+        found = _md5(stored, unpacked) if known else set()
         if known and not known & found:
             raise FileError(
                 f"{path} is not the published file: its md5 is {', '.join(sorted(found))}, not {' or '.join(sorted(known))}. "
                 f"{self._again(path)}; if it is meant to differ, verify=False"
             )
 
+    def _refuse_others(self, path: Path, stored: bytes, unpacked: bytes) -> None:
+        found = _md5(stored, unpacked) if self.apart else set()
+        for other in self.apart:
+            for name, known in other.md5.items():
+                if known in found:
+                    raise FileError(f"{path} is not of {self.name}: it is the {name} of {other.name}. {self._again(path)}")
+
     def _again(self, path: Path) -> str:
         return f"Get {self.get} again from {self.page}"
+
+
+def _md5(*contents: bytes) -> set[str]:
+    return {hashlib.md5(content, usedforsecurity=False).hexdigest() for content in contents}
 
 
 def either(folder: Path, name: str) -> Path | None:
