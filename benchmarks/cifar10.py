@@ -7,8 +7,8 @@ FOLDER holds cifar-10-batches-bin and svhn, as their publishers ship them. A row
 file; a run that was stopped goes on where it was. Two to eight minutes a row on a fast GPU.
 
 75 epochs of batches of 128, SGD at 0.05 (a tenth from epoch 25 on, a hundredth from 50), weight decay 5e-4, padded crop and
-flip, bfloat16, members' losses as each method joins them (MIMO's averaged), the last epoch; SVHN by the maximum softmax
-probability.
+flip, bfloat16, members' losses as each method joins them (MIMO's averaged: docs/decisions.md says why), the last epoch; SVHN by
+the maximum softmax probability.
 """
 
 from __future__ import annotations

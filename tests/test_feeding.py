@@ -146,3 +146,9 @@ def test_what_sets_are_known_by() -> None:
     assert feed(TensorDataset(X, other)).described() != known
     assert feed(TensorDataset(X + 1, torch.arange(23))).described() != known
     assert feed(list(DATA)).described() == ["23 examples"]
+
+
+def test_examples_that_are_no_tensors() -> None:
+    """What reads them is named."""
+    with pytest.raises(mt.InputError, match=r"cannot be made a batch .*data\.of\(dataset, input="):
+        list(feed([(object(), 1)] * 6).epoch(1))

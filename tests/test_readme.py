@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -84,3 +85,12 @@ def test_the_evidence_is_what_results_hold() -> None:
     assert "not met" not in table
     assert len(table.splitlines()) > 5
     assert f"<!-- evidence -->\n\n{table}\n\n<!-- /evidence -->" in (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+
+
+def test_patches_are_surer_than_one_network() -> None:
+    """What EMP and ECMP are held to besides: a lower NLL and calibration error than the single network's."""
+    files = {name: ROOT / "results" / "cifar10-resnet18" / f"{name}-0.json" for name in ("single", "emp", "ecmp")}
+    scores = {name: json.loads(file.read_text(encoding="utf-8"))["scores"] for name, file in files.items()}
+    for name in ("emp", "ecmp"):
+        for score in ("nll", "ece"):
+            assert scores[name][score] < scores["single"][score]

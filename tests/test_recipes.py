@@ -30,6 +30,7 @@ from multitudes.recipes import Recipe, recipe
         ({"lr": math.nan}, "lr=nan"), ({"clip": math.nan}, "clip=nan"), ({"clip": math.inf}, "clip=inf"),
         ({"ema": math.nan}, "ema=nan"), ({"clip": True}, "clip=True"), ({"momentum": 1.0}, "momentum=1.0.*below 1"),
         ({"nesterov": True, "momentum": 0}, "momentum=0"), ({"nesterov": True, "optimizer": "adam"}, "optimizer='adam'"),
+        ({"optimizer": "adam", "momentum": 0.5}, "momentum is SGD's"), ({"decay": 0.5}, "decay is for schedule='multistep'"),
         ({"schedule": "onecycle", "warmup": 1}, "rises by itself"), ({"milestones": (2, 5)}, "for schedule='multistep'"),
         ({"schedule": "cosine", "milestones": (2,)}, "milestones=()"),
         *(({"schedule": "multistep", "milestones": wrong}, "that increase")

@@ -109,7 +109,7 @@ class Feed:
                 yield Inputs.of(x), targets
             return
         pieces = self._pieces(epoch, m, None)
-        for batch in DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0])):
+        for batch in _batched(DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))):
             inputs, targets = self.split(batch)
             if targets is None:
                 raise InputError("the training set gives inputs without targets: pairs (input, target) are needed, or split=")
@@ -123,6 +123,19 @@ class Feed:
                     raise InputError(f"augment= is for models of one input, and this one has {len(tensors)}")
                 tensors[0], targets = self.augment(tensors[0], targets, noise)
             yield call.refill(tensors), targets
+
+
+def _batched(loader: DataLoader[Any]) -> Iterator[Any]:
+    """A loader's batches; examples that torch cannot put together are told of, and what can."""
+    try:
+        yield from loader
+    except TypeError as error:
+        if "default_collate" not in str(error):
+            raise
+        raise InputError(
+            f"examples cannot be made a batch ({str(error).partition(':')[2].strip() or error}): data.of(dataset, input=..., "
+            "target=...) reads images and dicts, or give tensors"
+        ) from error
 
 
 def _placed(data: Any, device: torch.device | None) -> Any:

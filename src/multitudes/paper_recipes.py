@@ -92,8 +92,8 @@ def _packed(data: str, model: str, recipe: Recipe, *methods: Method) -> PaperRec
         ),
         decay="torch's, as printed; none on BatchEnsemble's factors",
         silent="The table names flips alone; its numbers need the padded crop too. Precision and memory layout are not told, "
-        "nor that MIMO's loss is the mean over heads, which the numbers of its row need. The epoch of the highest validation "
-        "accuracy is kept, of Deep each member's own: best='members', batches='own'."
+        "nor how MIMO's losses are joined: with their mean its row is met, with their sum it is not. The epoch of the highest "
+        "validation accuracy is kept, of Deep each member's own: best='members', batches='own'."
         + (" γ is the caption's; the counts printed for it are those of γ = 2." if gamma == 1 else ""),
         ood="maximum softmax probability, SVHN",
     )  # fmt: skip

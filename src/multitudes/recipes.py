@@ -23,7 +23,7 @@ class Recipe:
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
     epochs: int = 10
-    """How often all examples are seen."""
+    """How often the examples are gone through; what makes no whole batch is left out, others in each epoch."""
 
     batch: int = 128
     """Examples of one optimiser step, over all processes and accumulated parts."""
@@ -47,7 +47,7 @@ class Recipe:
     """The weight of the sum of absolute weights in the loss."""
 
     schedule: Literal["constant", "multistep", "cosine", "onecycle"] = "constant"
-    """How the learning rate goes, step by step: as torch's MultiStepLR, CosineAnnealingLR and OneCycleLR."""
+    """How the learning rate goes, step by step: as torch's MultiStepLR, CosineAnnealingLR, and OneCycleLR with constant momentum."""
 
     milestones: tuple[int, ...] = ()
     """With multistep, the epochs after which it is multiplied by `decay`, counted from the start, warm-up included."""
@@ -129,6 +129,10 @@ class Recipe:
             )
         if self.schedule == "onecycle" and self.warmup:
             raise InputError(f"Recipe(schedule='onecycle', warmup={self.warmup}): the cycle rises by itself, warmup=0")
+        if self.optimizer != "sgd" and self.momentum != 0.9:
+            raise InputError(f"Recipe(optimizer={self.optimizer!r}, momentum={self.momentum}): momentum is SGD's, leave it out")
+        if self.schedule != "multistep" and self.decay != 0.1:
+            raise InputError(f"Recipe(schedule={self.schedule!r}, decay={self.decay}): decay is for schedule='multistep'")
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise InputError(
                 f"Recipe(nesterov=True, optimizer={self.optimizer!r}, momentum={self.momentum}): Nesterov's momentum is for "

@@ -37,6 +37,7 @@ G = torch.Generator().manual_seed(0)
 X = torch.randn(96, 6, generator=G, dtype=torch.float64)
 Y = (X @ torch.randn(6, 3, generator=G, dtype=torch.float64)).argmax(1)
 DATA = TensorDataset(X, Y)
+LACKING = TensorDataset(X, torch.where(torch.arange(96) % 7 < 3, -100, Y))
 
 def made(method, norm=nn.LayerNorm, seed=0):
     torch.manual_seed(seed)
@@ -63,9 +64,9 @@ opened = lambda event, args: event == "open" and isinstance(args[0], str) and ar
 sys.addaudithook(lambda event, args: written.add(args[0]) if opened(event, args) and str(folder) in args[0] else None)
 results = {}
 
-def train(name, method, recipe, norm=nn.LayerNorm, **options):
+def train(name, method, recipe, norm=nn.LayerNorm, data=DATA, **options):
     ens = made(method, norm, seed=rank)  # other weights in each process: the first one's are taken
-    run = mt.fit(ens, DATA, recipe, val=DATA, out=folder / name, **options)
+    run = mt.fit(ens, data, recipe, val=DATA, out=folder / name, **options)
     results[name] = {key: value.clone() for key, value in ens.state_dict().items()}
     results[name]["loss"] = torch.tensor([line["loss"] for line in run.metrics])
 
@@ -73,6 +74,7 @@ for name, method in METHODS.items():
     train(name, method, mt.Recipe(epochs=2, batch=24, lr=0.05))
 for name in ("Deep", "EMP"):
     train(f"{name} added", METHODS[name], mt.Recipe(epochs=2, batch=24, **ADDED))
+train("Deep lacking added", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, **ADDED), data=LACKING)
 train("own", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, lr=0.05, batches="own"))
 train("norm", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, lr=0.05), nn.BatchNorm1d)
 
@@ -182,16 +184,29 @@ def test_one_process_writes(ranks: Any) -> None:
 
 
 SHARDED = [f"{kind} sharded{added}" for kind in ("Deep", "BatchEnsemble", "EMP") for added in ("", " added")]
-EXACT = [*SHARDED, "Deep", "Packed", "BatchEnsemble", "Masksembles", "EMP", "ECMP", "Deep added", "EMP added"]
+EXACT = [
+    *SHARDED,
+    "Deep",
+    "Packed",
+    "BatchEnsemble",
+    "Masksembles",
+    "EMP",
+    "ECMP",
+    "Deep added",
+    "EMP added",
+    "Deep lacking added",
+]
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_two_processes_train_as_one(ranks: Any, common: dict[str, Any], name: str) -> None:
-    """With the same batch over all: what is drawn for weights is drawn alike, and gradients are averaged."""
+    """With the same batch over all: what is drawn for weights is drawn alike, and gradients are averaged; of entries some of
+    which have no label, each counts the same."""
     kind, added = name.split(" ")[0], name.endswith("added")
     ens = common["made"](common["METHODS"][kind])
     settings = {"lr": 0.05} if not added else common["SHARDED" if "sharded" in name else "ADDED"]
-    run = mt.fit(ens, common["DATA"], mt.Recipe(epochs=2, batch=24, **settings), val=common["DATA"])
+    data = common["LACKING" if "lacking" in name else "DATA"]
+    run = mt.fit(ens, data, mt.Recipe(epochs=2, batch=24, **settings), val=common["DATA"])
     torch.testing.assert_close(ranks[0][0][name]["loss"], torch.tensor([line["loss"] for line in run.metrics]))
     moved = False
     for key, value in ens.state_dict().items():
