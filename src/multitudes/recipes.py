@@ -47,7 +47,7 @@ class Recipe:
     """The weight of the sum of absolute weights in the loss."""
 
     schedule: Literal["constant", "multistep", "cosine", "onecycle"] = "constant"
-    """How the learning rate goes, step by step: as torch's MultiStepLR, CosineAnnealingLR, and OneCycleLR with constant momentum."""
+    """How the learning rate goes, step by step: as torch's MultiStepLR, CosineAnnealingLR and OneCycleLR; momentum stays."""
 
     milestones: tuple[int, ...] = ()
     """With multistep, the epochs after which it is multiplied by `decay`, counted from the start, warm-up included."""
