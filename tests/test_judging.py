@@ -43,7 +43,8 @@ def words(**options: Any) -> mt.Ensemble:
 
 def pixels(method: mt.Method | None = None) -> mt.Ensemble:
     torch.manual_seed(0)
-    return mt.ensemble(nn.Conv2d(3, 3, 1).double(), method or mt.Deep(members=2), IMAGES[:2], seed=0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Conv2d(8, 3, 1)).double()
+    return mt.ensemble(net, method or mt.Deep(members=2), IMAGES[:2], seed=0)
 
 
 def holes(mark: int) -> Tensor:
@@ -103,7 +104,7 @@ def test_pixels_without_a_label(mark: int, how: str) -> None:
     if how == "by the set":
         known = {"train": data.Data(IMAGES, labels, classes=("a", "b", "c"), ignore=mark)}
     ens = pixels()
-    run = fit(ens, recipe=Recipe(epochs=3, batch=10, lr=0.5), val=known["train"], **known)
+    run = fit(ens, recipe=Recipe(epochs=20, batch=10, lr=0.1), val=known["train"], **known)
     found = mt.score(mt.predict(ens, IMAGES), labels, ignore=mark)
     assert run.metrics[-1]["val_accuracy"] == pytest.approx(found["accuracy"])
     assert run.metrics[-1]["val_nll"] == pytest.approx(found["nll"])
@@ -118,7 +119,16 @@ def test_labels_as_torch_marks_them_need_no_word() -> None:
         fit(pixels(), TensorDataset(IMAGES, holes(255)), Recipe(epochs=1, batch=10))
 
 
-@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.BatchEnsemble(members=2, feed="all")], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [
+        mt.Deep(members=2),
+        mt.BatchEnsemble(members=2, feed="all"),
+        mt.MIMO(members=2, rho=1.0),
+        mt.MIMO(members=2, rho=1.0, repeat=2),
+    ],
+    ids=str,
+)
 def test_parts_of_a_step_count_what_has_a_label(method: mt.Method) -> None:
     """In parts or whole, a step is the same, also where labels are many in one part and none in another."""
     train = TensorDataset(IMAGES, holes(-100))
@@ -129,6 +139,30 @@ def test_parts_of_a_step_count_what_has_a_label(method: mt.Method) -> None:
         states.append(ens.state_dict())
     for other in states[1:]:
         torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
+
+
+def test_small_types_have_no_negative_numbers() -> None:
+    """A byte of 156 is not −100."""
+    with pytest.raises(mt.InputError, match="target 156 is no class"):
+        fit(pixels(), TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), Recipe(epochs=1, batch=10))
+    train = TensorDataset(IMAGES, holes(255).byte())
+    runs = [
+        fit(pixels(), one, Recipe(epochs=2, batch=10), val=one, ignore=255)
+        for one in (train, TensorDataset(IMAGES, holes(255)))
+    ]
+    assert [line["val_nll"] for line in runs[0].metrics] == [line["val_nll"] for line in runs[1].metrics]
+
+
+@pytest.mark.parametrize("ignore", [None, 0, 255])
+def test_a_validation_that_begins_without_labels(ignore: int | None) -> None:
+    """Also with both marks; and the class 0 may be what does not count."""
+    labels = holes(-100 if ignore is None else ignore)
+    labels[:2] = -100
+    train = TensorDataset(IMAGES, labels)
+    run = fit(pixels(), train, Recipe(epochs=1, batch=10), val=train, ignore=ignore)
+    known = (labels != -100) & (labels != (-100 if ignore is None else ignore))
+    found = mt.predict(run.ensemble, IMAGES).labels
+    assert run.metrics[0]["val_accuracy"] == pytest.approx(float((found == labels)[known].double().mean()))
 
 
 def test_a_batch_without_labels_teaches_nothing() -> None:

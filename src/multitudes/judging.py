@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs
-from multitudes.losses import CRITERIA, UNLABELLED, check_classes, check_labels, class_loss
+from multitudes.losses import CRITERIA, UNLABELLED, check_classes, check_labels, labelled
 from multitudes.method import Criterion
 from multitudes.predict import Split, batched, pair, predict
 from multitudes.prediction import Prediction
@@ -38,8 +39,8 @@ class Judge:
     ignore: int | None = None
     """The target of what has no label."""
     split: Split | None = None
-    count: Tensor | None = None
-    """Of a step in several parts or processes, how many labels a part has on average."""
+    weight: Tensor | None = None
+    """Of a step in several parts or processes, how many labels this part has for each of an average one."""
     classes: int | None = None
     """How many there are, once that is known."""
 
@@ -52,9 +53,10 @@ class Judge:
         if self.own is not None:
             return self.own(outputs, target)
         found = output_of(outputs, self.output)
-        if self.task != "classes":
-            return CRITERIA[self.task](found, target)
-        return class_loss(found.movedim(-1, 1) if self.class_axis == -1 else found, target, self.count)
+        if self.task == "classes" and self.class_axis == -1:
+            found = found.movedim(-1, 1)
+        loss = CRITERIA[self.task](found, target)
+        return loss if self.weight is None else loss * self.weight
 
     @property
     def counts_labels(self) -> bool:
@@ -66,11 +68,30 @@ class Judge:
         own = None if self.own is None else getattr(self.own, "__qualname__", type(self.own).__name__)
         return {"criterion": own, "output": self.output, "class_axis": self.class_axis, "ignore": self.ignore}
 
-    def labelled(self, target: Any) -> Any:
-        """Targets as the task's own criterion takes them: what is to be ignored as torch marks it."""
-        if self.ignore is None or not self.counts_labels or not isinstance(target, Tensor) or target.is_floating_point():
+    def marked(self, target: Any) -> Any:
+        """Targets of classes with what is to be ignored as torch marks it."""
+        if self.ignore is None or self.task != "classes" or not isinstance(target, Tensor) or target.is_floating_point():
             return target
-        return torch.where(target == self.ignore, UNLABELLED, target.long())
+        labels = target.long()
+        return torch.where(labels == self.ignore, UNLABELLED, labels)
+
+    def parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
+        """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
+        some = ((call, self.marked(target) if self.own is None else target) for call, target in islice(batches, count))
+        alone = count == 1 and fabric.world_size == 1
+        if alone or per_member or not self.counts_labels:
+            yield from some
+            return
+        known = list(some)
+        labels = [labelled(t).double() for _, t in known if isinstance(t, Tensor) and not t.is_floating_point()]
+        if len(labels) < count:  # probabilities of classes
+            yield from known
+            return
+        mean = fabric.all_reduce(torch.stack(labels).mean(), reduce_op="mean").clamp(min=1 / count)
+        for part, here in zip(known, labels, strict=True):
+            self.weight = here / mean
+            yield part
+        self.weight = None
 
     def check(self, target: Tensor) -> None:
         """Targets that mean nothing are refused, before they reach a GPU, which would die of them or learn nonsense."""
@@ -107,12 +128,8 @@ class Judge:
 
     def validated(self, prediction: Prediction) -> tuple[dict[str, float], Tensor]:
         """The scores of an epoch, and each member's own."""
-        return validate(prediction, self._ignored)
-
-    @property
-    def _ignored(self) -> int | None:
-        """What a validation leaves out: as in training, also what torch takes for no label."""
-        return self.ignore if self.ignore is not None or self.task != "classes" else UNLABELLED
+        prediction.targets = self.marked(prediction.targets)
+        return validate(prediction, UNLABELLED if self.task == "classes" else None)
 
     def try_validation(self, ensemble: Ensemble, val: Any) -> None:
         """A few examples of the validation set and all of its targets, before an epoch is spent: what is wrong is said now."""
@@ -123,13 +140,14 @@ class Judge:
         inputs, targets = next(batched(val, 2, ensemble.engine.batch_axis, self.split or pair)[1])
         with explained(ensemble, inputs, False, "val= has"):
             prediction = replace(self, split=None).predicted(ensemble, iter([(inputs, targets)]))
-            self.validated(prediction)
+            if self.task != "classes" or targets is None or bool((self.marked(targets) != UNLABELLED).any()):
+                self.validated(prediction)
         if self.task == "classes":
             self._doubt(prediction.classes, tuple(prediction.shape[1:]))
         known = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
         if self.split is None and known is not None and self.task in ("classes", "binary", "multilabel"):
             try:
-                as_classes(known.cpu(), prediction.classes, self._ignored)
+                as_classes(self.marked(known.cpu()), prediction.classes, UNLABELLED if self.task == "classes" else None)
             except InputError as error:
                 raise InputError(f"val=: {error}") from error
 

@@ -54,10 +54,11 @@ def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> Non
         if target.ndim > 1 and (bool((~(target >= 0)).any()) or bool(((target.sum(1) - 1).abs() > ROUNDING).any())):
             raise InputError("targets that are no whole numbers must be probabilities of classes, which sum up to 1")
         return
-    wrong = ((target < 0) | (target >= classes)) & (target != ignore) & (target != UNLABELLED)
+    labels = target.long()  # small types would take −100 for 156
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != ignore) & (labels != UNLABELLED)
     if bool(wrong.any()):
         raise InputError(
-            f"target {int(target[wrong][0])} is no class: there are 0 to {classes - 1}; entries without a label are "
+            f"target {int(labels[wrong][0])} is no class: there are 0 to {classes - 1}; entries without a label are "
             f"{UNLABELLED}, or what ignore= says"
         )
 
@@ -70,12 +71,7 @@ def check_labels(target: Tensor) -> None:
 
 
 def _classes(output: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy, the mean over what has a label."""
-    return class_loss(output, target)
-
-
-def class_loss(output: Tensor, target: Tensor, count: Tensor | None = None) -> Tensor:
-    """Cross entropy, the mean over what has a label, or the sum divided by `count`: 0 where nothing has one.
+    """Cross entropy, the mean over what has a label: 0 where nothing has one.
 
     On a GPU, which would die of it without a word, labels are checked where they come from.
     """
@@ -93,8 +89,12 @@ def class_loss(output: Tensor, target: Tensor, count: Tensor | None = None) -> T
     if here_too:
         check_classes(target, output.shape[1])
     labels = target.long()
-    count = (labels != UNLABELLED).sum().clamp(min=1) if count is None else count
-    return F.cross_entropy(output, labels, reduction="sum") / count
+    return F.cross_entropy(output, labels, reduction="sum") / labelled(labels).clamp(min=1)
+
+
+def labelled(target: Tensor) -> Tensor:
+    """How many entries have a label."""
+    return (target.long() != UNLABELLED).sum()
 
 
 def _hint(output: Tensor, target: Tensor) -> str:

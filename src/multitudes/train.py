@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import sys
 import time
@@ -25,7 +24,6 @@ from multitudes.errors import FileError, InputError, RunError
 from multitudes.feeding import Feed, seed_of
 from multitudes.files import save
 from multitudes.judging import Judge, explained, ignored_by
-from multitudes.losses import UNLABELLED
 from multitudes.method import Batch, Criterion
 from multitudes.moving import Moving
 from multitudes.predict import Split
@@ -227,7 +225,7 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     """One step of the optimiser."""
     ensemble, recipe, parts = work.run.ensemble, work.run.recipe, work.run.recipe.accumulate
     total = torch.zeros((), device=work.fabric.device)
-    for part, (call, targets) in enumerate(_parts(work, batches)):
+    for part, (call, targets) in enumerate(work.judge.parts(batches, parts, work.fabric, work.feed.own)):
         if recipe.compile:
             torch.compiler.cudagraph_mark_step_begin()
         if recipe.channels_last:
@@ -252,21 +250,6 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     if work.moving is not None:
         work.moving.update()
     return total
-
-
-def _parts(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
-    judge, parts = work.judge, work.run.recipe.accumulate
-    some = ((call, judge.labelled(targets)) for call, targets in itertools.islice(batches, parts))
-    if not judge.counts_labels or work.feed.own or (parts == 1 and work.fabric.world_size == 1):
-        yield from some
-        return
-    known = list(some)
-    if all(isinstance(targets, Tensor) and not targets.is_floating_point() for _, targets in known):
-        counts = [(targets != UNLABELLED).sum().double() for _, targets in known]
-        judge.count = work.fabric.all_reduce(torch.stack(counts).mean(), reduce_op="mean").clamp(min=1 / parts)
-    yield from known
-    judge.count = None
 
 
 def _expect(work: _Work, outputs: Any, batch: Batch) -> None:
