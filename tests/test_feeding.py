@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import multitudes as mt
 from multitudes.data import Augment, Data
-from multitudes.feeding import Feed, seed_of
+from multitudes.feeding import Feed, known_by, seed_of
 from multitudes.losses import check_classes
 
 X = torch.arange(23.0)[:, None].expand(23, 3)
@@ -141,11 +141,16 @@ def test_what_sets_are_known_by() -> None:
     known = feed(DATA).described()
     assert known == feed(TensorDataset(X.clone(), torch.arange(23))).described()
     assert known[0].startswith("23 examples, ")
-    other = torch.arange(23)
-    other[11] = 0
+    other, inputs = torch.arange(23), X.clone()
+    other[11], inputs[11] = 0, 0
     assert feed(TensorDataset(X, other)).described() != known
-    assert feed(TensorDataset(X + 1, torch.arange(23))).described() != known
+    assert feed(TensorDataset(inputs, torch.arange(23))).described() != known
     assert feed(list(DATA)).described() == ["23 examples"]
+    scaled = Data(X.clone(), torch.arange(23), mean=[0.0] * 3, std=[2.0] * 3)
+    changed = Data(inputs, torch.arange(23))
+    assert len({known_by(one) for one in (IN_MEMORY, scaled, changed)}) == 3
+    assert known_by(Subset(DATA, range(5))) != known_by(Subset(DATA, range(5, 10)))
+    assert known_by(DataLoader(DATA, 4)) == known_by(DATA)
 
 
 def test_examples_that_are_no_tensors() -> None:

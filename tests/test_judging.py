@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -141,6 +144,107 @@ def test_parts_of_a_step_count_what_has_a_label(method: mt.Method) -> None:
         torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
 
 
+def test_parts_of_members_own_batches() -> None:
+    """Each member's labels count in its own mean."""
+    train = TensorDataset(IMAGES, holes(-100))
+    states = []
+    for parts in (1, 4, 20):
+        ens = pixels()
+        fit(ens, train, Recipe(epochs=3, batch=20, lr=0.5, accumulate=parts, batches="own"))
+        states.append(ens.state_dict())
+    for other in states[1:]:
+        torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
+
+
+def test_one_label_in_a_step() -> None:
+    """It counts as a whole, in whichever of the parts it is."""
+    labels = torch.full_like(PIXELS, -100)
+    labels[3, 2, 2] = 1
+    train = TensorDataset(IMAGES, labels)
+    losses = [fit(pixels(), train, Recipe(epochs=1, batch=40, accumulate=n)).metrics[0]["loss"] for n in (1, 8)]
+    assert losses[0] == pytest.approx(losses[1])
+    assert losses[0] > 0.1
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+@pytest.mark.parametrize("kind", [torch.long, torch.float64, torch.uint8])
+def test_yes_or_no_without_a_label(task: str, kind: torch.dtype) -> None:
+    """They are neither learned from nor counted."""
+    wanted = (IMAGES[:, :1] > 0).long() if task == "binary" else (IMAGES > 0).long()
+    lacking = (
+        torch.rand(wanted.shape, generator=torch.Generator().manual_seed(1)) < torch.linspace(0, 1, 40)[:, None, None, None]
+    )
+    train = TensorDataset(IMAGES, torch.where(lacking, 255, wanted).to(kind))
+    found = []
+    for parts in (1, 5):
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, wanted.shape[1], 1).double()
+        ens = mt.ensemble(net, mt.Deep(members=2), IMAGES[:2], task=task, seed=0)
+        found.append(fit(ens, train, Recipe(epochs=5, batch=20, lr=0.5, accumulate=parts), val=train, ignore=255))
+    torch.testing.assert_close(found[0].ensemble.state_dict(), found[1].ensemble.state_dict(), rtol=1e-9, atol=1e-12)
+    labels = mt.predict(found[0].ensemble, IMAGES).labels.reshape(wanted.shape)
+    assert found[0].metrics[-1]["val_accuracy"] == pytest.approx(float((labels == wanted)[~lacking].double().mean()))
+    assert found[0].metrics[-1]["val_accuracy"] > 0.8
+
+
+def test_probabilities_of_classes_that_are_last() -> None:
+    """They lie as outputs do."""
+    soft = F.one_hot(TOKENS % 5, 5).float() * 0.9 + 0.02
+    found = [fit(words(), TensorDataset(TOKENS, y), Recipe(epochs=3, batch=16), class_axis=-1) for y in (soft, TOKENS % 5)]
+    right = mt.predict(fit(words(), TensorDataset(TOKENS, soft), LONG, class_axis=-1).ensemble, TOKENS, class_axis=-1)
+    assert bool((right.labels == TOKENS % 5).all())
+    assert found[0].metrics[-1]["loss"] > found[1].metrics[-1]["loss"]
+
+
+def test_sets_that_do_not_agree() -> None:
+    one, other = (data.Data(IMAGES, PIXELS, ignore=ignore) for ignore in (255, 0))
+    with pytest.raises(mt.InputError, match="training sets ignore 0 and 255"):
+        fit(pixels(), [one, other], LONG)
+    with pytest.raises(mt.InputError, match="val= says ignore=0, and training ignores 255"):
+        fit(pixels(), one, LONG, val=other)
+    part, _ = torch.utils.data.random_split(one, [30, 10])
+    assert judging.ignored_by(part) == 255
+    assert judging.ignored_by([one, one]) == 255
+    assert judging.ignored_by(WORDS) is None
+
+
+def test_criteria_that_are_none() -> None:
+    with pytest.raises(mt.InputError, match=r"the criterion gives \[16, 5\] numbers and not one: take its reduction='mean'"):
+        fit(words(), WORDS, LONG, criterion=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(mt.InputError, match="criterion='ce': give a loss"):
+        fit(words(), WORDS, LONG, criterion="ce")  # type: ignore[arg-type]
+
+
+def test_validations_that_are_none() -> None:
+    class Empty(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(mt.InputError, match="val= has no examples"):
+        fit(words(), WORDS, LONG, val=Empty(), class_axis=-1)
+    with pytest.raises(mt.InputError, match="this is a list of batches"):
+        fit(words(), WORDS, LONG, val=[(TOKENS[:8], TOKENS[:8] % 5)], class_axis=-1)
+    with pytest.raises(mt.InputError, match=r"val=: target 255 .*ignore=255 or whatever"):
+        fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=data.Data(IMAGES, holes(255)))
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_targets_that_are_not_finite(task: str) -> None:
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), task=task)
+    wanted = torch.full((8, 2 if task == "regression" else 1), torch.nan)
+    with pytest.raises(mt.InputError, match="a target is NaN or infinite"):
+        fit(ens, TensorDataset(torch.randn(8, 3), wanted), Recipe(epochs=1, batch=4))
+
+
+@pytest.mark.parametrize(("classes", "kind"), [(256, torch.uint8), (300, torch.uint8), (200, torch.int8)])
+def test_more_classes_than_a_small_type_counts(classes: int, kind: torch.dtype) -> None:
+    ens = mt.ensemble(nn.Linear(3, classes), mt.Deep(members=2), torch.randn(2, 3))
+    labels = torch.arange(100, 120).to(kind) if kind is torch.int8 else torch.arange(150, 170).to(kind)
+    both = [TensorDataset(torch.ones(20, 3), y) for y in (labels, labels.long())]
+    losses = [fit(copy.deepcopy(ens), one, Recipe(epochs=1, batch=20, accumulate=2)).metrics[0]["loss"] for one in both]
+    assert losses[0] == losses[1] > 1
+
+
 def test_small_types_have_no_negative_numbers() -> None:
     """A byte of 156 is not −100."""
     with pytest.raises(mt.InputError, match="target 156 is no class"):
@@ -209,7 +313,9 @@ def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatc
 
 def test_what_it_is_known_by() -> None:
     assert Judge("classes", F.cross_entropy, ignore=3).settings() == {
-        "criterion": "cross_entropy", "output": None, "class_axis": None, "ignore": 3,
+        "criterion": "cross_entropy", "output": None, "class_axis": 1, "ignore": 3,
     }  # fmt: skip
-    assert Judge("classes", nn.CrossEntropyLoss()).settings()["criterion"] == "CrossEntropyLoss"
-    assert Judge("classes").settings()["criterion"] is None
+    some = [None, F.cross_entropy, F.mse_loss, partial(F.cross_entropy), partial(F.mse_loss), nn.CrossEntropyLoss()]
+    some += [nn.CrossEntropyLoss(label_smoothing=0.1), partial(F.cross_entropy, label_smoothing=0.1)]
+    found = [json.dumps(Judge("classes", one).settings()["criterion"]) for one in some]  # type: ignore[arg-type]
+    assert len(set(found)) == len(some)

@@ -287,8 +287,8 @@ def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1, lr=0.3), out=tmp_path, resume=True)
     for train, options, says in (
         (TensorDataset(X[:200], (Y[:200] + 1) % 3), {}, "train was"),
-        (TRAIN, {"val": VAL}, "validated was False and is True"),
-        (TRAIN, {"criterion": nn.CrossEntropyLoss()}, "criterion was None and is 'CrossEntropyLoss'"),
+        (TRAIN, {"val": VAL}, "val was None and is '40 examples, "),
+        (TRAIN, {"criterion": nn.CrossEntropyLoss()}, "criterion.*CrossEntropyLoss"),
     ):
         with pytest.raises(mt.FileError, match=f"another run: {says}"):
             fit(made(mt.Deep(members=2)), train, Recipe(epochs=1), out=tmp_path, resume=True, **options)
@@ -332,6 +332,16 @@ def test_a_run_goes_on_with_noise_of_any_kind(tmp_path: Path) -> None:
     assert same(straight, whole)
 
 
+def test_a_folder_is_free_again_after_a_refusal(tmp_path: Path) -> None:
+    """What was refused in the first step can be mended, and trained there."""
+    bad = Y[:200].clone()
+    bad[7] = 9
+    with pytest.raises(mt.InputError, match="target 9 is no class"):
+        fit(made(mt.Deep(members=2)), TensorDataset(X[:200], bad), Recipe(epochs=1), out=tmp_path)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path).done == 1
+
+
 def test_a_loss_that_is_none_leaves_the_best(tmp_path: Path) -> None:
     """Without a folder, the ensemble has the weights of its best epoch."""
     left = [25]
@@ -353,6 +363,10 @@ def test_the_layout_of_memory_is_the_recipes_alone() -> None:
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3))
         ens = mt.ensemble(net, mt.Deep(members=2), x[:2]).to(memory_format=before)
         fit(ens, TensorDataset(x, torch.randint(3, (20,))), Recipe(epochs=1, batch=10, channels_last=True))
+        assert ens.engine.channels_last == (before is torch.channels_last)
+        with pytest.raises(mt.InputError, match="target 9"):
+            refused = TensorDataset(x, torch.full((20,), 9))
+            fit(ens, refused, Recipe(epochs=1, batch=10, channels_last=True), val=refused)
         assert ens.engine.channels_last == (before is torch.channels_last)
 
 

@@ -21,6 +21,9 @@ from multitudes.errors import InputError
 from multitudes.inputs import Inputs, stack_slots
 from multitudes.predict import Split, pair
 
+MUCH = 2**28
+"""Of tensors larger than this, in bytes, a set is known again by some of their rows."""
+
 Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
 """What is done to a batch before it is learned from."""
 
@@ -87,8 +90,8 @@ class Feed:
                 check(one.targets)
 
     def described(self) -> list[str]:
-        """By what training sets are known again: how long they are, and for those in memory what is asked."""
-        return [f"{len(one)} examples{_digest(one)}" for one in self.sets]
+        """By what training sets are known again."""
+        return [known_by(one) for one in self.sets]
 
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
         """Which examples each batch has, for member m."""
@@ -146,18 +149,31 @@ def _placed(data: Any, device: torch.device | None) -> Any:
     return data.to(device) if data.device != device and data.inputs.nbytes < free // 4 else data
 
 
-def _digest(data: Any) -> str:
-    """Of the targets, and of the first and the last input; nothing where reading them may take long or differ each time."""
+def known_by(data: Any) -> str:
+    """By what a set is known again: how long it is, and what is in memory; of others the kind, as reading may take long."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
+    length = f"{len(data)} examples" if hasattr(data, "__len__") else type(data).__name__
+    found = _contents(data)
+    if not found:
+        return length
+    digest = hashlib.sha256()
+    for tensor in found:
+        rows = tensor[:: max(1, tensor.nbytes // MUCH)] if tensor.ndim else tensor
+        digest.update(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"{length}, {digest.hexdigest()[:16]}"
+
+
+def _contents(data: Any) -> list[Tensor]:
+    """The tensors of a set in memory, and its scale."""
     if isinstance(data, TensorDataset):
-        tensors = [data.tensors[-1], *(t[[0, -1]] for t in data.tensors[:-1])]
-    elif isinstance(data, Data):
-        tensors = [data.targets, *([data.inputs[[0, -1]]] if isinstance(data.inputs, Tensor) else [])]
-    else:
-        return ""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return f", {found.hexdigest()[:16]}"
+        return list(data.tensors)
+    if isinstance(data, Data):
+        scale = [part for part in (data.mean, data.std) if part is not None]
+        return [data.targets, *([data.inputs] if isinstance(data.inputs, Tensor) else []), *scale]
+    if isinstance(data, Subset):
+        return [torch.as_tensor(list(data.indices), dtype=torch.int64), *_contents(data.dataset)]
+    return []
 
 
 def _is_set(one: Any) -> bool:

@@ -6,24 +6,27 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from multitudes.architecture import settings
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.inputs import Inputs
 from multitudes.losses import CRITERIA, UNLABELLED, check_classes, check_labels, labelled
 from multitudes.method import Criterion
-from multitudes.predict import Split, batched, pair, predict
+from multitudes.predict import Split, batched, no_batch, pair, predict
 from multitudes.prediction import Prediction
 from multitudes.targets import as_classes
 from multitudes.tasks import output_of
 from multitudes.validate import validate
+from multitudes.values import CLASSES
 
 
 @dataclass
@@ -39,66 +42,90 @@ class Judge:
     ignore: int | None = None
     """The target of what has no label."""
     split: Split | None = None
-    weight: Tensor | None = None
-    """Of a step in several parts or processes, how many labels this part has for each of an average one."""
+    weights: Sequence[Tensor] = ()
+    """Of a step in several parts or processes, how many labels this part has for each of an average one; for members with
+    batches of their own each one's, in turn."""
+    turn: int = 0
     classes: int | None = None
     """How many there are, once that is known."""
 
     def __post_init__(self) -> None:
         if self.class_axis is not None and (isinstance(self.class_axis, bool) or self.class_axis not in (1, -1)):
             raise InputError(f"class_axis={self.class_axis!r}: 1, or -1 for tokens [B, T, K]")
+        if self.own is not None and not callable(self.own):
+            raise InputError(f"criterion={self.own!r}: give a loss(output, target), such as nn.CrossEntropyLoss()")
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """The loss of one member's outputs."""
         if self.own is not None:
-            return self.own(outputs, target)
+            loss = self.own(outputs, target)
+            if loss.ndim:
+                raise InputError(f"the criterion gives {list(loss.shape)} numbers and not one: take its reduction='mean'")
+            return loss
         found = output_of(outputs, self.output)
         if self.task == "classes" and self.class_axis == -1:
-            found = found.movedim(-1, 1)
+            found, target = found.movedim(-1, 1), self._classes_second(target)
         loss = CRITERIA[self.task](found, target)
-        return loss if self.weight is None else loss * self.weight
+        if not self.weights:
+            return loss
+        self.turn += 1
+        return loss * self.weights[(self.turn - 1) % len(self.weights)]
+
+    def _classes_second(self, target: Any) -> Any:
+        """Probabilities of classes, which lie as outputs do."""
+        soft = isinstance(target, Tensor) and target.is_floating_point() and target.ndim > 2 and self.class_axis == -1
+        return target.movedim(-1, 1) if soft else target
 
     @property
     def counts_labels(self) -> bool:
         """Whether the loss is a mean over what has a label."""
-        return self.own is None and self.task == "classes"
+        return self.own is None and self.task in CLASSES
 
     def settings(self) -> dict[str, Any]:
         """By what it is known again, as JSON."""
-        own = None if self.own is None else getattr(self.own, "__qualname__", type(self.own).__name__)
-        return {"criterion": own, "output": self.output, "class_axis": self.class_axis, "ignore": self.ignore}
+        own = None if self.own is None else _described(self.own)
+        return {"criterion": own, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
 
     def marked(self, target: Any) -> Any:
-        """Targets of classes with what is to be ignored as torch marks it."""
-        if self.ignore is None or self.task != "classes" or not isinstance(target, Tensor) or target.is_floating_point():
+        """Targets with what is to be ignored as torch marks it."""
+        if self.ignore is None or not isinstance(target, Tensor) or self._soft(target) or self.task not in CLASSES:
             return target
-        labels = target.long()
+        labels = target if target.is_floating_point() else target.long()
         return torch.where(labels == self.ignore, UNLABELLED, labels)
+
+    def _soft(self, target: Any) -> bool:
+        """Whether targets are probabilities of classes, each of which has a label."""
+        return self.task == "classes" and isinstance(target, Tensor) and target.is_floating_point()
 
     def parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
         """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
         some = ((call, self.marked(target) if self.own is None else target) for call, target in islice(batches, count))
         alone = count == 1 and fabric.world_size == 1
-        if alone or per_member or not self.counts_labels:
+        if alone or not self.counts_labels:
             yield from some
             return
         known = list(some)
-        labels = [labelled(t).double() for _, t in known if isinstance(t, Tensor) and not t.is_floating_point()]
-        if len(labels) < count:  # probabilities of classes
+        if not all(isinstance(target, Tensor) and not self._soft(target) for _, target in known):
             yield from known
             return
-        mean = fabric.all_reduce(torch.stack(labels).mean(), reduce_op="mean").clamp(min=1 / count)
-        for part, here in zip(known, labels, strict=True):
-            self.weight = here / mean
+        labels = torch.stack([_counted(target, per_member) for _, target in known])  # [parts, members or 1]
+        mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=1 / (count * fabric.world_size))
+        for part, weights in zip(known, labels / mean, strict=True):
+            self.weights, self.turn = weights.unbind(), 0
             yield part
-        self.weight = None
+        self.weights = ()
 
     def check(self, target: Tensor) -> None:
         """Targets that mean nothing are refused, before they reach a GPU, which would die of them or learn nonsense."""
-        if self.counts_labels and self.classes is not None:
-            check_classes(target, self.classes, UNLABELLED if self.ignore is None else self.ignore)
-        elif self.own is None and self.task in ("binary", "multilabel"):
-            check_labels(target)
+        ignored = UNLABELLED if self.ignore is None else self.ignore
+        if self.own is not None:
+            return
+        if self.task == "classes" and self.classes is not None:
+            check_classes(self._classes_second(target), self.classes, ignored)
+        elif self.task in ("binary", "multilabel"):
+            check_labels(target, ignored)
+        elif self.task not in CLASSES and not bool(target.isfinite().all()):
+            raise InputError("a target is NaN or infinite")
 
     def see(self, outputs: Any, rows: bool) -> None:
         """Takes from members' first outputs how many classes there are."""
@@ -129,7 +156,7 @@ class Judge:
     def validated(self, prediction: Prediction) -> tuple[dict[str, float], Tensor]:
         """The scores of an epoch, and each member's own."""
         prediction.targets = self.marked(prediction.targets)
-        return validate(prediction, UNLABELLED if self.task == "classes" else None)
+        return validate(prediction, UNLABELLED if self.task in CLASSES else None)
 
     def try_validation(self, ensemble: Ensemble, val: Any) -> None:
         """A few examples of the validation set and all of its targets, before an epoch is spent: what is wrong is said now."""
@@ -137,25 +164,64 @@ class Judge:
             raise InputError("val= is read after each epoch, and an iterator can be read once: give a dataset or a loader")
         if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, torch.utils.data.Dataset)):
             raise InputError("val= is one set for all members, and these are several: members' own are for training alone")
-        inputs, targets = next(batched(val, 2, ensemble.engine.batch_axis, self.split or pair)[1])
+        if isinstance(val, list) and val:
+            no_batch(val[0], ensemble, self.split or pair)
+        said = ignored_by(val)
+        if said is not None and said != self.ignore:
+            raise InputError(
+                f"val= says ignore={said}, and training ignores {self.ignore}: fit(..., ignore={said}) says so of both"
+            )
+        first = next(batched(val, 2, ensemble.engine.batch_axis, self.split or pair)[1], None)
+        if first is None:
+            raise InputError("val= has no examples")
+        inputs, targets = first
         with explained(ensemble, inputs, False, "val= has"):
             prediction = replace(self, split=None).predicted(ensemble, iter([(inputs, targets)]))
-            if self.task != "classes" or targets is None or bool((self.marked(targets) != UNLABELLED).any()):
-                self.validated(prediction)
         if self.task == "classes":
             self._doubt(prediction.classes, tuple(prediction.shape[1:]))
         known = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
-        if self.split is None and known is not None and self.task in ("classes", "binary", "multilabel"):
-            try:
-                as_classes(self.marked(known.cpu()), prediction.classes, UNLABELLED if self.task == "classes" else None)
-            except InputError as error:
-                raise InputError(f"val=: {error}") from error
+        try:
+            if self.split is None and known is not None and self.task in CLASSES:
+                as_classes(self.marked(known.cpu()), prediction.classes, UNLABELLED)
+            if targets is None or self.task not in CLASSES or bool(labelled(self.marked(targets)).any()):
+                self.validated(prediction)
+        except InputError as error:
+            raise InputError(f"val=: {error}") from error
 
 
-def ignored_by(train: Any) -> int | None:
-    """What a training set itself says has no label."""
-    first = train[0] if isinstance(train, Sequence) and len(train) and not isinstance(train, (str, Data)) else train
-    return first.ignore if isinstance(first, Data) else None
+def ignored_by(given: Any) -> int | None:
+    """What sets themselves say has no label, if they agree."""
+    found = {one.ignore for one in _sets_of(given)}
+    if len(found) > 1:
+        raise InputError(
+            f"training sets ignore {' and '.join(sorted(map(str, found)))}: fit(..., ignore=...) says what all ignore"
+        )
+    return next(iter(found), None)
+
+
+def _sets_of(given: Any) -> list[Data]:
+    """The Data that a set, parts of it, or several are made of."""
+    if isinstance(given, Data):
+        return [given]
+    if isinstance(given, Subset):
+        return _sets_of(given.dataset)
+    parts = given if isinstance(given, (list, tuple)) else given.datasets if isinstance(given, ConcatDataset) else ()
+    return [one for part in parts if isinstance(part, Dataset) for one in _sets_of(part)]
+
+
+def _counted(target: Tensor, per_member: bool) -> Tensor:
+    """How many labels there are, for all members or for each, as ``[1]`` or ``[M]``."""
+    known = labelled(target).double()
+    return known.flatten(1).sum(1) if per_member else known.sum()[None]
+
+
+def _described(criterion: Any) -> Any:
+    """A criterion by its name and settings, as far as it tells them."""
+    if isinstance(criterion, nn.Module):
+        return settings(criterion)
+    if isinstance(criterion, partial):
+        return [_described(criterion.func), repr(criterion.args), repr(criterion.keywords)]
+    return getattr(criterion, "__qualname__", type(criterion).__name__)
 
 
 @contextlib.contextmanager

@@ -63,11 +63,12 @@ def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> Non
         )
 
 
-def check_labels(target: Tensor) -> None:
-    """0 or 1, or a probability."""
-    wrong = ~((target >= 0) & (target <= 1))
+def check_labels(target: Tensor, ignore: int = UNLABELLED) -> None:
+    """0 or 1, or a probability; or `ignore` where there is no label."""
+    values = target if target.is_floating_point() else target.long()
+    wrong = ~((values >= 0) & (values <= 1)) & (values != ignore) & (values != UNLABELLED)
     if bool(wrong.any()):
-        raise InputError(f"target {target[wrong][0].item()} is neither 0 nor 1, nor a probability between them")
+        raise InputError(f"target {values[wrong][0].item()} is neither 0 nor 1, nor a probability between them")
 
 
 def _classes(output: Tensor, target: Tensor) -> Tensor:
@@ -89,12 +90,12 @@ def _classes(output: Tensor, target: Tensor) -> Tensor:
     if here_too:
         check_classes(target, output.shape[1])
     labels = target.long()
-    return F.cross_entropy(output, labels, reduction="sum") / labelled(labels).clamp(min=1)
+    return F.cross_entropy(output, labels, reduction="sum") / labelled(labels).sum().clamp(min=1)
 
 
 def labelled(target: Tensor) -> Tensor:
-    """How many entries have a label."""
-    return (target.long() != UNLABELLED).sum()
+    """Which entries have a label."""
+    return (target if target.is_floating_point() else target.long()) != UNLABELLED
 
 
 def _hint(output: Tensor, target: Tensor) -> str:
@@ -121,9 +122,13 @@ def _fitted(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _yes_or_no(output: Tensor, target: Tensor) -> Tensor:
+    """Binary cross entropy, the mean over what has a label: 0 where nothing has one."""
     if target.device.type == "cpu":
         check_labels(target)
-    return F.binary_cross_entropy_with_logits(output, _fitted(output, target).to(output.dtype))
+    wanted = _fitted(output, target)
+    known = labelled(wanted)
+    each = F.binary_cross_entropy_with_logits(output, (wanted * known).to(output.dtype), reduction="none")
+    return (each * known).sum() / known.sum().clamp(min=1)
 
 
 def _squares(output: Tensor, target: Tensor) -> Tensor:

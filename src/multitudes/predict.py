@@ -47,7 +47,7 @@ def predict(
         raise InputError(f"predict is for ensembles, not {type(ensemble).__name__}: {shown} makes one")
     task = tasks.checked(task or ensemble.task)
     if isinstance(data, list) and data:
-        _examples(data[0], ensemble, split or pair)
+        no_batch(data[0], ensemble, split or pair)
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
     kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
@@ -92,7 +92,7 @@ def batched(
     raise InputError(f"cannot predict a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a loader")
 
 
-def _examples(first: Any, ensemble: Ensemble, split: Split) -> None:
+def no_batch(first: Any, ensemble: Ensemble, split: Split) -> None:
     """A list is read as a dataset of examples; ready batches have one axis more, and are refused."""
     shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
     tensors = Inputs.of(split(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []

@@ -123,6 +123,11 @@ class Folder:
         for other in {*files} - {*upto[-KEPT:]}:
             other.unlink(missing_ok=True)
 
+    def forget(self) -> None:
+        """Takes back a run that was begun and not one epoch of which could be trained: its folder is free again."""
+        for file in [self.path / "config.json", self.path / "log.txt", self.path / "metrics.jsonl", *self._written()]:
+            file.unlink(missing_ok=True)
+
     def _written(self) -> list[Path]:
         """The checkpoints, in order; other files in their folder are not ours."""
         return sorted(file for file in self.checkpoints.glob("*.safetensors") if NAME.fullmatch(file.name) and file.is_file())

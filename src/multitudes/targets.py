@@ -77,6 +77,6 @@ def as_classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
         found = torch.where(found == ignore, IGNORED, found)
     if bool(out.any()):
         at = [int(axis) for axis in out.nonzero()[0]]
-        hint = "" if ignore is not None else "; for entries without a label, ignore=255 or whatever stands for them"
+        hint = "" if ignore not in (None, -100) else "; for entries without a label, ignore=255 or whatever stands for them"
         raise InputError(f"target {int(targets[tuple(at)])} of example {at[0]} is no class: there are 0 to {classes - 1}{hint}")
     return found

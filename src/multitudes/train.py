@@ -21,7 +21,7 @@ from multitudes.bar import Tell, bar
 from multitudes.devices import check_fabric, compiled, device_of, fabric_for, log_again, optimizer_for, quietly, settled, sow
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
-from multitudes.feeding import Feed, seed_of
+from multitudes.feeding import Feed, known_by, seed_of
 from multitudes.files import save
 from multitudes.judging import Judge, explained, ignored_by
 from multitudes.method import Batch, Criterion
@@ -82,9 +82,9 @@ def fit(
     if ensemble.is_compact:
         raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
     judge = Judge(ensemble.task, criterion, output, class_axis, ignored_by(train) if ignore is None else ignore, split)
-    modes, laid_out = {part: part.training for part in (ensemble, *ensemble.template.modules())}, ensemble.engine.channels_last
+    modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
     folder = None if out is None else Folder(out)
-    with folder or contextlib.nullcontext(), settled(recipe, device_of(ensemble)):
+    with folder or contextlib.nullcontext(), settled(recipe, device_of(ensemble)), _layout_kept(ensemble):
         work = _begin(ensemble, train, recipe, val, folder, resume, judge, fabric, loggers)
         steps = work.steps
         try:
@@ -94,6 +94,10 @@ def fit(
                     seconds = time.perf_counter()
                     line = {"epoch": epoch, **_epoch(work, epoch, tell)}
                     _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
+        except InputError:
+            if folder is not None and not work.run.done and work.fabric.is_global_zero:
+                folder.forget()
+            raise
         except KeyboardInterrupt:
             where = f"; fit(..., out={str(out)!r}, resume=True) goes on" if out is not None else ""
             work.say(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}", aloud=True)
@@ -103,10 +107,19 @@ def fit(
                 part.training = mode
             for logger in work.fabric.loggers:
                 logger.finalize("success" if work.run.done == recipe.epochs else "failed")
-            if recipe.channels_last and not laid_out:
-                ensemble.to(memory_format=torch.contiguous_format)  # all members at once at prediction
         _end(work)
         return work.run
+
+
+@contextlib.contextmanager
+def _layout_kept(ensemble: Ensemble) -> Iterator[None]:
+    """A recipe's channels last are for training: afterwards members are run all at once again."""
+    before = ensemble.engine.channels_last
+    try:
+        yield
+    finally:
+        if ensemble.engine.channels_last and not before:
+            ensemble.to(memory_format=torch.contiguous_format)
 
 
 @dataclass
@@ -176,7 +189,7 @@ def _begin(
         return work
     config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "train": feed.described()}
     config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
-    config.update(judge.settings(), validated=val is not None)
+    config.update(judge.settings(), val=None if val is None else known_by(val))
     if fabric.is_global_zero:
         work.folder.start(config, resume)
     fabric.barrier()
