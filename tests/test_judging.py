@@ -209,8 +209,16 @@ def test_sets_that_do_not_agree() -> None:
 
 
 def test_criteria_that_are_none() -> None:
-    with pytest.raises(mt.InputError, match=r"the criterion gives \[16, 5\] numbers and not one: take its reduction='mean'"):
+    with pytest.raises(mt.InputError, match=r"the criterion gives \[16, 5\] numbers and not one: .*reduction='mean'"):
         fit(words(), WORDS, LONG, criterion=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(mt.InputError, match="the criterion gives a tuple and not one"):
+        fit(words(), WORDS, LONG, criterion=lambda output, target: (1, 2))  # type: ignore[arg-type,return-value]
+    one = fit(
+        words(), WORDS, Recipe(epochs=1, batch=16), criterion=lambda output, target: F.cross_entropy(output, target)[None]
+    )
+    assert one.metrics[0]["loss"] > 0
+    with pytest.raises(mt.InputError, match="ignore=-100 is for labels, and the task is regression"):
+        fit(mt.ensemble(nn.Linear(3, 1), mt.Deep(), torch.randn(2, 3), task="regression"), WORDS, LONG, ignore=-100)
     with pytest.raises(mt.InputError, match="criterion='ce': give a loss"):
         fit(words(), WORDS, LONG, criterion="ce")  # type: ignore[arg-type]
 
@@ -222,10 +230,52 @@ def test_validations_that_are_none() -> None:
 
     with pytest.raises(mt.InputError, match="val= has no examples"):
         fit(words(), WORDS, LONG, val=Empty(), class_axis=-1)
+    with pytest.raises(mt.InputError, match="val=: nothing in it has a label"):
+        fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=TensorDataset(IMAGES, torch.full_like(PIXELS, -100)))
+    with pytest.raises(mt.InputError, match="targets are a dict, and a prediction takes one tensor of them: split="):
+        told = [(image, {"y": y}) for image, y in zip(IMAGES, PIXELS, strict=True)]
+        fit(pixels(), told, LONG, val=told, criterion=lambda output, target: F.cross_entropy(output, target["y"]))
     with pytest.raises(mt.InputError, match="this is a list of batches"):
         fit(words(), WORDS, LONG, val=[(TOKENS[:8], TOKENS[:8] % 5)], class_axis=-1)
     with pytest.raises(mt.InputError, match=r"val=: target 255 .*ignore=255 or whatever"):
         fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=data.Data(IMAGES, holes(255)))
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Examples one after the other, and no length."""
+
+    def __iter__(self) -> Any:
+        return iter(list(WORDS))
+
+
+def test_validations_of_any_kind() -> None:
+    """Streams, loaders of them, lists with a split of one's own, classes as floating-point numbers: all the same."""
+    loaders = [Stream(), torch.utils.data.DataLoader(Stream(), 4), torch.utils.data.ChainDataset([Stream()]), WORDS]
+    floats = TensorDataset(TOKENS, (TOKENS % 5).float())
+    found = [fit(words(), WORDS, Recipe(epochs=1, batch=16), val=val, class_axis=-1) for val in (*loaders, floats)]
+    listed = [(x, int(y[0])) for x, y in WORDS]
+    assert len({run.metrics[0]["val_nll"] for run in found}) == 1
+    net = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 5))
+    run = fit(
+        mt.ensemble(net, mt.Deep(members=2), TOKENS[:2]), listed, Recipe(epochs=1, batch=16), val=listed,
+        split=lambda batch: (batch[0], batch[1].long()),
+    )  # fmt: skip
+    assert run.metrics[0]["val_accuracy"] >= 0
+
+
+@pytest.mark.parametrize("how", ["MIMO", "own", "sets"])
+def test_probabilities_of_members_own_batches(how: str) -> None:
+    """They are checked for each member."""
+    soft = torch.randn(64, 5, generator=G).softmax(1)
+    x = torch.randn(64, 6, generator=G)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5))
+    ens = mt.ensemble(net, mt.MIMO(members=2) if how == "MIMO" else mt.Deep(members=2), x[:2])
+    train: Any = [TensorDataset(x, soft)] * 2 if how == "sets" else TensorDataset(x, soft)
+    for parts in (1, 2):
+        recipe = Recipe(epochs=1, batch=16, batches="own" if how == "own" else "same", accumulate=parts)
+        assert fit(ens, train, recipe).metrics[0]["loss"] > 1
+    with pytest.raises(mt.InputError, match="must be probabilities"):
+        fit(ens, TensorDataset(x, soft * 2), Recipe(epochs=1, batch=16))
 
 
 @pytest.mark.parametrize("task", ["regression", "gaussian"])
@@ -317,5 +367,7 @@ def test_what_it_is_known_by() -> None:
     }  # fmt: skip
     some = [None, F.cross_entropy, F.mse_loss, partial(F.cross_entropy), partial(F.mse_loss), nn.CrossEntropyLoss()]
     some += [nn.CrossEntropyLoss(label_smoothing=0.1), partial(F.cross_entropy, label_smoothing=0.1)]
+    some += [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (1, 2)]
     found = [json.dumps(Judge("classes", one).settings()["criterion"]) for one in some]  # type: ignore[arg-type]
     assert len(set(found)) == len(some)
+    assert "0x" not in json.dumps(Judge("classes", partial(F.cross_entropy, inner=lambda x: x)).settings())

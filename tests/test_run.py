@@ -189,3 +189,27 @@ def test_another_torch(tmp_path: Path) -> None:
     Folder(tmp_path).start({**CONFIG, "torch": "2.9"}, resume=False)
     with pytest.warns(UserWarning, match=r"begun with torch 2\.9 and goes on with 2\.10: not bit for bit"):
         Folder(tmp_path).start({**CONFIG, "torch": "2.10"}, resume=True)
+
+
+def test_only_what_was_made_is_forgotten(tmp_path: Path) -> None:
+    """A log that was there before stays, and so does a run that is gone on with."""
+    (tmp_path / "log.txt").write_text("mine\n")
+    folder = Folder(tmp_path)
+    folder.start(CONFIG, resume=False)
+    folder.save(0, {}, {"w": torch.zeros(2)})
+    folder.note([])
+    folder.forget()
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["log.txt"]
+    folder.start(CONFIG, resume=False)
+    folder.save(3, {}, {"w": torch.zeros(2)})
+    again = Folder(tmp_path)
+    again.start(CONFIG, resume=True)
+    again.forget()
+    assert (tmp_path / "config.json").exists()
+    assert again.newest() is not None
+
+
+def test_metrics_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("mine\n")
+    with pytest.raises(mt.FileError, match=r"holds a metrics\.jsonl, and no run that it is of"):
+        Folder(tmp_path).start(CONFIG, resume=False)

@@ -6,13 +6,14 @@ is augmented there before it is normalised; any other dataset is read by torch's
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from multitudes import tree
 from multitudes.data.augment import Augment as Augmentation
@@ -153,15 +154,26 @@ def known_by(data: Any) -> str:
     """By what a set is known again: how long it is, and what is in memory; of others the kind, as reading may take long."""
     if isinstance(data, DataLoader):
         data = data.dataset
-    length = f"{len(data)} examples" if hasattr(data, "__len__") else type(data).__name__
-    found = _contents(data)
-    if not found:
-        return length
-    digest = hashlib.sha256()
-    for tensor in found:
-        rows = tensor[:: max(1, tensor.nbytes // MUCH)] if tensor.ndim else tensor
-        digest.update(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return f"{length}, {digest.hexdigest()[:16]}"
+    try:
+        length = f"{len(data)} examples"
+    except TypeError:  # a stream
+        length = type(data).__name__
+    found = digest(_contents(data))
+    return f"{length}, {found}" if found else length
+
+
+def digest(tensors: Sequence[Tensor]) -> str:
+    """Of the numbers of tensors, of very large ones of some; empty where there are none to be read."""
+    found = hashlib.sha256()
+    try:
+        for tensor in tensors:
+            flat = (
+                tensor.detach().reshape(-1)[:: max(1, tensor.nbytes // MUCH)].cpu().clone(memory_format=torch.contiguous_format)
+            )
+            found.update(flat.resolve_conj().resolve_neg().view(torch.uint8).numpy().tobytes())
+    except (RuntimeError, TypeError, NotImplementedError):  # sparse, or on no device
+        return ""
+    return found.hexdigest()[:16] if tensors else ""
 
 
 def _contents(data: Any) -> list[Tensor]:
@@ -172,7 +184,10 @@ def _contents(data: Any) -> list[Tensor]:
         scale = [part for part in (data.mean, data.std) if part is not None]
         return [data.targets, *([data.inputs] if isinstance(data.inputs, Tensor) else []), *scale]
     if isinstance(data, Subset):
-        return [torch.as_tensor(list(data.indices), dtype=torch.int64), *_contents(data.dataset)]
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # names, perhaps
+            return [torch.as_tensor(data.indices).clone(), *_contents(data.dataset)]
+    if isinstance(data, ConcatDataset):
+        return [tensor for part in data.datasets for tensor in _contents(part)]
     return []
 
 

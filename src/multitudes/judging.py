@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,13 @@ from multitudes.architecture import settings
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
+from multitudes.feeding import digest
 from multitudes.inputs import Inputs
 from multitudes.losses import CRITERIA, UNLABELLED, check_classes, check_labels, labelled
 from multitudes.method import Criterion
 from multitudes.predict import Split, batched, no_batch, pair, predict
 from multitudes.prediction import Prediction
-from multitudes.targets import as_classes
+from multitudes.targets import IGNORED, as_classes
 from multitudes.tasks import output_of
 from multitudes.validate import validate
 from multitudes.values import CLASSES
@@ -54,14 +56,13 @@ class Judge:
             raise InputError(f"class_axis={self.class_axis!r}: 1, or -1 for tokens [B, T, K]")
         if self.own is not None and not callable(self.own):
             raise InputError(f"criterion={self.own!r}: give a loss(output, target), such as nn.CrossEntropyLoss()")
+        if self.ignore is not None and self.task not in CLASSES:
+            raise InputError(f"ignore={self.ignore} is for labels, and the task is {self.task}: leave such examples out")
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """The loss of one member's outputs."""
         if self.own is not None:
-            loss = self.own(outputs, target)
-            if loss.ndim:
-                raise InputError(f"the criterion gives {list(loss.shape)} numbers and not one: take its reduction='mean'")
-            return loss
+            return _one_number(self.own(outputs, target))
         found = output_of(outputs, self.output)
         if self.task == "classes" and self.class_axis == -1:
             found, target = found.movedim(-1, 1), self._classes_second(target)
@@ -86,16 +87,16 @@ class Judge:
         own = None if self.own is None else _described(self.own)
         return {"criterion": own, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
 
-    def marked(self, target: Any) -> Any:
-        """Targets with what is to be ignored as torch marks it."""
-        if self.ignore is None or not isinstance(target, Tensor) or self._soft(target) or self.task not in CLASSES:
+    def marked(self, target: Any, soft: bool = True) -> Any:
+        """Targets with what is to be ignored as torch marks it; where they may be `soft`, not in probabilities of classes."""
+        if self.ignore is None or not isinstance(target, Tensor) or (soft and self._soft(target)):
             return target
         labels = target if target.is_floating_point() else target.long()
         return torch.where(labels == self.ignore, UNLABELLED, labels)
 
-    def _soft(self, target: Any) -> bool:
+    def _soft(self, target: Tensor) -> bool:
         """Whether targets are probabilities of classes, each of which has a label."""
-        return self.task == "classes" and isinstance(target, Tensor) and target.is_floating_point()
+        return self.task == "classes" and target.is_floating_point()
 
     def parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
         """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
@@ -105,15 +106,23 @@ class Judge:
             yield from some
             return
         known = list(some)
-        if not all(isinstance(target, Tensor) and not self._soft(target) for _, target in known):
-            yield from known
-            return
-        labels = torch.stack([_counted(target, per_member) for _, target in known])  # [parts, members or 1]
+        labels = torch.stack([self._count(target, per_member) for _, target in known])  # [parts, members or 1]
         mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=1 / (count * fabric.world_size))
         for part, weights in zip(known, labels / mean, strict=True):
             self.weights, self.turn = weights.unbind(), 0
             yield part
         self.weights = ()
+
+    def _count(self, target: Any, per_member: bool) -> Tensor:
+        """How many labels there are, for all members or for each, as ``[1]`` or ``[M]``."""
+        if not isinstance(target, Tensor):
+            raise InputError(
+                f"targets are a {type(target).__name__}, and the task {self.task!r} takes a tensor: split=, criterion="
+            )
+        known = labelled(target)
+        if self._soft(target):
+            known = known.select(-1 if self.class_axis == -1 else 1 + per_member, 0)
+        return known.flatten(1).sum(1).double() if per_member else known.sum().double()[None]
 
     def check(self, target: Tensor) -> None:
         """Targets that mean nothing are refused, before they reach a GPU, which would die of them or learn nonsense."""
@@ -155,7 +164,7 @@ class Judge:
 
     def validated(self, prediction: Prediction) -> tuple[dict[str, float], Tensor]:
         """The scores of an epoch, and each member's own."""
-        prediction.targets = self.marked(prediction.targets)
+        prediction.targets = self.marked(prediction.targets, soft=False)
         return validate(prediction, UNLABELLED if self.task in CLASSES else None)
 
     def try_validation(self, ensemble: Ensemble, val: Any) -> None:
@@ -164,8 +173,8 @@ class Judge:
             raise InputError("val= is read after each epoch, and an iterator can be read once: give a dataset or a loader")
         if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, torch.utils.data.Dataset)):
             raise InputError("val= is one set for all members, and these are several: members' own are for training alone")
-        if isinstance(val, list) and val:
-            no_batch(val[0], ensemble, self.split or pair)
+        if isinstance(val, list) and val and self.split is None:
+            no_batch(val[0], ensemble, pair)
         said = ignored_by(val)
         if said is not None and said != self.ignore:
             raise InputError(
@@ -179,14 +188,20 @@ class Judge:
             prediction = replace(self, split=None).predicted(ensemble, iter([(inputs, targets)]))
         if self.task == "classes":
             self._doubt(prediction.classes, tuple(prediction.shape[1:]))
-        known = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
         try:
-            if self.split is None and known is not None and self.task in CLASSES:
-                as_classes(self.marked(known.cpu()), prediction.classes, UNLABELLED)
-            if targets is None or self.task not in CLASSES or bool(labelled(self.marked(targets)).any()):
+            self._all_targets(val, prediction.classes if self.task in CLASSES else 0)
+            if targets is None or self.task not in CLASSES or bool(labelled(self.marked(targets, soft=False)).any()):
                 self.validated(prediction)
         except InputError as error:
             raise InputError(f"val=: {error}") from error
+
+    def _all_targets(self, val: Any, classes: int) -> None:
+        """Of a set in memory all targets are classes, and some of them labels."""
+        known = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
+        if known is None or self.split is not None or not classes:
+            return
+        if bool((as_classes(self.marked(known.cpu(), soft=False), classes, UNLABELLED) == IGNORED).all()):
+            raise InputError("nothing in it has a label")
 
 
 def ignored_by(given: Any) -> int | None:
@@ -209,19 +224,23 @@ def _sets_of(given: Any) -> list[Data]:
     return [one for part in parts if isinstance(part, Dataset) for one in _sets_of(part)]
 
 
-def _counted(target: Tensor, per_member: bool) -> Tensor:
-    """How many labels there are, for all members or for each, as ``[1]`` or ``[M]``."""
-    known = labelled(target).double()
-    return known.flatten(1).sum(1) if per_member else known.sum()[None]
+def _one_number(loss: Any) -> Tensor:
+    """What a criterion gives, if that can be a loss."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shown = f"{list(loss.shape)} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise InputError(f"the criterion gives {shown} and not one: a tensor of one, as reduction='mean' gives")
+    return loss.reshape(())
 
 
-def _described(criterion: Any) -> Any:
-    """A criterion by its name and settings, as far as it tells them."""
-    if isinstance(criterion, nn.Module):
-        return settings(criterion)
-    if isinstance(criterion, partial):
-        return [_described(criterion.func), repr(criterion.args), repr(criterion.keywords)]
-    return getattr(criterion, "__qualname__", type(criterion).__name__)
+def _described(what: Any) -> Any:
+    """A criterion, or what it is made with, by name and settings, as far as it tells them."""
+    if isinstance(what, nn.Module):
+        return {"settings": settings(what), "state": digest(list(what.state_dict().values()))}
+    if isinstance(what, partial):
+        return [_described(part) for part in (what.func, *what.args, *sum(sorted(what.keywords.items()), ()))]
+    if isinstance(what, Tensor):
+        return digest([what])
+    return getattr(what, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(what))
 
 
 @contextlib.contextmanager

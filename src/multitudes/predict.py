@@ -46,8 +46,8 @@ def predict(
         shown = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
         raise InputError(f"predict is for ensembles, not {type(ensemble).__name__}: {shown} makes one")
     task = tasks.checked(task or ensemble.task)
-    if isinstance(data, list) and data:
-        no_batch(data[0], ensemble, split or pair)
+    if isinstance(data, list) and data and split is None:
+        no_batch(data[0], ensemble, pair)
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
     kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
@@ -127,7 +127,15 @@ def pair(batch: Any) -> tuple[Any, Any]:
 def _split(batches: Iterable[Any], split: Split) -> Iterator[tuple[Inputs, Tensor | None]]:
     for batch in batches:
         inputs, targets = split(batch)
-        yield Inputs.of(inputs), None if targets is None else torch.as_tensor(targets)
+        yield Inputs.of(inputs), None if targets is None else _one_tensor(targets)
+
+
+def _one_tensor(targets: Any) -> Tensor:
+    try:
+        return torch.as_tensor(targets)
+    except (RuntimeError, TypeError, ValueError) as error:
+        kind = type(targets).__name__
+        raise InputError(f"targets are a {kind}, and a prediction takes one tensor of them: split= says which") from error
 
 
 def _whole(loader: DataLoader[Any]) -> None:

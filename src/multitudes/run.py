@@ -44,6 +44,8 @@ class Folder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self._block: contextlib.ExitStack | None = None
+        self._made: list[Path] = []
+        """Of a new run, the files that were not there before."""
 
     def __enter__(self) -> Folder:
         self._block = contextlib.ExitStack()
@@ -87,10 +89,14 @@ class Folder:
             raise FileError(
                 f"{self.checkpoints} holds checkpoints of a run whose config.json is gone: give another out=, or put it back"
             )
+        if (self.path / "metrics.jsonl").exists():
+            raise FileError(f"{self.path} holds a metrics.jsonl, and no run that it is of: give another out=")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"cannot make the folder {self.path}: {error.strerror or error}") from error
+        others = [self.path / "metrics.jsonl", self.path / "log.txt"]
+        self._made = [file, *(one for one in others if not one.exists())]
         write(file, text.encode())
         self._hold(file)
 
@@ -107,7 +113,7 @@ class Folder:
         changed = [
             f"{name} was {there.get(name)!r} and is {here.get(name)!r}"
             for name in here | there
-            if here.get(name) != there.get(name)
+            if json.dumps(here.get(name)) != json.dumps(there.get(name))
         ]
         if changed:
             raise FileError(f"{self.path} is of another run: {'; '.join(changed[:6])}")
@@ -124,8 +130,8 @@ class Folder:
             other.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Takes back a run that was begun and not one epoch of which could be trained: its folder is free again."""
-        for file in [self.path / "config.json", self.path / "log.txt", self.path / "metrics.jsonl", *self._written()]:
+        """Takes back a run that was begun here and of which no epoch could be trained: its folder is free again."""
+        for file in [*self._made, *self._written()] if self._made else ():
             file.unlink(missing_ok=True)
 
     def _written(self) -> list[Path]:

@@ -74,7 +74,8 @@ def fit(
     split       takes a batch of a dataset apart, (input, targets)
     output      which of several output tensors the task's own criterion and the validation take
     class_axis  the axis of classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
-    ignore      the target of what has no label; by default what the training set says, and -100
+    ignore      the target of what has no label; by default what the training set says, and -100. A criterion of one's own
+                has to leave it out by itself, and then it is for the validation
     """
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
@@ -94,7 +95,7 @@ def fit(
                     seconds = time.perf_counter()
                     line = {"epoch": epoch, **_epoch(work, epoch, tell)}
                     _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
-        except InputError:
+        except Exception:
             if folder is not None and not work.run.done and work.fabric.is_global_zero:
                 folder.forget()
             raise
@@ -155,8 +156,9 @@ def _begin(
     loggers: Any,
 ) -> _Work:  # fmt: skip
     """Everything that a run needs, taken up where it stopped if it did."""
-    if val is not None and hasattr(val, "__len__") and not len(val):
-        raise InputError("val= has no examples")
+    with contextlib.suppress(TypeError):  # streams have no length
+        if val is not None and not len(val):
+            raise InputError("val= has no examples")
     if fabric is not None and loggers is not None:
         raise InputError("a Fabric has loggers of its own: Fabric(loggers=...), or loggers= without fabric=")
     if fabric is not None:
@@ -187,10 +189,10 @@ def _begin(
         if resume:
             raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
         return work
-    config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "train": feed.described()}
-    config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
-    config.update(judge.settings(), val=None if val is None else known_by(val))
     if fabric.is_global_zero:
+        config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "train": feed.described()}
+        config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
+        config.update(judge.settings(), val=None if val is None else known_by(val))
         work.folder.start(config, resume)
     fabric.barrier()
     found = resume and _restore(work)
@@ -269,7 +271,7 @@ def _expect(work: _Work, outputs: Any, batch: Batch) -> None:
     """From the first outputs on it is known what targets may be; these here, and all that come."""
     work.judge.see(outputs, "rows" in batch.kwargs)
     for target in tree.tensors(batch.target):
-        work.judge.check(target)
+        work.judge.check(target.flatten(0, 1) if batch.per_member and target.ndim > 1 else target)
     work.feed.expect(work.judge.check)
 
 

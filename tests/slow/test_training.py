@@ -38,6 +38,7 @@ X = torch.randn(96, 6, generator=G, dtype=torch.float64)
 Y = (X @ torch.randn(6, 3, generator=G, dtype=torch.float64)).argmax(1)
 DATA = TensorDataset(X, Y)
 LACKING = TensorDataset(X, torch.where(torch.arange(96) % 7 < 3, -100, Y))
+ONE = TensorDataset(X[:24], torch.where(torch.arange(24) == 5, Y[:24], -100))
 
 def made(method, norm=nn.LayerNorm, seed=0):
     torch.manual_seed(seed)
@@ -75,6 +76,12 @@ for name, method in METHODS.items():
 for name in ("Deep", "EMP"):
     train(f"{name} added", METHODS[name], mt.Recipe(epochs=2, batch=24, **ADDED))
 train("Deep lacking added", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, **ADDED), data=LACKING)
+def mixed(x, y, generator):
+    return x, nn.functional.one_hot(y, 3).double() if torch.rand((), generator=generator) < 0.5 else y
+
+train("mixed", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, augment=mixed))  # each process draws its own: none waits in vain
+train("Deep one", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, lr=0.05), data=ONE)
+train("Deep lacking own", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, lr=0.05, batches="own"), data=LACKING)
 train("own", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, lr=0.05, batches="own"))
 train("norm", METHODS["Deep"], mt.Recipe(epochs=2, batch=24, lr=0.05), nn.BatchNorm1d)
 
@@ -205,7 +212,8 @@ def test_two_processes_train_as_one(ranks: Any, common: dict[str, Any], name: st
     kind, added = name.split(" ")[0], name.endswith("added")
     ens = common["made"](common["METHODS"][kind])
     settings = {"lr": 0.05} if not added else common["SHARDED" if "sharded" in name else "ADDED"]
-    data = common["LACKING" if "lacking" in name else "DATA"]
+    data = common["LACKING" if "lacking" in name else "ONE" if "one" in name else "DATA"]
+    settings = {**settings, "batches": "own"} if name.endswith("own") else settings
     run = mt.fit(ens, data, mt.Recipe(epochs=2, batch=24, **settings), val=common["DATA"])
     torch.testing.assert_close(ranks[0][0][name]["loss"], torch.tensor([line["loss"] for line in run.metrics]))
     moved = False
