@@ -35,6 +35,16 @@ class Half(nn.Conv2d):
         self.calls = 0
 
 
+class Holder(nn.Conv2d):
+    """A layer that names as constants what JSON does not have."""
+
+    __constants__ = ("kept", "parts", "size")
+
+    def __init__(self) -> None:
+        super().__init__(3, 4, 3)
+        self.kept, self.parts, self.size = [object()], (nn.ReLU(),), (1, [2, None])
+
+
 class Spoken(nn.Module):
     """A module that says its settings in words."""
 
@@ -70,6 +80,12 @@ def test_they_are_json(name: str) -> None:
     found = settings(ZOO[name].model())
     assert json.loads(json.dumps(found)) == found
     assert differences(found, settings(ZOO[name].model(seed=1))) == []
+
+
+def test_what_json_does_not_have_is_left_out() -> None:
+    found = settings(Holder())[""]
+    assert found["size"] == [1, [2, None]]
+    assert not {"kept", "parts"} & found.keys()
 
 
 def test_a_setting_that_only_one_torch_has() -> None:

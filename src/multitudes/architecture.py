@@ -24,7 +24,7 @@ def _own_settings(part: nn.Module) -> dict[str, Any]:
     constants = {key for kind in type(part).__mro__ for key in getattr(kind, "__constants__", ())}
     known = [k for k in vars(part) if k not in EVERY_MODULES and (_of_torch(type(part)) or k in constants)]
     own = {k: _plain(getattr(part, k)) for k in known if k[0] != "_" and k != "dropout"}
-    return {k: v for k, v in own.items() if v is None or isinstance(v, (bool, int, float, str, list))}
+    return {k: v for k, v in own.items() if _is_plain(v)}
 
 
 def _of_torch(what: Any) -> bool:
@@ -33,6 +33,13 @@ def _of_torch(what: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is one that JSON has."""
+    if isinstance(value, list):
+        return all(_is_plain(v) for v in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], common: bool = False) -> list[str]:
