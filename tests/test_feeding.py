@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes.data import Augment, Data
-from multitudes.feeding import Feed, digest, known_by, seed_of
+from multitudes.feeding import Feed, seed_of
 from multitudes.losses import check_classes
 
 X = torch.arange(23.0)[:, None].expand(23, 3)
@@ -134,37 +134,6 @@ def test_processes_augment_each_in_its_own_way(data: Any) -> None:
 
     assert drawn(0) == drawn(0)
     assert len({*drawn(0), *drawn(1), *drawn(0, epoch=2)}) == 9
-
-
-def test_what_sets_are_known_by() -> None:
-    """Their length, and what is in memory."""
-    known = feed(DATA).described()
-    assert known == feed(TensorDataset(X.clone(), torch.arange(23))).described()
-    assert known[0].startswith("23 examples, ")
-    other, inputs = torch.arange(23), X.clone()
-    other[11], inputs[11] = 0, 0
-    assert feed(TensorDataset(X, other)).described() != known
-    assert feed(TensorDataset(inputs, torch.arange(23))).described() != known
-    assert feed(list(DATA)).described() == ["23 examples"]
-    scaled = Data(X.clone(), torch.arange(23), mean=[0.0] * 3, std=[2.0] * 3)
-    changed = Data(inputs, torch.arange(23))
-    assert len({known_by(one) for one in (IN_MEMORY, scaled, changed)}) == 3
-    assert known_by(Subset(DATA, range(5))) != known_by(Subset(DATA, range(5, 10)))
-    assert known_by(DataLoader(DATA, 4)) == known_by(DATA)
-    assert known_by(ConcatDataset([DATA, DATA])).startswith("46 examples, ")
-
-
-def test_what_cannot_be_read_is_known_by_its_length() -> None:
-    """A fingerprint fails no run."""
-    y = torch.arange(23)
-    odd = [X.to_sparse(), torch.complex(X, X).conj(), X.to("meta"), X.bfloat16(), X.new_zeros(23, 0), X > 0]
-    odd.append(X.clone().requires_grad_())
-    for inputs in odd:
-        assert known_by(TensorDataset(inputs, y)).startswith("23 examples")
-    assert known_by(TensorDataset(X[:1], y[::23])).startswith("1 examples, ")
-    assert known_by(Subset({"a": 1}, ["a"])) == "1 examples"  # type: ignore[arg-type]
-    large = torch.zeros(1, 1000)
-    assert digest([large]) == digest([large.clone()]) != digest([large + 1])
 
 
 def test_examples_that_are_no_tensors() -> None:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
-from multitudes.losses import CRITERIA, UNLABELLED
+from multitudes.losses import CRITERIA
+from multitudes.targets import UNLABELLED
 from multitudes.tasks import FLOOR
 
 

@@ -55,7 +55,7 @@ def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
     its, wanted = str(fabric.strategy.precision.precision), PRECISIONS[recipe.precision]
     if its != wanted:
         raise InputError(
-            f"Recipe(precision={recipe.precision!r}) is Fabric(precision={wanted!r}), not {its!r}: give one of them"
+            f"Recipe(precision={recipe.precision!r}) is Fabric(precision={wanted!r}), not {its!r}: change one of them"
         )
 
 

@@ -6,14 +6,12 @@ is augmented there before it is normalised; any other dataset is read by torch's
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset
 
 from multitudes import tree
 from multitudes.data.augment import Augment as Augmentation
@@ -21,9 +19,6 @@ from multitudes.data.dataset import Data
 from multitudes.errors import InputError
 from multitudes.inputs import Inputs, stack_slots
 from multitudes.predict import Split, pair
-
-MUCH = 2**28
-"""Of tensors larger than this, in bytes, a set is known again by some of their rows."""
 
 Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
 """What is done to a batch before it is learned from."""
@@ -90,10 +85,6 @@ class Feed:
             if isinstance(one, Data) and kept:
                 check(one.targets)
 
-    def described(self) -> list[str]:
-        """By what training sets are known again."""
-        return [known_by(one) for one in self.sets]
-
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
         """Which examples each batch has, for member m."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, m))
@@ -148,47 +139,6 @@ def _placed(data: Any, device: torch.device | None) -> Any:
         return data
     free, _ = torch.cuda.mem_get_info(device)
     return data.to(device) if data.device != device and data.inputs.nbytes < free // 4 else data
-
-
-def known_by(data: Any) -> str:
-    """By what a set is known again: how long it is, and what is in memory; of others the kind, as reading may take long."""
-    if isinstance(data, DataLoader):
-        data = data.dataset
-    try:
-        length = f"{len(data)} examples"
-    except TypeError:  # a stream
-        length = type(data).__name__
-    found = digest(_contents(data))
-    return f"{length}, {found}" if found else length
-
-
-def digest(tensors: Sequence[Tensor]) -> str:
-    """Of the numbers of tensors, of very large ones of some; empty where there are none to be read."""
-    found = hashlib.sha256()
-    try:
-        for tensor in tensors:
-            flat = (
-                tensor.detach().reshape(-1)[:: max(1, tensor.nbytes // MUCH)].cpu().clone(memory_format=torch.contiguous_format)
-            )
-            found.update(flat.resolve_conj().resolve_neg().view(torch.uint8).numpy().tobytes())
-    except (RuntimeError, TypeError, NotImplementedError):  # sparse, or on no device
-        return ""
-    return found.hexdigest()[:16] if tensors else ""
-
-
-def _contents(data: Any) -> list[Tensor]:
-    """The tensors of a set in memory, and its scale."""
-    if isinstance(data, TensorDataset):
-        return list(data.tensors)
-    if isinstance(data, Data):
-        scale = [part for part in (data.mean, data.std) if part is not None]
-        return [data.targets, *([data.inputs] if isinstance(data.inputs, Tensor) else []), *scale]
-    if isinstance(data, Subset):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # names, perhaps
-            return [torch.as_tensor(data.indices).clone(), *_contents(data.dataset)]
-    if isinstance(data, ConcatDataset):
-        return [tensor for part in data.datasets for tensor in _contents(part)]
-    return []
 
 
 def _is_set(one: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import secrets
@@ -28,6 +27,7 @@ from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.state import Engine, Traits, bake, copy_with, like, named_tensors, owner
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
+from multitudes.fingerprint import digest
 from multitudes.initialise import built
 from multitudes.inputs import Inputs
 from multitudes.method import Factory, Method
@@ -57,7 +57,7 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     copy = is_sharded(ensemble)  # whose whole tensors are given back
     tensors = {name: tensor.detach().to("cpu", copy=copy).contiguous() for name, tensor in kept}
     text = json.dumps(_described(ensemble), sort_keys=True)
-    header = {"multitudes": text, "sha256": _digest(text, tensors)}
+    header = {"multitudes": text, "sha256": digest(tensors, text)}
     write(Path(path), to_bytes(tensors, metadata=header))
 
 
@@ -67,7 +67,7 @@ def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any],
 
     kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    write(Path(path), to_bytes(kept, metadata={kind: text, "sha256": _digest(text, kept)}))
+    write(Path(path), to_bytes(kept, metadata={kind: text, "sha256": digest(kept, text)}))
 
 
 def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -75,7 +75,7 @@ def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], 
     header, tensors = _safetensors(Path(path))
     if kind not in header or "sha256" not in header:
         raise FileError(f"{path} holds no {kind}")
-    if _digest(header[kind], tensors) != header["sha256"]:
+    if digest(tensors, header[kind]) != header["sha256"]:
         raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
     return described(header[kind], path, kind, FORMAT), tensors
 
@@ -262,15 +262,6 @@ def _arguments(base: nn.Module) -> dict[str, Any] | None:
     return base.arguments if ours else None  # type: ignore[return-value]
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return total.hexdigest()
-
-
 def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
@@ -290,7 +281,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header, tensors = _safetensors(path)
     if "multitudes" not in header or "sha256" not in header:
         raise FileError(f"{path} was not written by mt.save; for plain checkpoints there is Deep.from_checkpoints")
-    if _digest(header["multitudes"], tensors) != header["sha256"]:
+    if digest(tensors, header["multitudes"]) != header["sha256"]:
         raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
     try:
         about = json.loads(header["multitudes"])

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from multitudes.architecture import settings
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
-from multitudes.feeding import digest
+from multitudes.fingerprint import of_criterion
 from multitudes.inputs import Inputs
-from multitudes.losses import CRITERIA, UNLABELLED, check_classes, check_labels, labelled
+from multitudes.losses import CRITERIA, check_classes, check_labels, labelled
 from multitudes.method import Criterion
 from multitudes.predict import Split, batched, no_batch, pair, predict
 from multitudes.prediction import Prediction
-from multitudes.targets import IGNORED, as_classes
+from multitudes.targets import IGNORED, UNLABELLED, as_classes
 from multitudes.tasks import output_of
 from multitudes.validate import validate
 from multitudes.values import CLASSES
@@ -84,7 +81,7 @@ class Judge:
 
     def settings(self) -> dict[str, Any]:
         """By what it is known again, as JSON."""
-        own = None if self.own is None else _described(self.own)
+        own = None if self.own is None else of_criterion(self.own)
         return {"criterion": own, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
 
     def marked(self, target: Any, soft: bool = True) -> Any:
@@ -174,7 +171,7 @@ class Judge:
         if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, torch.utils.data.Dataset)):
             raise InputError("val= is one set for all members, and these are several: members' own are for training alone")
         if isinstance(val, list) and val and self.split is None:
-            no_batch(val[0], ensemble, pair)
+            no_batch(val[0], ensemble)
         said = ignored_by(val)
         if said is not None and said != self.ignore:
             raise InputError(
@@ -230,17 +227,6 @@ def _one_number(loss: Any) -> Tensor:
         shown = f"{list(loss.shape)} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise InputError(f"the criterion gives {shown} and not one: a tensor of one, as reduction='mean' gives")
     return loss.reshape(())
-
-
-def _described(what: Any) -> Any:
-    """A criterion, or what it is made with, by name and settings, as far as it tells them."""
-    if isinstance(what, nn.Module):
-        return {"settings": settings(what), "state": digest(list(what.state_dict().values()))}
-    if isinstance(what, partial):
-        return [_described(part) for part in (what.func, *what.args, *sum(sorted(what.keywords.items()), ()))]
-    if isinstance(what, Tensor):
-        return digest([what])
-    return getattr(what, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(what))
 
 
 @contextlib.contextmanager

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from multitudes.errors import InputError
 from multitudes.method import Criterion
+from multitudes.targets import UNLABELLED
 from multitudes.tasks import variance_of
 from multitudes.uncertainty import log_normal
 
-UNLABELLED = -100
-"""What torch's cross entropy takes for an entry without a label."""
 ROUNDING = 1e-2
 """How far from 1 probabilities may sum up, some being of half precision."""
 
@@ -76,19 +75,17 @@ def _classes(output: Tensor, target: Tensor) -> Tensor:
 
     On a GPU, which would die of it without a word, labels are checked where they come from.
     """
-    here_too = target.device.type == "cpu" and output.ndim > 1
-    if target.is_floating_point() and target.shape == output.shape:
-        if here_too:
-            check_classes(target, output.shape[1])
-        return F.cross_entropy(output, target)
+    soft = target.is_floating_point() and target.shape == output.shape
     here, wanted = list(target.shape), list(output.shape[:1] + output.shape[2:])
-    if target.is_floating_point() or target.is_complex() or here != wanted:
+    if not soft and (target.is_floating_point() or target.is_complex() or here != wanted):
         raise InputError(
             f"targets are {here} {str(target.dtype).removeprefix('torch.')}, and for outputs {list(output.shape)} they must be "
             f"classes, whole numbers {wanted}, or a probability for each{_hint(output, target)}"
         )
-    if here_too:
+    if target.device.type == "cpu":
         check_classes(target, output.shape[1])
+    if soft:
+        return F.cross_entropy(output, target)
     labels = target.long()
     return F.cross_entropy(output, labels, reduction="sum") / labelled(labels).sum().clamp(min=1)
 

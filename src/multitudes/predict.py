@@ -47,7 +47,7 @@ def predict(
         raise InputError(f"predict is for ensembles, not {type(ensemble).__name__}: {shown} makes one")
     task = tasks.checked(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
-        no_batch(data[0], ensemble, pair)
+        no_batch(data[0], ensemble)
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
     kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
@@ -92,10 +92,10 @@ def batched(
     raise InputError(f"cannot predict a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a loader")
 
 
-def no_batch(first: Any, ensemble: Ensemble, split: Split) -> None:
+def no_batch(first: Any, ensemble: Ensemble) -> None:
     """A list is read as a dataset of examples; ready batches have one axis more, and are refused."""
     shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
-    tensors = Inputs.of(split(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
+    tensors = Inputs.of(pair(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
     if shapes and tensors and tensors[0].ndim >= len(shapes[0]):
         raise InputError("this is a list of batches, and a list is read as one of examples: predict(ens, iter(batches))")
 

@@ -13,6 +13,8 @@ from multitudes.values import CLASSES
 if TYPE_CHECKING:
     from multitudes.prediction import Prediction
 
+UNLABELLED = -100
+"""What torch's cross entropy takes for an entry without a label."""
 IGNORED = -1
 """What stands for a pixel or token without a label, whatever number it was given as."""
 
@@ -77,6 +79,8 @@ def as_classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
         found = torch.where(found == ignore, IGNORED, found)
     if bool(out.any()):
         at = [int(axis) for axis in out.nonzero()[0]]
-        hint = "" if ignore not in (None, -100) else "; for entries without a label, ignore=255 or whatever stands for them"
+        hint = (
+            "" if ignore not in (None, UNLABELLED) else "; for entries without a label, ignore=255 or whatever stands for them"
+        )
         raise InputError(f"target {int(targets[tuple(at)])} of example {at[0]} is no class: there are 0 to {classes - 1}{hint}")
     return found

@@ -21,8 +21,9 @@ from multitudes.bar import Tell, bar
 from multitudes.devices import check_fabric, compiled, device_of, fabric_for, log_again, optimizer_for, quietly, settled, sow
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
-from multitudes.feeding import Feed, known_by, seed_of
+from multitudes.feeding import Feed, seed_of
 from multitudes.files import save
+from multitudes.fingerprint import of_set
 from multitudes.judging import Judge, explained, ignored_by
 from multitudes.method import Batch, Criterion
 from multitudes.moving import Moving
@@ -190,9 +191,12 @@ def _begin(
             raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
         return work
     if fabric.is_global_zero:
-        config: dict[str, Any] = {"recipe": recipe.settings(), "task": ensemble.task, "train": feed.described()}
+        config: dict[str, Any] = {
+            "recipe": recipe.settings(),
+            "task": ensemble.task,
+            "train": [of_set(one) for one in feed.sets],
+        }
         config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
-        config.update(judge.settings(), val=None if val is None else known_by(val))
         work.folder.start(config, resume)
     fabric.barrier()
     found = resume and _restore(work)
