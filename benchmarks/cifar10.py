@@ -26,10 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 import multitudes as mt
-from multitudes import data, spoken
-from multitudes.jobs import TABLE_1
+from multitudes import data
 from multitudes.models import resnet18
-from multitudes.recipes import Recipe, recipe
+from multitudes.shell import parse as spoken
+from multitudes.shell.jobs import TABLE_1
+from multitudes.training.recipe import Recipe
+from multitudes.training.recipes import recipe
 
 OUT = Path("results/cifar10-resnet18")
 

@@ -19,7 +19,7 @@ import torch
 import multitudes as mt
 from multitudes import data
 from multitudes.models import resnet18
-from multitudes.recipes import Recipe
+from multitudes.training.recipe import Recipe
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RECIPE = Recipe(

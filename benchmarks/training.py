@@ -21,7 +21,7 @@ from cifar10 import ROWS, method
 import multitudes as mt
 from multitudes.data import Augment, Data
 from multitudes.models import resnet18
-from multitudes.recipes import Recipe
+from multitudes.training.recipe import Recipe
 
 STEPS, EPOCHS = 60, 4
 

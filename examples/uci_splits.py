@@ -30,9 +30,9 @@ from torch import Tensor
 import multitudes as mt
 from multitudes.data import Data, uci
 from multitudes.models import MLP
-from multitudes.recipes import Recipe
-from multitudes.tasks import variance_of
-from multitudes.train import fit
+from multitudes.prediction.tasks import variance_of
+from multitudes.training.fit import fit
+from multitudes.training.recipe import Recipe
 
 PRINTED = {
     "bostonHousing": ("2.219 ± 0.098", "-2.047 ± 0.028"),
@@ -63,7 +63,7 @@ def start(inputs: int, members: int, hidden: int, seed: int) -> mt.Ensemble:
     return mt.ensemble(model, mt.Deep(members=members), torch.zeros(2, inputs), task="gaussian", seed=seed)
 
 
-def scores(ens: mt.Ensemble, tests: Sequence[Data]) -> list[mt.result.Scores]:
+def scores(ens: mt.Ensemble, tests: Sequence[Data]) -> list[mt.scores.Scores]:
     """Each split's members, one split after the other in the stack, on the split's own test set."""
     each = ens.members // len(tests)
     x = torch.stack([test.batch(slice(None))[0] for test in tests for _ in range(each)])  # [M, B, D]
@@ -94,7 +94,7 @@ def apart(ens: mt.Ensemble, splits: Sequence[tuple[Data, Data]], recipe: Recipe)
     return result(alone, found, begun)
 
 
-def result(ensembles: list[mt.Ensemble], found: Sequence[mt.result.Scores], begun: float) -> Result:
+def result(ensembles: list[mt.Ensemble], found: Sequence[mt.scores.Scores], begun: float) -> Result:
     rmse, density = (torch.tensor([one[name] for one in found]) for name in ("rmse", "lpd"))
     return Result(rmse, density, time.perf_counter() - begun, ensembles)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.engine.state import named_tensors
+from multitudes.engine.modules import named_tensors
 
 X = ZOO["mlp"].example().args[0]
 Y = torch.tensor([0, 4, 2])

@@ -22,7 +22,7 @@ from torch import nn
 from zoo import FIVE, HAZARDS, ZOO, refusal
 
 import multitudes as mt
-from multitudes import tree
+from multitudes.engine import tree
 
 SEED = int(os.environ.get("MULTITUDES_SEED", "0"))
 

@@ -18,10 +18,9 @@ from torch import Tensor
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes import tree
-from multitudes.engine import EXECUTORS, Engine, run_loop, run_vmap
-from multitudes.engine.state import named_tensors
-from multitudes.plan import Plan
+from multitudes.conversion.plan import Plan
+from multitudes.engine import EXECUTORS, Engine, run_loop, run_vmap, tree
+from multitudes.engine.modules import named_tensors
 
 Patch = pytest.MonkeyPatch
 Change = Callable[[Engine, mt.Inputs, Any], Any]

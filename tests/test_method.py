@@ -13,8 +13,9 @@ from laws import METHODS
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.method import Batch, Layout, inside, names_matching
-from multitudes.structure import Structure
+from multitudes.conversion.anatomy.structure import Structure
+from multitudes.engine.modules import inside, names_matching
+from multitudes.method import Batch, Layout
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
+import pydoc
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,6 +35,8 @@ for name in ("_lazy_init", "init", "is_available", "device_count", "current_devi
     setattr(torch.cuda, name, lambda *args, _name=name, **kwargs: touched.append(_name))
 start = time.process_time()
 import multitudes
+for name in multitudes.__all__:
+    getattr(multitudes, name)
 print(json.dumps({
     "share": (time.process_time() - start) / beside,
     "modules": sorted(set(sys.modules) - before),
@@ -69,9 +73,42 @@ def test_import_leaves_heavy_packages_alone(imports: list[dict[str, Any]]) -> No
 
 
 def test_public_names_are_these() -> None:
-    names = [name for name, value in vars(mt).items() if not name.startswith("_") and not isinstance(value, ModuleType)]
-    assert sorted(names) == sorted(PUBLIC)
-    assert len(names) <= 40
+    assert sorted(mt.__all__) == sorted(PUBLIC)
+    assert len(PUBLIC) <= 45
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """What is imported for types alone is what `__getattr__` imports."""
+    tree = ast.parse(Path(mt.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    seen = {alias.name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == {name: f"multitudes.{home}" for name, home in mt._HOME_OF.items()}
+
+
+def test_completion_shows_public_names_alone() -> None:
+    assert sorted(name for name in dir(mt) if not name.startswith("_")) == sorted(PUBLIC)
+
+
+def test_help_says_what_names_are_for() -> None:
+    text = pydoc.plain(pydoc.render_doc(mt))
+    assert [name for name in PUBLIC if name not in str(mt.__doc__)] == []
+    assert [name for name in PUBLIC if f"{name}(" not in text and f"class {name}" not in text] == []
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Pakced'"):
+        mt.Pakced  # noqa: B018
+
+
+def test_import_waits_for_a_name() -> None:
+    """torch is imported with the first name; modules do not hide functions of the same name; all methods are known."""
+    code = (
+        "import sys, multitudes as mt; assert 'torch' not in sys.modules; mt.InputError; assert 'torch' not in sys.modules\n"
+        "import multitudes.ensemble, multitudes.report.page\n"
+        "assert callable(mt.ensemble) and callable(mt.report) and mt.scores.calibration\n"
+        "assert len(mt.Method.all()) == 12, mt.Method.all()\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_public_names_are_documented() -> None:

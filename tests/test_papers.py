@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes import models
-from multitudes.plan import Counts
+from multitudes.conversion.plan import Counts
 
 
 def imagenet(build: Callable[..., nn.Module]) -> nn.Module:

@@ -1,33 +1,139 @@
-"""multitudes: any network as an efficient ensemble, with uncertainty to trust."""
+"""Turn any PyTorch network into an efficient ensemble whose uncertainty you can trust.
 
-from multitudes.calibrator import calibrate as calibrate
-from multitudes.check import check as check
-from multitudes.choosing import select as select
-from multitudes.choosing import threshold as threshold
-from multitudes.convert import ensemble as ensemble
-from multitudes.convert import plan as plan
-from multitudes.cost import cost as cost
-from multitudes.ensemble import Ensemble as Ensemble
-from multitudes.errors import CheckError as CheckError
-from multitudes.errors import ConversionError as ConversionError
-from multitudes.errors import FileError as FileError
-from multitudes.errors import InputError as InputError
-from multitudes.errors import MultitudesError as MultitudesError
-from multitudes.errors import RunError as RunError
-from multitudes.files import load as load
-from multitudes.files import save as save
-from multitudes.inputs import Inputs as Inputs
-from multitudes.losses import GaussianNLL as GaussianNLL
-from multitudes.masks import masks as masks
-from multitudes.method import Method as Method
-from multitudes.methods import *  # noqa: F403
-from multitudes.predict import predict as predict
-from multitudes.prediction import Prediction as Prediction
-from multitudes.recipes import Recipe as Recipe
-from multitudes.recommend import recommend as recommend
-from multitudes.report import report as report
-from multitudes.resize import resize as resize
-from multitudes.score import score as score
-from multitudes.train import fit as fit
+Convert     plan, ensemble, resize    show what a method would do to a model; do it; make a model thinner or wider
+            check, cost, recommend    prove an ensemble right; measure it; find the methods that fit a budget
+Train       fit, Recipe               train an ensemble; how to train it
+            GaussianNLL               the loss of a network that predicts means and variances
+Predict     predict, Prediction       run an ensemble over a dataset; the members' outputs and their uncertainty
+            calibrate                 fit a temperature on held-out data
+            select, threshold         choose members, and a confidence to abstain below, on held-out data
+Score       score                     accuracy, NLL, calibration, out-of-distribution detection, diversity
+Report      report                    one HTML page that compares methods
+Keep        save, load                one file per ensemble: safetensors and JSON, never pickle
 
-__version__ = "0.1.0"
+Methods     Single Deep Packed Masksembles MIMO EMP ECMP BatchEnsemble MCDropout DropConnect MultiHead TreeNet
+            Method                    the base class of your own method
+            masks                     draw masks of a chosen overlap, as Masksembles does
+Values      Ensemble                  what `ensemble` returns: an nn.Module whose outputs are [members, batch, ...]
+            Inputs                    the arguments of a model that takes several
+Errors      MultitudesError           the base of InputError ConversionError CheckError RunError FileError
+
+The folders of the package are the stages of this work, in the same order:
+
+conversion/  a model, a method and an example become an Ensemble      methods/  one file for each method
+training/    fit, recipes, losses, the folder of a run                engine/   how members run
+prediction/  Prediction: the members' outputs and uncertainty         models/   the papers' networks
+scores/      one function for each score                              data/     datasets, corruptions, augmentation
+figures/     one function for each figure                             analysis/ comparisons of methods on your network
+report/      the HTML page                                            shell/    the `multitudes` command, jobs and sweeps
+files/       saving and loading ensembles
+
+Nothing is imported until a name is used, so `import multitudes` costs no time.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from multitudes.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from multitudes.analysis.recommend import recommend as recommend
+    from multitudes.conversion.check import check as check
+    from multitudes.conversion.convert import ensemble as ensemble
+    from multitudes.conversion.convert import plan as plan
+    from multitudes.conversion.cost import cost as cost
+    from multitudes.conversion.resize.resize import resize as resize
+    from multitudes.engine.inputs import Inputs as Inputs
+    from multitudes.ensemble import Ensemble as Ensemble
+    from multitudes.errors import CheckError as CheckError
+    from multitudes.errors import ConversionError as ConversionError
+    from multitudes.errors import FileError as FileError
+    from multitudes.errors import InputError as InputError
+    from multitudes.errors import MultitudesError as MultitudesError
+    from multitudes.errors import RunError as RunError
+    from multitudes.files.ensemble_file import load as load
+    from multitudes.files.ensemble_file import save as save
+    from multitudes.method import Method as Method
+    from multitudes.methods import ECMP as ECMP
+    from multitudes.methods import EMP as EMP
+    from multitudes.methods import MIMO as MIMO
+    from multitudes.methods import BatchEnsemble as BatchEnsemble
+    from multitudes.methods import Deep as Deep
+    from multitudes.methods import DropConnect as DropConnect
+    from multitudes.methods import Masksembles as Masksembles
+    from multitudes.methods import MCDropout as MCDropout
+    from multitudes.methods import MultiHead as MultiHead
+    from multitudes.methods import Packed as Packed
+    from multitudes.methods import Single as Single
+    from multitudes.methods import TreeNet as TreeNet
+    from multitudes.methods.layers.masks import masks as masks
+    from multitudes.prediction.predict import predict as predict
+    from multitudes.prediction.prediction import Prediction as Prediction
+    from multitudes.prediction.temperature import calibrate as calibrate
+    from multitudes.report import report as report
+    from multitudes.scores.held_out import select as select
+    from multitudes.scores.held_out import threshold as threshold
+    from multitudes.scores.score import score as score
+    from multitudes.training.fit import fit as fit
+    from multitudes.training.losses import GaussianNLL as GaussianNLL
+    from multitudes.training.recipe import Recipe as Recipe
+
+_HOMES = {
+    "analysis.recommend": "recommend",
+    "conversion.check": "check",
+    "conversion.convert": "ensemble plan",
+    "conversion.cost": "cost",
+    "conversion.resize.resize": "resize",
+    "engine.inputs": "Inputs",
+    "ensemble": "Ensemble",
+    "errors": "CheckError ConversionError FileError InputError MultitudesError RunError",
+    "files.ensemble_file": "load save",
+    "method": "Method",
+    "methods": "BatchEnsemble Deep DropConnect ECMP EMP MCDropout MIMO Masksembles MultiHead Packed Single TreeNet",
+    "methods.layers.masks": "masks",
+    "prediction.predict": "predict",
+    "prediction.prediction": "Prediction",
+    "prediction.temperature": "calibrate",
+    "report": "report",
+    "scores.held_out": "select threshold",
+    "scores.score": "score",
+    "training.fit": "fit",
+    "training.losses": "GaussianNLL",
+    "training.recipe": "Recipe",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_ROOMS = ("analysis", "data", "figures", "methods", "models", "scores", "training")
+
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name, or a room, when it is first used."""
+    if name in _ROOMS:
+        return import_module(f"multitudes.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'multitudes' has no attribute {name!r}")
+    if _HOME_OF[name] != "errors":
+        import_module("multitudes.methods")  # so that Method.all() has every method
+    value = getattr(import_module(f"multitudes.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _Package(ModuleType):
+    """Keeps `mt.ensemble` and `mt.report` functions: importing the modules of these names would otherwise replace them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

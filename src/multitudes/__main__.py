@@ -1,6 +1,6 @@
 """`python -m multitudes`: the shell."""
 
-from multitudes.shell import main
+from multitudes.shell.commands import main
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,40 +12,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multitudes import tree
-from multitudes.draws import Resampled
-from multitudes.engine import (
-    EXECUTORS,
-    Engine,
-    batch_coupled,
-    forbidden,
-    rows_lie_together,
-    run_apart,
-    run_each_row,
-    run_fold_rows,
-    run_rows,
-    takes_rows,
-)
-from multitudes.engine.choose import choose, draws_in_trunk
-from multitudes.engine.state import bake, in_layout, is_channels_last, kept_tensors, named_tensors
-from multitudes.engine.trial import pick
-from multitudes.engine.tune import tune
+from multitudes.engine import Engine, tree
+from multitudes.engine.base_weights import load_base
+from multitudes.engine.batch_norm import estimate_norms
+from multitudes.engine.choose import choose
+from multitudes.engine.draws import checked_draws, redraw, resample, reset_counts
+from multitudes.engine.inputs import Inputs, rows, slot
+from multitudes.engine.modules import bake, in_layout, kept_tensors, named_tensors
+from multitudes.engine.proof.executors import pick
+from multitudes.engine.proof.tune import tune
+from multitudes.engine.run import run
 from multitudes.errors import InputError, RunError
-from multitudes.inputs import Inputs, rows, slot
-from multitudes.loading import load_base
 from multitudes.method import Batch, Criterion, Method, into_slots
-from multitudes.norms import estimate_norms
-from multitudes.tasks import Average, checked
+from multitudes.prediction.tasks import Average, checked, values_of
+from multitudes.prediction.uncertainty import moments
 
 if TYPE_CHECKING:
-    from multitudes.calibrator import Calibrator
-    from multitudes.plan import Plan
+    from multitudes.conversion.plan import Plan
+    from multitudes.prediction.temperature import Calibrator
 
 COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shampoo", "SOAP", "NovoGrad")
 """Optimisers that look at whole tensors, and so at several members at once."""
 
 
-class Ensemble(Resampled, nn.Module):
+class Ensemble(nn.Module):
     """One template, some of whose tensors carry a leading member axis, under the base model's own names.
 
     ``ens(x)`` is ``[M, B, ...]`` in every mode. The parameters and buffers are those of `state_dict`, under the base
@@ -118,64 +109,58 @@ class Ensemble(Resampled, nn.Module):
         if self.training and draws is None and rows is None and not per_member:
             self._say_once()
         with self.engine.lock:
-            self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
+            if self.method.draws and self.method.by_shape:
+                self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             return self._run_drawn(call, per_member, rows, draws)
+
+    def _fit_draws(self, call: Inputs) -> None:
+        """Draws again, by the same seeds, if the shapes of the call have changed and draws depend on them."""
+        shapes = reset_counts(self.engine, call)
+        if shapes != self._drawn_for and self.method.measure(self.template, call, self.engine.batch_axis):
+            redraw(self.engine)
+        self._drawn_for = shapes
 
     def _run_drawn(self, call: Inputs, per_member: bool, rows: Tensor | None, draws: Any) -> Any:
         if draws is None:
-            return self._run(call, per_member, rows)
-        with self.engine.with_draws(self._all_owned(draws)):
-            return self._run(call, per_member, rows)
+            return run(self.engine, call, per_member, rows)
+        with self.engine.with_draws(checked_draws(self.engine, draws, any_shape=self.method.by_shape)):
+            return run(self.engine, call, per_member, rows)
 
-    def _run(self, call: Inputs, per_member: bool, rows: Tensor | None) -> Any:
-        if rows is not None:
-            return self._by_rows(call, rows, per_member)
-        name = choose(self.engine, per_member)
-        if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
-            name = "loop"  # vmap has no rule for that layout
-        untraceable = self.engine.traits.private or (name == "loop" and draws_in_trunk(self.engine))
-        if self.engine.summed and per_member:
-            return self._run_slots(call)
-        if untraceable and torch.compiler.is_dynamo_compiling():
-            return _untraced_loop(self.engine, call, per_member)
-        return EXECUTORS[name](self.engine, call, per_member)
+    @torch.no_grad()
+    def moments(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The predictive mean and variance of a regression, ``[B, ...]`` (appendix B.3 of Ensemble Model Patching).
 
-    def _run_slots(self, call: Inputs) -> Any:
-        """Members whose first layers' outputs are added up, each with inputs of its own: under vmap alone."""
-        if not self.engine.traits.slots:
-            raise RunError(
-                f"{type(self.method).__name__} is trained by vmap, which cannot run this model: "
-                f"{self.engine.why.get('vmap', 'slots with the same inputs gave something else')}"
-            )
-        return EXECUTORS["vmap"](self.engine, call, per_member=True)
+        The variance is the mean of the members' squares minus the square of their mean, plus 1/τ of the observation where
+        the method has a `tau_output`.
+        """
+        outputs = self(*inputs, **kwargs)
+        if not isinstance(outputs, Tensor):
+            raise InputError("moments are those of one tensor: this model returns several")
+        values = values_of(outputs, "regression", self.method)
+        found = moments(values["mean"], values.get("variance"))
+        return found["mean"], found["aleatoric"] + found["epistemic"]
 
-    def _by_rows(self, call: Inputs, members: Tensor, per_member: bool) -> Any:
-        if per_member:
-            raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
-        count = rows(call, self.engine.batch_axis)
-        members = torch.as_tensor(members)
-        if members.shape != (count,) or members.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-            raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
-        members = members.long()
-        traced = torch.compiler.is_compiling()
-        if not traced and count and not (int(members.min()) >= 0 and int(members.max()) < self.members):
-            raise InputError(f"rows= must name members 0 to {self.members - 1}")
-        if not count:
-            return tree.take(EXECUTORS["loop"](self.engine, call), 0)
-        coupled = self.method.draws and batch_coupled(self.engine, per_member=True)
-        if self.engine.traits.slots and (self.engine.drawn or coupled):
-            with self.engine.with_draws(self.engine.taken(members)):
-                return run_apart(self.engine, call)
-        if takes_rows(self.engine):
-            return run_each_row(self.engine, call, members)
-        shared = batch_coupled(self.engine, per_member=True)
-        apart = None if rows_lie_together(self.engine) else self.engine.why.get("fold", "rows have differently many entries")
-        if shared and (why := forbidden(self.engine) or apart):
-            raise RunError(
-                f"BatchNorm {', '.join(shared)} is shared by members and would need all rows at once, but they cannot be told "
-                f"apart: {why}. Put it into eval mode"
-            )
-        return (run_fold_rows if shared else run_rows)(self.engine, call, members)
+    def resample(self, seed: int | None = None) -> Ensemble:
+        """Draws all members again by a seed; None takes one from the ensemble's generator."""
+        if not self.method.draws:
+            raise InputError(f"{type(self.method).__name__} draws nothing that could be drawn again")
+        resample(self.engine, int(torch.randint(2**62, (), generator=self.generator)) if seed is None else seed)
+        return self
+
+    def redraw(self) -> None:
+        """Makes the draws again from the members' seeds."""
+        redraw(self.engine)
+
+    def _say_once(self) -> None:
+        """Warns once that a plain call is not the training step of this method."""
+        if self._told or not self.method.trains_by_part:
+            return
+        self._told = True
+        warnings.warn(
+            f"{type(self.method).__name__} trains by parts: call ens.loss, or ens(*batch.inputs, **batch.kwargs) with "
+            "batch = ens.batch(x, y); this call is of all members",
+            stacklevel=3,
+        )
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
         """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
@@ -369,9 +354,6 @@ class Ensemble(Resampled, nn.Module):
 
     def __repr__(self) -> str:
         return f"Ensemble({self.method}, {self.plan.cost_line()}, executor={self.engine.picked['eval']!r})"
-
-
-_untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]
 
 
 def _loaded(ensemble: Ensemble, _: Any) -> None:

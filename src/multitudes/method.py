@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from multitudes import tree
+from multitudes.conversion.anatomy.structure import Structure as Structure
+from multitudes.engine import tree
+from multitudes.engine.draws import draw_all
+from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
+from multitudes.engine.modules import Factory
 from multitudes.errors import InputError
-from multitudes.inputs import BatchAxis, Inputs, stack_slots, take_rows
-from multitudes.structure import Structure
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 Criterion = Callable[[Any, Any], Tensor]
 """Any torch loss with mean reduction, called as criterion(output, target)."""
 
-Factory = Callable[[float], nn.Module]
-"""Makes the model at a width: factory(1.0) is the model itself."""
 
 M = TypeVar("M", bound="Method")
 
@@ -142,8 +142,6 @@ class Method:
 
     def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
         """What a training step draws, by these seeds: ``[D, ...]`` by name."""
-        from multitudes.draws import draw_all
-
         return draw_all(network, seeds)
 
     def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
@@ -224,31 +222,3 @@ def by_rank(rng: torch.Generator) -> torch.Generator:
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)) + rank)
-
-
-def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dict[str, list[str]]:
-    """For each glob the names that it matches, whole or as an enclosing module; one that matches nothing is an error."""
-    from difflib import get_close_matches
-    from fnmatch import fnmatchcase
-
-    found: dict[str, list[str]] = {}
-    missing = []
-    for glob in globs:
-        hits = [n for n in names if fnmatchcase(n, glob)]
-        found[glob] = hits
-        if not hits:
-            near = get_close_matches(glob, names, n=1, cutoff=0.0)
-            missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
-    if missing:
-        raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}")
-    return found
-
-
-def inside(name: str, modules: Sequence[str] | frozenset[str]) -> bool:
-    """Whether a name is one of these modules or lies in one."""
-    return any(module == "" or name == module or name.startswith(f"{module}.") for module in modules)
-
-
-def owned_modules(model: nn.Module, keep: Callable[[str], bool]) -> frozenset[str]:
-    """The names of all modules for which `keep` holds."""
-    return frozenset(name for name, _ in model.named_modules() if keep(name))

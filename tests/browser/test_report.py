@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import multitudes as mt
-from multitudes.prediction import Prediction
+from multitudes.prediction.prediction import Prediction
 from multitudes.report import report
-from multitudes.rows import Row
+from multitudes.report.row import Row
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 pytestmark = [

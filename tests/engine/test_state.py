@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import run_loop, run_vmap
-from multitudes.engine.state import bake, copy_with, named_tensors, owner
+from multitudes.engine.modules import bake, copy_with, named_tensors, owner
 
 
 class Tied(nn.Module):

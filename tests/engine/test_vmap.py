@@ -14,8 +14,8 @@ from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multitudes as mt
-from multitudes.cost import multiply_adds
 from multitudes.engine import EXECUTORS
+from multitudes.engine.counting import multiply_adds
 
 
 def convolutional(*norm: nn.Module) -> nn.Sequential:

@@ -12,7 +12,7 @@ from engine.separate import M, answer, assert_same_buffers, assert_same_gradient
 from torch import Tensor, nn
 
 import multitudes as mt
-from multitudes.cost import multiply_adds
+from multitudes.engine.counting import multiply_adds
 from multitudes.models import ResNet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

@@ -11,7 +11,7 @@ from torch import nn
 
 import multitudes as mt
 from multitudes.data import Augment, fashion
-from multitudes.feeding import Feed
+from multitudes.training.feed import Feed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

@@ -14,8 +14,8 @@ from zoo import Case
 
 import multitudes as mt
 from laws.compare import assert_exact, assert_same, call, convert, fingerprint, slice_of
-from multitudes import tree
-from multitudes.engine.state import named_tensors
+from multitudes.engine import tree
+from multitudes.engine.modules import named_tensors
 
 
 def law_untouched(method: mt.Method, case: Case) -> None:

@@ -14,8 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from zoo import Case
 
 import multitudes as mt
-from multitudes import tree
-from multitudes.engine.state import named_tensors
+from multitudes.engine import tree
+from multitudes.engine.modules import named_tensors
 
 SEED = 5
 MODES = ("train", "eval")

@@ -26,8 +26,8 @@ from laws.compare import (
     slice_of,
     without_dropout,
 )
-from multitudes import tree
-from multitudes.engine.state import named_tensors
+from multitudes.engine import tree
+from multitudes.engine.modules import named_tensors
 
 
 def law_members_first(method: mt.Method, case: Case) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes import tree
+from multitudes.engine import tree
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=5e-2, nesterov=True),

@@ -17,9 +17,9 @@ from torch.func import functional_call
 
 import multitudes as mt
 from multitudes import models
-from multitudes.draws import draw_all
+from multitudes.conversion.plan import Counts
+from multitudes.engine.draws import draw_all
 from multitudes.models import MLP
-from multitudes.plan import Counts
 
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
 BOTH = pytest.mark.parametrize("kind", [mt.EMP, mt.ECMP])

@@ -19,7 +19,7 @@ from torch.export import Dim
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.dropped import DroppedBefore, Live
+from multitudes.methods.layers.dropout import DroppedBefore, Live
 from multitudes.models import MLP, ViT, resnet18
 
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])

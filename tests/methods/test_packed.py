@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.engine.state import named_tensors
+from multitudes.engine.modules import named_tensors
 from multitudes.methods.packed import GroupedLinear, groups_of, important_and_random, regrouped
 from multitudes.models import MLP, ResNet, resnet18, resnet50
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.plan import Plan
+from multitudes.conversion.plan import Plan
 
 
 def branches(planned: Plan) -> set[str]:

@@ -12,7 +12,7 @@ from torch import nn
 
 import multitudes as mt
 from multitudes.models import MLP
-from multitudes.pruning import nearest
+from multitudes.models.network import nearest
 
 
 @settings(max_examples=30)

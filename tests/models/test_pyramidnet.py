@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import block_starts, observe
 from multitudes.models import PyramidNet
+from multitudes.models.network import nearest
 from multitudes.models.pyramidnet import Pyramidal
-from multitudes.pruning import nearest
-from multitudes.structure import block_starts, observe
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

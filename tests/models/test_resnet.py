@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import block_starts, observe
 from multitudes.models import ResNet
+from multitudes.models.network import nearest
 from multitudes.models.resnet import DEPTHS
-from multitudes.pruning import nearest
-from multitudes.structure import block_starts, observe
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

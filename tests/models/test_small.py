@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import block_starts, observe
 from multitudes.models import LeNet, SmallCNN
-from multitudes.structure import block_starts, observe
 
 
 def count(net: nn.Module) -> int:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import block_starts, observe
 from multitudes.models import ViT
+from multitudes.models.network import nearest
 from multitudes.models.vit import Block
-from multitudes.pruning import nearest
-from multitudes.structure import block_starts, observe
 
 
 def test_a_block_is_a_layer_of_torchs_encoder() -> None:

@@ -8,8 +8,8 @@ from nets import convolutional as conv
 from torch import nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import block_starts, observe
 from multitudes.models import WideResNet
-from multitudes.structure import block_starts, observe
 
 X = torch.randn(2, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

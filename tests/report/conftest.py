@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import multitudes as mt
-from multitudes.prediction import Prediction
-from multitudes.result import Scores
-from multitudes.rows import Row
+from multitudes.prediction.prediction import Prediction
+from multitudes.report.row import Row
+from multitudes.scores.scores import Scores
 
 Make = Callable[..., Row]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from multitudes.errors import InputError
-from multitudes.prediction import Prediction
+from multitudes.prediction.prediction import Prediction
 from multitudes.report.examples import chosen, examples, png, votes
 from multitudes.report.groups import grouped
-from multitudes.rows import Row
+from multitudes.report.row import Row
 
 Make = Callable[..., Row]
 

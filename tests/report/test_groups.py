@@ -9,8 +9,8 @@ import pytest
 
 from multitudes.errors import InputError
 from multitudes.report.groups import grouped, leaders, primary, ranked, ratios
-from multitudes.result import Scores
-from multitudes.rows import Row
+from multitudes.report.row import Row
+from multitudes.scores.scores import Scores
 
 Make = Callable[..., Row]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from multitudes.report.groups import grouped
 from multitudes.report.lead import highlights, lead, warning
+from multitudes.report.row import Row
 from multitudes.report.table import columns
-from multitudes.rows import Row
 
 Make = Callable[..., Row]
 

@@ -17,10 +17,10 @@ import torch
 
 import multitudes as mt
 from multitudes.errors import FileError, InputError
-from multitudes.prediction import Prediction
+from multitudes.prediction.prediction import Prediction
 from multitudes.report import report
-from multitudes.result import Scores
-from multitudes.rows import Row, rows
+from multitudes.report.row import Row, rows
+from multitudes.scores.scores import Scores
 
 Make = Callable[..., Row]
 EVIL = "<script>alert(1)</script> & \"'ü漢 $title ${style} \x00\ud800"

@@ -11,7 +11,7 @@ import pytest
 from multitudes.report import svg
 from multitudes.report.groups import grouped
 from multitudes.report.plates import RUNS, cast, corruption, cost_quality, diversity, ood, plates
-from multitudes.rows import Row
+from multitudes.report.row import Row
 
 Make = Callable[..., Row]
 

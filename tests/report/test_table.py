@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import multitudes as mt
 from multitudes.report.groups import grouped
+from multitudes.report.row import Row
 from multitudes.report.table import columns, glossary, legend, table
-from multitudes.rows import Row
 
 Make = Callable[..., Row]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import multitudes as mt
+from multitudes.data.corruptions.published import STANDARD
 from multitudes.scores.meaning import CRITERIA, MEANINGS, SPREADS, Meaning, meaning
-from multitudes.scores.shift import STANDARD
 
 TARGETS = torch.arange(60) % 6
 
@@ -18,7 +18,7 @@ def classes(strength: float, noise: float = 1.0, seed: int = 0) -> mt.Prediction
     return mt.Prediction(logits=logits + strength * torch.eye(6)[TARGETS])
 
 
-def classified(strength: float, outside: float) -> mt.result.Scores:
+def classified(strength: float, outside: float) -> mt.scores.Scores:
     """With everything that classes have scores of."""
     pred = classes(strength)
     corrupted = {name: dict.fromkeys(range(1, 6), (classes(strength / 2), TARGETS)) for name in STANDARD}
@@ -27,24 +27,24 @@ def classified(strength: float, outside: float) -> mt.result.Scores:
     return mt.score(pred, TARGETS, ood=others, shift={**corrupted, "frames": frames}, baseline="alexnet")
 
 
-def segmented(strength: float) -> mt.result.Scores:
+def segmented(strength: float) -> mt.scores.Scores:
     logits = torch.randn(3, 4, 6, 5, 3) + strength * torch.eye(6)[TARGETS.reshape(4, 5, 3)].movedim(-1, 1)
     return mt.score(mt.Prediction(logits=logits), TARGETS.reshape(4, 5, 3))
 
 
-def labelled(strength: float) -> mt.result.Scores:
+def labelled(strength: float) -> mt.scores.Scores:
     wanted = TARGETS.reshape(20, 3) % 2
     return mt.score(mt.Prediction(logits=torch.randn(3, 20, 3) + strength * (2 * wanted - 1), task="multilabel"), wanted)
 
 
-def regressed(noise: float, variance: float, outside: float) -> mt.result.Scores:
+def regressed(noise: float, variance: float, outside: float) -> mt.scores.Scores:
     wanted = torch.randn(60)
     pred = mt.Prediction(mean=wanted + noise * torch.randn(3, 60), variance=torch.full((3, 60), variance))
     far = mt.Prediction(mean=outside * torch.randn(3, 60), variance=torch.full((3, 60), variance + outside))
     return mt.score(pred, wanted, ood=far)
 
 
-def pairs() -> list[tuple[mt.result.Scores, mt.result.Scores]]:
+def pairs() -> list[tuple[mt.scores.Scores, mt.scores.Scores]]:
     """Runs that are better and worse in every respect."""
     return [
         (classified(12, 0.01), classified(0.5, 4)),

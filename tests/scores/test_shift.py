@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import multitudes as mt
-from multitudes.scores.shift import ALEXNET, EXTRA, STANDARD, Errors, mean_corruption_error, stability
+from multitudes.data.corruptions.published import EXTRA, STANDARD
+from multitudes.scores.shift import ALEXNET, Errors, mean_corruption_error, stability
 
 
 def test_the_corruptions() -> None:

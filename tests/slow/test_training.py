@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multitudes as mt
 from multitudes import method
-from multitudes.feeding import Feed, seed_of
+from multitudes.training.feed import Feed, seed_of
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ Data(fashion train: 6,000 × [1, 28, 28] uint8, 10 classes)
 Loaders look in `root`, or in the folder that the environment variable MULTITUDES_DATA names, and say what is missing there.
 """
 
+from multitudes.data.adapters import of as of
 from multitudes.data.augment import Augment as Augment
 from multitudes.data.cifar import cifar10 as cifar10
 from multitudes.data.cifar import cifar100 as cifar100
@@ -17,16 +18,15 @@ from multitudes.data.embedded import digits as digits
 from multitudes.data.embedded import fashion as fashion
 from multitudes.data.folders import folder as folder
 from multitudes.data.folders import objectnet as objectnet
-from multitudes.data.foreign import of as of
 from multitudes.data.frames import Frames as Frames
 from multitudes.data.frames import frames as frames
 from multitudes.data.generated import noisy_function as noisy_function
 from multitudes.data.generated import sinusoids as sinusoids
-from multitudes.data.idx import fashion_mnist as fashion_mnist
-from multitudes.data.idx import kmnist as kmnist
-from multitudes.data.idx import mnist as mnist
-from multitudes.data.idx import notmnist as notmnist
 from multitudes.data.imagenet import grouped as grouped
+from multitudes.data.mnist import fashion_mnist as fashion_mnist
+from multitudes.data.mnist import kmnist as kmnist
+from multitudes.data.mnist import mnist as mnist
+from multitudes.data.mnist import notmnist as notmnist
 from multitudes.data.rand_augment import RandAugment as RandAugment
 from multitudes.data.scenes import scenes as scenes
 from multitudes.data.shifts import cifar_c as cifar_c

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
-from multitudes.data.places import Root, Source, chosen
+from multitudes.data.sources import Root, Source, chosen
 from multitudes.errors import FileError, InputError
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from multitudes.data.dataset import Data
-from multitudes.data.idx import DIGITS, FASHION_CLASSES, NORMAL_FASHION
-from multitudes.data.places import chosen
+from multitudes.data.mnist import DIGITS, FASHION_CLASSES, NORMAL_FASHION
+from multitudes.data.sources import chosen
 from multitudes.errors import FileError
 
 SHA256 = {

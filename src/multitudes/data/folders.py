@@ -12,7 +12,7 @@ import torch
 from multitudes.data.dataset import Data
 from multitudes.data.imagenet import groups_of, imagenet_class, read_mapping, wordnet_ids
 from multitudes.data.images import NORMAL_IMAGENET, image_files, listed
-from multitudes.data.places import VARIABLE, Root, Source, top_folder
+from multitudes.data.sources import VARIABLE, Root, Source, top_folder
 from multitudes.errors import FileError, InputError
 
 OBJECTNET = Source("objectnet", "https://objectnet.dev", "objectnet-1.0.zip", ("objectnet-1.0", "objectnet"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from multitudes.data.dataset import Data
 from multitudes.data.imagenet import groups_of, imagenet_class, read_mapping
 from multitudes.data.images import NORMAL_IMAGENET, image_files
-from multitudes.data.places import Root, either, top_folder
+from multitudes.data.sources import Root, either, top_folder
 from multitudes.data.ytbb import ANNOTATIONS, Around, reviewed, ytbb_classes
 from multitudes.errors import FileError, InputError
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from multitudes.data.dataset import Data
-from multitudes.data.places import chosen
+from multitudes.data.sources import chosen
 from multitudes.errors import InputError
 
 SPLITS = ("train", "validation", "test")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from multitudes.data.dataset import Data
 from multitudes.data.generated import SPLITS, counted, generator
-from multitudes.data.places import chosen
+from multitudes.data.sources import chosen
 from multitudes.errors import InputError
 
 IGNORE = 255

@@ -13,7 +13,7 @@ import torch
 from multitudes.data.cifar import CLASSES10, NORMAL10, NORMAL100
 from multitudes.data.dataset import Data
 from multitudes.data.folders import existing, folder
-from multitudes.data.places import Root, Source
+from multitudes.data.sources import Root, Source
 from multitudes.errors import FileError, InputError
 
 Array = np.ndarray[Any, Any]

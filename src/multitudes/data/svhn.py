@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
-from multitudes.data.places import Root, Source, chosen, same_count
+from multitudes.data.sources import Root, Source, chosen, same_count
 from multitudes.errors import FileError
 
 SVHN = Source("svhn", "http://ufldl.stanford.edu/housenumbers/", "its .mat files (format 2, cropped digits)", ("svhn", "SVHN"))

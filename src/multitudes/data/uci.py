@@ -17,7 +17,7 @@ import torch
 
 from multitudes.data.dataset import Data
 from multitudes.data.embedded import stored
-from multitudes.data.places import Root, Source
+from multitudes.data.sources import Root, Source
 from multitudes.errors import FileError, InputError
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multitudes.data.imagenet import read_mapping
-from multitudes.data.places import either
+from multitudes.data.sources import either
 from multitudes.errors import FileError
 
 ANNOTATIONS = "metadata/anchor_labels.json|anchor_labels.json"

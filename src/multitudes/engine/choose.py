@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from multitudes.engine.fold import batch_coupled
-from multitudes.engine.state import Engine, hooked, named_tensors
+from multitudes.engine.modules import hooked, named_tensors
+from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

@@ -15,22 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from multitudes import tree
+from multitudes.engine import tree
+from multitudes.engine.inputs import Inputs, join_slots, rows, take_rows, tile_rows
 from multitudes.engine.loop import OUTPUT, output_axes, slices
-from multitudes.engine.state import (
-    SEEDS,
-    Engine,
-    batch_norms,
-    call,
-    has_attention,
-    named_tensors,
-    owner,
-    plain_attention,
-    uses_batch,
-)
+from multitudes.engine.modules import batch_norms, has_attention, named_tensors, owner, plain_attention, uses_batch
+from multitudes.engine.state import SEEDS, Engine, call
+from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, join_slots, rows, take_rows, tile_rows
-from multitudes.tree import Tree
 
 
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:

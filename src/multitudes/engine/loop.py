@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from multitudes import tree
+from multitudes.engine import tree
+from multitudes.engine.inputs import Inputs, slot, take_rows
 from multitudes.engine.replay import Replay, Strayed
 from multitudes.engine.state import Engine, call, write_back
+from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, slot, take_rows
-from multitudes.tree import Tree
 
 OUTPUT = "(output)"
 """The name under which an engine keeps the axes of the rows in its outputs."""

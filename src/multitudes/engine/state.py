@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,17 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from multitudes.engine.inputs import BatchAxis, Inputs
+from multitudes.engine.modules import copy_with, is_channels_last, named_tensors, slots_of
+from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
-from multitudes.inputs import BatchAxis, Inputs
-from multitudes.tree import PLAIN, Tree, leaves
 
 MODES = ("train", "eval")
 SEEDS = "draw_seeds"
 """The name of the seeds by which members draw, beside the model's own tensors; no forward reads them."""
-EVERY_MODULES = frozenset(vars(nn.Module()))
-"""What every module has: its registers, hooks and mode."""
 
 
 @dataclass(frozen=True)
@@ -164,78 +160,6 @@ class Engine:
         self.refresh()
 
 
-def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers by name, one name for each tensor."""
-    return [*module.named_parameters(), *module.named_buffers()]
-
-
-def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a tensor's memory is laid out with channels last: kernels of 1 × 1 are in both orders, and have its strides."""
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    if layout is None or not tensor.is_contiguous(memory_format=layout):
-        return False
-    return tensor.stride() != _strides(tensor.shape)
-
-
-def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a tensor in the ordinary order."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
-    """A tensor in a memory format; with a member axis, each member's slice in it."""
-    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
-    if rank is None:
-        ordinary = tensor.stride() == _strides(tensor.shape)
-        return tensor if ordinary else tensor.clone(memory_format=torch.contiguous_format)
-    if tensor.ndim - owned != rank:
-        return tensor
-    flat = tensor.flatten(0, 1) if owned else tensor
-    placed: Tensor = flat.to(memory_format=layout)
-    return placed.unflatten(0, tensor.shape[:2]) if owned else placed
-
-
-def slots_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """The registers that hold each tensor of a module, under the tensor's first name; parameters first."""
-    first: dict[int, str] = {}
-    found: dict[str, list[tuple[dict[str, Any], str]]] = {}
-    parts = list(module.named_modules())
-    for kind in ("_parameters", "_buffers"):
-        for name, part in parts:
-            register = getattr(part, kind)
-            for key, tensor in register.items():
-                if tensor is not None:
-                    full = first.setdefault(id(tensor), f"{name}.{key}" if name else key)
-                    found.setdefault(full, []).append((register, key))
-    return found
-
-
-def hooked(module: nn.Module) -> list[str]:
-    """Names of modules with hooks that run in forward or backward."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in kinds)]
-
-
-def owner(name: str) -> str:
-    """The name of the module that a tensor belongs to; for a parametrized tensor, the module that uses it."""
-    head, found, _ = name.partition(".parametrizations.")
-    if found:
-        return head
-    if name.startswith("parametrizations."):
-        return ""
-    return name.rpartition(".")[0]
-
-
-def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
-    """All BatchNorm layers by name."""
-    return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
-
-
-def uses_batch(norm: _BatchNorm) -> bool:
-    """Whether this layer normalises by the statistics of the rows at hand."""
-    return norm.training or (norm.running_mean is None and norm.running_var is None)
-
-
 def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
     """The template called with these tensors in place of its own: the output, and the buffers that forward replaced."""
     given = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
@@ -297,38 +221,6 @@ def _nothing() -> None:
     pass
 
 
-def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """A copy of the module that holds these tensors themselves, and shares nothing else with it."""
-    memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
-    for name, tensor in named_tensors(module):
-        memo[id(tensor)] = tensors.get(name, tensor)
-    with torch.backends.cudnn.flags(enabled=False):  # a copied recurrent layer would put stacked weights into one piece
-        return copy.deepcopy(module, memo)
-
-
-def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors that modules keep beside their registers, by name: what forward left on self, also in lists and dicts."""
-    found = []
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if key in EVERY_MODULES or isinstance(value, (nn.Module, *PLAIN)):
-                continue
-            label = f"{name}.{key}" if name else key
-            found += [(label, leaf) for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
-    return found
-
-
-def like(model: Tensor, value: Tensor) -> Tensor:
-    """A value as a parameter, if that is what the tensor it stands for is."""
-    return nn.Parameter(value, requires_grad=model.requires_grad) if isinstance(model, nn.Parameter) else value
-
-
-def bake(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """A detached copy of the module with these values as its own parameters and buffers."""
-    own = named_tensors(module)
-    return copy_with(module, {name: like(tensor, tensors.get(name, tensor).detach().clone()) for name, tensor in own})
-
-
 def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
     """Stores the buffers that forward replaced or wrote into; `changed` has one entry for each member, in order."""
     if not any(changed):
@@ -357,20 +249,3 @@ def shared_write(name: str) -> str:
         f"buffer {name} is shared, but each member's forward gives it another value: "
         "let the layer belong to the members, or put it into eval mode"
     )
-
-
-@contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention by its ordinary operations: the fused inference path reads stacked weights wrongly or not at all."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def has_attention(module: nn.Module) -> bool:
-    """Whether torch's attention modules, which have a fused inference path, are inside."""
-    kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-    return any(isinstance(part, kinds) for part in module.modules())

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from multitudes import tree
+from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
+from multitudes.engine.inputs import Inputs, axes, each_row, slot
 from multitudes.engine.loop import output_axes
-from multitudes.engine.state import Engine, call, has_attention, plain_attention
+from multitudes.engine.modules import has_attention, plain_attention
+from multitudes.engine.state import Engine, call
+from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
-from multitudes.inputs import Inputs, axes, each_row, slot
-from multitudes.tree import Tree
 
 MEMORY = {"cpu": 2**29}
 """About how many bytes the members that are run at once may take at prediction, where nothing else is said by chunk=; on a CPU

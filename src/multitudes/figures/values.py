@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from multitudes.errors import InputError
-from multitudes.prediction import Prediction
-from multitudes.targets import IGNORED, matched
+from multitudes.prediction.prediction import Prediction
+from multitudes.prediction.targets import IGNORED, matched
 
 Numbers: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 Floats: TypeAlias = NDArray[np.float64]

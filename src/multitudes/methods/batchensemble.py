@@ -12,22 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.state import bake
-from multitudes.errors import InputError
-from multitudes.initialise import member_seed
-from multitudes.inputs import Inputs
-from multitudes.layers import (
-    Mixed,
+from multitudes.conversion.anatomy.known_layers import (
     along_channels,
     attend,
     channels,
     known_layers,
-    mixed_class,
     over_channels,
     plain,
     plain_projections,
@@ -37,11 +31,14 @@ from multitudes.layers import (
     weight_of,
     without_fast_path,
 )
-from multitudes.method import Batch, Factory, Layout, Method, split_rows
-from multitudes.structure import Structure
-
-if TYPE_CHECKING:
-    from multitudes.ensemble import Ensemble
+from multitudes.conversion.anatomy.structure import Structure
+from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import Factory, bake
+from multitudes.engine.seeds import member_seed
+from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError
+from multitudes.method import Batch, Layout, Method, split_rows
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-from multitudes.method import Layout, Method, owned_modules
-from multitudes.structure import Structure
-
-if TYPE_CHECKING:
-    from multitudes.ensemble import Ensemble
+from multitudes.conversion.anatomy.structure import Structure
+from multitudes.conversion.stacked import stacked
+from multitudes.engine.modules import owned_modules
+from multitudes.ensemble import Ensemble
+from multitudes.files.ensemble_file import load_into
+from multitudes.method import Layout, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +41,11 @@ class Deep(Method):
         >>> mt.Deep.from_models(nets, torch.randn(2, 4)).method
         Deep(members=5, reduction='sum')
         """
-        from multitudes.convert import stack_models
-
-        return stack_models(list(models), example, **options)
+        return stacked(list(models), Deep(members=max(len(models), 1)), example, **options)
 
     @staticmethod
     def from_checkpoints(
         checkpoints: Sequence[str | PathLike[str] | Mapping[str, Tensor]], model: nn.Module, example: Any, **options: Any
     ) -> Ensemble:
         """Checkpoints of one architecture, stacked: safetensors files or state dicts; `model` gives the architecture."""
-        from multitudes.convert import stack_models
-        from multitudes.files import load_into
-
-        return stack_models([load_into(model, checkpoint) for checkpoint in checkpoints], example, **options)
+        return Deep.from_models([load_into(model, checkpoint) for checkpoint in checkpoints], example, **options)

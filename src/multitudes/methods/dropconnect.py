@@ -11,23 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from multitudes import tree
-from multitudes.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
-from multitudes.engine.state import SEEDS, bake
+from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
+from multitudes.conversion.anatomy.structure import Structure
+from multitudes.engine import tree
+from multitudes.engine.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import Factory, bake
+from multitudes.engine.seeds import member_seed
+from multitudes.engine.state import SEEDS
+from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
-from multitudes.initialise import member_seed
-from multitudes.inputs import Inputs
-from multitudes.layers import known_layers, unknown_layers, without_fast_path
-from multitudes.method import Batch, Criterion, Factory, Layout, Method
-from multitudes.structure import Structure
-
-if TYPE_CHECKING:
-    from multitudes.ensemble import Ensemble
+from multitudes.method import Batch, Criterion, Layout, Method
 
 
 @dataclass(frozen=True, kw_only=True)

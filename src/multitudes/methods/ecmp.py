@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from multitudes.method import Method
-from multitudes.patches import Patching
+from multitudes.methods.layers.patches import Patching
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334
 
-Masks are drawn once (§3.2, `multitudes.masks`) and kept as buffers; nothing is rescaled. In training the rows of a batch are
+Masks are drawn once (§3.2, ``mt.masks``) and kept as buffers; nothing is rescaled. In training the rows of a batch are
 split among members, one mask for each row in all layers; at prediction every member sees every row. The scale S sets how much
 masks overlap: with S = 1 all members are the network itself, with S → ∞ they have no channel in common.
 """
@@ -13,24 +13,17 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from multitudes.compact import compacted
-from multitudes.engine.state import bake
-from multitudes.entry import first_layers
-from multitudes.errors import ConversionError, InputError
-from multitudes.initialise import member_seed
-from multitudes.inputs import Inputs
-from multitudes.layers import (
-    Mixed,
+from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.known_layers import (
     along_channels,
     attend,
     channels,
     known_layers,
-    mixed_class,
     over_channels,
     plain,
     plain_projections,
@@ -39,14 +32,18 @@ from multitudes.layers import (
     weight_of,
     without_fast_path,
 )
-from multitudes.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
-from multitudes.method import Batch, Factory, Layout, Method, inside, split_rows
-from multitudes.pruning import nearest
-from multitudes.resize import resized
-from multitudes.structure import Structure, last_layers, observe
-
-if TYPE_CHECKING:
-    from multitudes.ensemble import Ensemble
+from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
+from multitudes.conversion.compact import compacted
+from multitudes.conversion.resize.resize import resized
+from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import Factory, bake, inside
+from multitudes.engine.seeds import member_seed
+from multitudes.ensemble import Ensemble
+from multitudes.errors import ConversionError, InputError
+from multitudes.method import Batch, Layout, Method, split_rows
+from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
+from multitudes.models.network import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,26 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from multitudes import tree
-from multitudes.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, unmixed
-from multitudes.dropped import FILTERWISE, Dropped, DroppedBefore, Live, from_the_first, measure
-from multitudes.engine.state import SEEDS, bake
-from multitudes.entry import first_layers
+from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
+from multitudes.conversion.anatomy.structure import Structure, is_norm, observe
+from multitudes.engine import tree
+from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, unmixed
+from multitudes.engine.inputs import BatchAxis, Inputs
+from multitudes.engine.modules import Factory, bake, names_matching
+from multitudes.engine.seeds import member_seed
+from multitudes.engine.state import SEEDS
+from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
-from multitudes.initialise import member_seed
-from multitudes.inputs import BatchAxis, Inputs
-from multitudes.layers import known_layers, unknown_layers, without_fast_path
-from multitudes.method import Batch, Criterion, Factory, Layout, Method, names_matching
-from multitudes.structure import Structure, is_norm, observe
-
-if TYPE_CHECKING:
-    from multitudes.ensemble import Ensemble
+from multitudes.method import Batch, Criterion, Layout, Method
+from multitudes.methods.layers.dropout import FILTERWISE, Dropped, DroppedBefore, Live, from_the_first, measure
 
 WORDS = ("auto", "existing", "layers", "norm")
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.state import bake, like
-from multitudes.entry import first_layers, norms_before, reaches_around
+from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
+from multitudes.conversion.anatomy.known_layers import along_channels, product_of
+from multitudes.conversion.anatomy.structure import Structure, heads, observe
+from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import Factory, bake, inside, like, owned_modules
+from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
-from multitudes.inputs import Inputs
-from multitudes.layers import Mixed, along_channels, mixed_class, product_of
-from multitudes.method import Batch, Factory, Layout, Method, by_rank, inside, owned_modules
-from multitudes.structure import Structure, heads, observe
-
-if TYPE_CHECKING:
-    from multitudes.ensemble import Ensemble
+from multitudes.method import Batch, Layout, Method, by_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +123,6 @@ class MIMO(Method):
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """One network with M heads, whose first layer has the sum of the slots' weights."""
-        from multitudes.ensemble import Ensemble as Ensembles
-
         template = bake(ensemble.template, {})
         self.plain(template)
         engine = replace(
@@ -149,7 +146,7 @@ class MIMO(Method):
             ensemble.plan, method=method, notes=(note,), counts=counts, converted=converted,
             shared=(*ensemble.plan.shared, *shared),
         )  # fmt: skip
-        return Ensembles(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
+        return Ensemble(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
 
 
 class Slotted(Mixed):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from multitudes.conversion.anatomy.structure import Structure, heads
+from multitudes.engine.modules import inside, names_matching, owned_modules
 from multitudes.errors import InputError
-from multitudes.method import Layout, Method, inside, names_matching, owned_modules
-from multitudes.structure import Structure, heads
+from multitudes.method import Layout, Method
 
 
 @dataclass(frozen=True, kw_only=True)

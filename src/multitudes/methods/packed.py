@@ -21,14 +21,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.state import bake
+from multitudes.conversion.anatomy.structure import Structure, block_starts, observe
+from multitudes.conversion.resize.pruning import ADVICE, Chooser, pruned
+from multitudes.conversion.resize.resize import Resizing, reported, resized
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import Factory, bake, inside, owned_modules
+from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
-from multitudes.initialise import member_seed
-from multitudes.inputs import Inputs
-from multitudes.method import Factory, Layout, Method, inside, owned_modules
-from multitudes.pruning import ADVICE, Chooser, pruned
-from multitudes.resize import Resizing, reported, resized
-from multitudes.structure import Structure, block_starts, observe
+from multitudes.method import Layout, Method
 
 CHANNELS_PER_GROUP = 64
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from multitudes.conversion.anatomy.structure import Structure
 from multitudes.errors import InputError
 from multitudes.method import Layout, Method
-from multitudes.structure import Structure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multitudes.engine.state import owner
+from multitudes.conversion.anatomy.structure import Structure, last_third
+from multitudes.engine.modules import names_matching, owned_modules, owner
 from multitudes.errors import InputError
-from multitudes.method import Layout, Method, names_matching, owned_modules
-from multitudes.structure import Structure, last_third
+from multitudes.method import Layout, Method
 
 
 @dataclass(frozen=True, kw_only=True)

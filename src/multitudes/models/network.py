@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from torch import nn
 
 from multitudes.errors import InputError
-from multitudes.pruning import nearest
 
 N = TypeVar("N", bound="Network")
 
@@ -42,3 +41,8 @@ def he(parts: Iterable[nn.Module]) -> None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, (nn.BatchNorm2d, nn.Linear)):
             part.reset_parameters()
+
+
+def nearest(width: float, multiple: int = 1) -> int:
+    """The nearest positive multiple of what must divide a width; halves go up."""
+    return max(1, math.floor(width / multiple + 0.5)) * multiple

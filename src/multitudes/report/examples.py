@@ -14,11 +14,11 @@ from torch import Tensor
 
 from multitudes import figures
 from multitudes.errors import InputError
-from multitudes.prediction import Prediction
+from multitudes.prediction.prediction import Prediction
+from multitudes.prediction.values import CLASSES
 from multitudes.report import svg
 from multitudes.report.groups import Group
 from multitudes.report.wording import counted, number, safe, shortened
-from multitudes.values import CLASSES
 
 SHOWN = 6
 """Images of a kind."""

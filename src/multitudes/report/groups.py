@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from multitudes.errors import InputError
-from multitudes.result import Scores
-from multitudes.rows import Row
+from multitudes.report.row import Row
 from multitudes.scores.meaning import meaning
+from multitudes.scores.scores import Scores
 
 PRIMARY = ("miou", "accuracy", "lpd", "rmse")
 """What runs are ranked by: the first of these that they have."""

@@ -21,10 +21,10 @@ from multitudes.report.examples import examples
 from multitudes.report.groups import Group, grouped, primary, ranked
 from multitudes.report.lead import highlights, lead, warning
 from multitudes.report.plates import cast, plates
+from multitudes.report.row import Row
 from multitudes.report.table import Column, columns, glossary, legend, table
 from multitudes.report.wording import counted, duration, safe
-from multitudes.result import Scores
-from multitudes.rows import Row
+from multitudes.scores.scores import Scores
 
 PARTS = {
     "scores": "Scores",
@@ -51,7 +51,7 @@ def report(
     Rows that differ by their seed alone are one line, with the mean and the standard deviation. What a row does not hold is not
     shown: plain scores are a table, and what figures their examples allow.
     """
-    from multitudes.files import write
+    from multitudes.storage import write
 
     groups = grouped(rows)
     target = Path(path)
@@ -147,6 +147,6 @@ def _file(name: str) -> str:
 
 
 def _version() -> str:
-    from multitudes import __version__
+    from multitudes.version import __version__
 
     return __version__

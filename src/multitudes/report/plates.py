@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from multitudes import figures
 from multitudes.report import curves, svg
-from multitudes.report.evidence import covered, differences, foreign_sets, judged, told
 from multitudes.report.groups import Group, corruptions, primary, ranked, ratios
+from multitudes.report.row import Row
+from multitudes.report.sources import covered, differences, foreign_sets, judged, told
 from multitudes.report.wording import cost, inside, listed, safe, shortened, title
-from multitudes.rows import Row
 from multitudes.scores.meaning import meaning
 
 RUNS = 6

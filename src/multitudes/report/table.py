@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from multitudes.report.evidence import CRITERION, foreign_sets
 from multitudes.report.groups import COSTS, Group, Value, leaders, ratios
+from multitudes.report.sources import CRITERION, foreign_sets
 from multitudes.report.wording import cost, number, ratio, safe, title
 from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
 

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from multitudes.uncertainty import mixture
+from multitudes.prediction.uncertainty import mixture
 
 
 def kl(probs: Tensor, log_probs: Tensor) -> Tensor:

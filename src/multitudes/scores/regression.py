@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from multitudes.uncertainty import log_normal
+from multitudes.prediction.uncertainty import log_normal
 
 
 def crps(targets: Tensor, mean: Tensor, variance: Tensor | None = None) -> Tensor:

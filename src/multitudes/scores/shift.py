@@ -19,16 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from multitudes.data.corruptions.published import STANDARD
 from multitudes.errors import InputError
-
-STANDARD = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow", "frost",
-    "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
-)  # fmt: skip
-"""The corruptions that means are taken over."""
-
-EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""Those that are meant for tuning."""
 
 
 class Errors(NamedTuple):

@@ -15,8 +15,7 @@ from pictures import pictures
 
 from multitudes.data.corruptions import spatter
 from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
-from multitudes.data.corruptions.published import CIFAR, IMAGENET, SMALL, level
-from multitudes.scores.shift import EXTRA, STANDARD
+from multitudes.data.corruptions.published import CIFAR, EXTRA, IMAGENET, SMALL, STANDARD, level
 
 Rows = dict[str, list[list[float]]]
 

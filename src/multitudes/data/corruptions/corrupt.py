@@ -22,10 +22,9 @@ from torch import Tensor
 
 from multitudes.data.corruptions import blur, digital, noise, weather
 from multitudes.data.corruptions.grids import Array
-from multitudes.data.corruptions.published import level
+from multitudes.data.corruptions.published import EXTRA, STANDARD, level
 from multitudes.data.corruptions.spatter import spatter
 from multitudes.errors import InputError
-from multitudes.scores.shift import EXTRA, STANDARD
 
 SEVERITIES = (1, 2, 3, 4, 5)
 

@@ -9,6 +9,15 @@ are shares of the image's side.
 
 from __future__ import annotations
 
+STANDARD = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow", "frost",
+    "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+"""The corruptions that means are taken over."""
+
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""Those that are meant for tuning."""
+
 SMALL = 64
 """The widest image, in pixels, that CIFAR's numbers are taken for; from 65 on it is ImageNet's."""
 

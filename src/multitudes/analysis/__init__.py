@@ -1,0 +1,1 @@
+"""Analysis: what methods cost and gain on your network, measured."""

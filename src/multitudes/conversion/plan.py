@@ -1,0 +1,125 @@
+"""Plan: what conversion would do with every part of a model, before it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from multitudes.method import Method
+from multitudes.terminal import megabytes, rendered
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module that owns tensors, and what becomes of it."""
+
+    name: str
+    type: str
+    reason: str
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters and multiply-adds of the ensemble and of the base model, for the example's number of rows."""
+
+    parameters: int
+    base_parameters: int
+    multiply_adds: int
+    base_multiply_adds: int
+    parameters_each: int
+    """What one more member adds."""
+    multiply_adds_each: int
+
+    def with_fewer(self, fewer: int) -> Counts:
+        """The counts without so many members."""
+        return replace(
+            self,
+            parameters=self.parameters - fewer * self.parameters_each,
+            multiply_adds=self.multiply_adds - fewer * self.multiply_adds_each,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every module as converted, shared or refused; how it will run; how each tensor starts; what it costs."""
+
+    model: str
+    method: Method
+    converted: tuple[Entry, ...]
+    shared: tuple[Entry, ...]
+    refused: tuple[Entry, ...]
+    executor: dict[str, str] = field(default_factory=dict)
+    """The executor in training and in eval mode."""
+    proven: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    """For each executor that is not proven, the operation that forbids it."""
+    init: dict[str, str] = field(default_factory=dict)
+    """The rule by which each member tensor is initialised."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Estimated peak memory in bytes, for the example's number of rows."""
+    counts: Counts | None = None
+    notes: tuple[str, ...] = ()
+    example: dict[str, Any] = field(default_factory=dict)
+    """The call that the example is: its structure, shapes and dtypes."""
+    at: dict[str, Method] = field(default_factory=dict)
+    """The modules for which the method has other settings."""
+    keep: tuple[str, ...] = ()
+    """The modules that are shared on purpose."""
+
+    def cost_line(self) -> str:
+        """Cost against the base model, in a few words."""
+        if self.counts is None:
+            return "cost unknown"
+        c = self.counts
+        work = f", {c.multiply_adds / c.base_multiply_adds:.2f} × multiply-adds" if c.base_multiply_adds else ""
+        return f"{c.parameters:,} parameters ({c.parameters / max(c.base_parameters, 1):.2f} × single){work}"
+
+    def __str__(self) -> str:
+        return rendered(self._tables())
+
+    def _tables(self) -> list[Any]:
+        from rich.table import Table
+
+        head = Table("", "", show_header=False, box=None, pad_edge=False)
+        head.add_row("model", self.model)
+        head.add_row("method", str(self.method))
+        for name, other in self.at.items():
+            head.add_row(f"at {name}", ", ".join(f"{key}={getattr(other, key)!r}" for key in other.by_layer))
+        for note in self.notes:
+            head.add_row("", note)
+        if self.executor:
+            names = list(dict.fromkeys(self.executor.values()))
+            ways = names if len(names) == 1 else [f"{name} in {mode}" for mode, name in self.executor.items()]
+            head.add_row("executor", ", ".join(ways))
+            head.add_row("proven", "; ".join(f"{mode}: {', '.join(names)}" for mode, names in self.proven.items()))
+        for name, reason in self.why.items():
+            head.add_row(f"not {name}", reason)
+        if self.counts is not None:
+            head.add_row("cost", self.cost_line())
+        if self.memory:
+            head.add_row("memory", ", ".join(f"{megabytes(size)} in {mode}" for mode, size in self.memory.items()))
+        return [head, self._modules(), *([self._rules()] if self.init else [])]
+
+    def _modules(self) -> Table:
+        from rich.table import Table
+
+        table = Table("module", "type", "parameters", "becomes", "because", title="modules", title_justify="left")
+        kinds = {"refused": self.refused, "converted": self.converted, "shared": self.shared}
+        for kind, entries in kinds.items():
+            for entry in entries:
+                table.add_row(entry.name or "(the model)", entry.type, f"{entry.parameters:,}", kind, entry.reason)
+        return table
+
+    def _rules(self) -> Table:
+        from rich.table import Table
+
+        table = Table("rule", "tensors", title="how member tensors start", title_justify="left")
+        for rule in dict.fromkeys(self.init.values()):
+            names = [name for name, r in self.init.items() if r == rule]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            table.add_row(rule, ", ".join(names[:3]) + more)
+        return table

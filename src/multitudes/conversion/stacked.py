@@ -1,0 +1,39 @@
+"""Stack trained networks of one architecture into an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from multitudes.conversion.anatomy.architecture import differences, settings
+from multitudes.conversion.convert import ensemble
+from multitudes.engine.modules import named_tensors
+from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError
+from multitudes.method import Method
+
+
+def stacked(models: Sequence[nn.Module], method: Method, example: Any, **options: Any) -> Ensemble:
+    """Stacks networks that are already trained, members in the order given; `method` must give every tensor to members."""
+    if not models:
+        raise InputError("no models were given: Deep.from_models([net, net, ...], example)")
+    ours = {n: (t.shape, t.dtype) for n, t in named_tensors(models[0])}
+    for m, net in enumerate(models):
+        theirs = {n: (t.shape, t.dtype) for n, t in named_tensors(net)}
+        if type(net) is not type(models[0]) or ours != theirs:
+            odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+            raise InputError(f"model {m} is not of the architecture of model 0: {type(net).__name__} differs in {odd[:4]}")
+        if differ := differences(settings(models[0]), settings(net)):
+            raise InputError(f"model {m} has other settings than model 0: {'; '.join(differ[:3])}")
+    ens = ensemble(models[0], method, example, **{"start": "copies", **options})
+    with torch.no_grad():
+        for m, net in enumerate(models):
+            source = dict(named_tensors(net))
+            for name, tensor in named_tensors(ens.template):
+                if name in ens.engine.owned:
+                    tensor[m].copy_(source[name])
+    ens.engine.refresh()
+    return ens

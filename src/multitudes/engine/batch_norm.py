@@ -1,0 +1,54 @@
+"""BatchNorm's running statistics, estimated anew: for members that start with channels of a trained network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from multitudes.engine.choose import DROPOUTS
+from multitudes.engine.inputs import Inputs
+from multitudes.errors import InputError
+
+
+@torch.no_grad()
+def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
+    """Sets running means and variances to their plain averages over the batches; modes and weights stay as they are.
+
+    A batch is an input of the module, an `Inputs`, or a pair of an input and a target, as loaders give them.
+    """
+    norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+    modes = {part: part.training for part in module.modules()}
+    momenta = [norm.momentum for norm in norms]
+    before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    if isinstance(batches, torch.Tensor):
+        raise InputError("give batches, not one tensor: ens.estimate_norms([x])")
+    seen, done = 0, False
+    try:
+        module.train()
+        for part in module.modules():
+            if isinstance(part, DROPOUTS):
+                part.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the average of all batches, each counting the same
+        for batch in batches:
+            call = Inputs.of(batch[0] if isinstance(batch, (list, tuple)) else batch)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"\w+ trains by parts")
+                module(*call.args, **call.kwargs)
+            seen += 1
+        done = seen > 0
+    finally:
+        for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
+            norm.momentum = momentum
+            for name, buffer in norm.named_buffers() if not done else ():
+                buffer.copy_(buffers[name])
+        for part, mode in modes.items():
+            part.training = mode
+    if not done:
+        raise InputError("no batches were given, so BatchNorm's statistics stay as they are")

@@ -1,0 +1,56 @@
+"""Counting: what one call multiplies, and what it keeps for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from multitudes.engine.modules import plain_attention
+
+
+def multiply_adds(run: Callable[[], Any]) -> int:
+    """Multiply-adds of one call, by torch's own formulas."""
+    counter = _Counter()
+    with plain_attention(), counter, torch.no_grad(), torch.random.fork_rng():  # the fused path has no formula
+        run()
+    return counter.flops // 2
+
+
+class _Counter(TorchDispatchMode):
+    """As torch's FlopCounterMode, without the import of the compiler that comes with it."""
+
+    flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            return parts if parts is not NotImplemented else func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self.flops += int(formula(*args, **kwargs, out_val=result))
+        return result
+
+
+def saved_numbers(run: Callable[[], Any]) -> int:
+    """How many numbers one call keeps for backward, weights apart."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter) and not (tensor._is_view() and isinstance(tensor._base, nn.Parameter)):
+            sizes[id(tensor.untyped_storage()) if tensor.is_meta else tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad(), torch.random.fork_rng():
+        run()
+    return sum(sizes.values())

@@ -1,0 +1,1 @@
+"""Proof: which executors are right for a template, tried before they are used."""

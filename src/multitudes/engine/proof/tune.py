@@ -1,0 +1,43 @@
+"""tune: the faster of the proven executors, by the clock."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from multitudes.engine import EXECUTORS, MODES, Engine, tree
+from multitudes.engine.inputs import Inputs, fresh_inputs, rows
+from multitudes.engine.modules import bake
+from multitudes.engine.proof.executors import few_members, settle
+from multitudes.engine.proof.outcome import aside
+
+
+def tune(engine: Engine, call: Inputs, seconds: float) -> None:
+    """Proves the executors again on a call, times them, and picks the faster one in each mode."""
+    few = few_members(engine, 2 if rows(call, engine.batch_axis) != 2 else 3)
+    with aside():
+        settle(few, call)
+    engine.adopt(few)
+    for mode in MODES:
+        times = {name: _time(engine, name, call, mode, seconds) for name in engine.proven[mode] if name != "fold"}
+        engine.picked[mode] = min(times, key=lambda name: times[name])
+
+
+def _time(engine: Engine, executor: str, call: Inputs, mode: str, seconds: float) -> float:
+    own = replace(engine, template=bake(engine.template, {}))
+    own.template.train(mode == "train")
+    best, until = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < until:
+        start = time.perf_counter()
+        with torch.set_grad_enabled(mode == "train"), torch.random.fork_rng():
+            output = EXECUTORS[executor](own, fresh_inputs(call))
+            if mode == "train":
+                reached = [t for t in tree.tensors(output) if t.requires_grad]
+                if reached:
+                    torch.autograd.backward([t.sum() for t in reached])
+        for device in {t.device for t in own.template.parameters() if t.device.type == "cuda"}:
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best

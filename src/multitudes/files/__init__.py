@@ -1,0 +1,1 @@
+"""Files: what leaves the process, and how it comes back."""

@@ -1,0 +1,285 @@
+"""save and load: one safetensors file with weights under the base model's names, and the method as JSON in its header.
+
+Written to a temporary file and moved into place, so that there is never half a file. A digest over the JSON and every
+tensor tells a damaged or altered file. Nothing is unpickled, and the JSON can only name methods that exist here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multitudes import models
+from multitudes.conversion.anatomy.architecture import differences, settings
+from multitudes.conversion.anatomy.initialise import built
+from multitudes.conversion.convert import skeleton
+from multitudes.conversion.cut_layers import hollow
+from multitudes.conversion.plan import Counts, Entry, Plan
+from multitudes.engine import EXECUTORS, MODES
+from multitudes.engine.draws import drawn_names
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import Factory, bake, copy_with, like, named_tensors, owner
+from multitudes.engine.sharding import is_sharded
+from multitudes.engine.state import Engine, Traits
+from multitudes.ensemble import Ensemble
+from multitudes.errors import FileError, InputError
+from multitudes.method import Method
+from multitudes.prediction.temperature import Calibrator
+from multitudes.storage import FORMAT, _safetensors, digest, write
+
+
+def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
+    """Writes the ensemble to one file; the old file stays until the new one is whole."""
+    from safetensors.torch import save as to_bytes
+
+    extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
+    if extra:
+        raise FileError(
+            f"{extra[0] or 'the model'} keeps state of its own (get_extra_state), which a file of tensors cannot hold"
+        )
+    if type(ensemble.method).prepare is not Method.prepare and _arguments(ensemble.base) is None:
+        Inputs.like(ensemble.plan.example, torch.device("meta"))  # what could not be made again is refused now, not at loading
+    remade = drawn_names(ensemble.template)
+    kept = [(name, tensor) for name, tensor in named_tensors(ensemble.template) if name not in remade]
+    copy = is_sharded(ensemble)  # whose whole tensors are given back
+    tensors = {name: tensor.detach().to("cpu", copy=copy).contiguous() for name, tensor in kept}
+    text = json.dumps(_described(ensemble), sort_keys=True)
+    header = {"multitudes": text, "sha256": digest(tensors, text)}
+    write(Path(path), to_bytes(tensors, metadata=header))
+
+
+def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) -> Ensemble:
+    """The ensemble in a file; `model`, or its factory, gives the base model's architecture (its weights are not used).
+
+    It comes back in the mode, the dtypes and the executors it was saved with, on the model's device. Networks of
+    `multitudes.models` need not be given: the file holds their arguments.
+    """
+    source = Path(path)
+    about, tensors = _read(source)
+    if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
+        raise InputError(f"give the architecture as an nn.Module or a factory, not {model!r}")
+    try:
+        return _rebuilt(source, about, tensors, model or _network(source, about, tensors))
+    except FileError:
+        raise
+    except Exception as error:  # whatever its description says, it is read as data and cannot be followed
+        raise FileError(f"{source} does not describe an ensemble: {type(error).__name__}: {error}") from error
+
+
+def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """One of our networks, by the arguments in the file."""
+    kind = getattr(models, str(about["model"]), None)
+    if about["arguments"] is None or not isinstance(kind, type) or not issubclass(kind, models.Network):
+        raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+    with torch.device("meta"):
+        return kind(**about["arguments"]).to(dtype)
+
+
+def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
+    """The base model, and the network that one member is made of."""
+    factory = None if isinstance(model, nn.Module) else model
+    base = model if isinstance(model, nn.Module) else built(model, 1.0, int(about["seed"]))
+    if type(method).prepare is Method.prepare:
+        return base, base
+    if wrong := _other_settings(about, base):
+        raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}")
+    place = next(tensor.device for _, tensor in named_tensors(base))
+    inputs = Inputs.like(about["plan"]["example"], place)
+    network = method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    for name in about["plan"].get("keep", ()):
+        method.plain(network.get_submodule(name))
+    method.measure(network, inputs, about["batch_axis"])
+    return base, network
+
+
+def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
+    """In what a model is not the saved one, tensors apart."""
+    found = differences(about["architecture"], settings(model), common=about["torch"] != torch.__version__)
+    if type(model).__name__ != about["model"]:
+        found.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
+    return found
+
+
+def _at(source: Path, about: dict[str, Any]) -> dict[str, Method]:
+    """The other settings that some modules have."""
+    others = about["plan"]["at"]
+    return {name: _method(source, {"method": about["method"], "settings": other}) for name, other in others.items()}
+
+
+def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | Factory) -> Ensemble:
+    method = _method(source, about)
+    given, network = _prepared(source, about, method, model)
+    if about.get("compact"):
+        method.plain(network)
+        network = hollow(network, tensors, frozenset(about["owned"]))
+    template = _filled(source, about, network, tensors, [] if network is not given else _other_settings(about, given))
+    engine = Engine(
+        template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
+        batch_axis=about["batch_axis"], chunk=about["chunk"], summed=frozenset(about.get("summed", ())), traits=_traits(about),
+        input_bytes=float(about.get("input_bytes", 0)),
+    )  # fmt: skip
+    engine.refresh()
+    if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
+        engine.proven = {mode: tuple(about["proven"][mode]) for mode in MODES}
+        engine.picked = {mode: about["picked"][mode] for mode in MODES}
+        engine.why, engine.row_axes = dict(about["why"]), dict(about["row_axes"])
+    unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
+    if unknown:
+        raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
+    base = skeleton(given)
+    ens = Ensemble(
+        engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
+        compact=bool(about.get("compact")),
+    )  # fmt: skip
+    ens.calibrator = Calibrator(**about["calibrator"]) if about.get("calibrator") else None
+    if "generator" in about:
+        ens.generator.set_state(torch.frombuffer(bytearray.fromhex(about["generator"]), dtype=torch.uint8))
+    if method.draws:
+        ens.redraw()
+    return ens
+
+
+def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the model with the weights of a safetensors file or a state dict."""
+    state = checkpoint if isinstance(checkpoint, Mapping) else _safetensors(Path(checkpoint))[1]
+    new = bake(model, {})
+    try:
+        new.load_state_dict(dict(state))
+    except RuntimeError as error:
+        where = "the state dict" if isinstance(checkpoint, Mapping) else str(checkpoint)
+        raise FileError(f"{where} is not a checkpoint of this {type(model).__name__}: {error}") from error
+    return new
+
+
+def _described(ensemble: Ensemble) -> dict[str, Any]:
+    """Everything about an ensemble but its numbers."""
+    from multitudes.version import __version__
+
+    engine = ensemble.engine
+    modes = {name: part.training for name, part in ensemble.template.named_modules()}
+    return {
+        "format": FORMAT,
+        "multitudes": __version__,
+        "torch": torch.__version__,
+        "model": type(ensemble.template).__name__,
+        "arguments": _arguments(ensemble.base),
+        "method": type(ensemble.method).__name__,
+        "settings": ensemble.method.settings(),
+        "task": ensemble.task,
+        "seed": ensemble.seed,
+        "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
+        "generator": ensemble.generator.get_state().numpy().tobytes().hex(),
+        "owned": sorted(engine.owned),
+        "summed": sorted(engine.summed),
+        "shared_norms": sorted(engine.shared_norms),
+        "batch_axis": engine.batch_axis,
+        "chunk": engine.chunk,
+        "input_bytes": engine.input_bytes,
+        "compact": ensemble.is_compact,
+        "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
+        "proven": engine.proven,
+        "picked": engine.picked,
+        "row_axes": engine.row_axes,
+        "why": engine.why,
+        "training": sorted(name for name, mode in modes.items() if mode),
+        "frozen": sorted(n for n, p in ensemble.template.named_parameters() if not p.requires_grad),
+        "architecture": settings(ensemble.base),
+        "plan": {k: v for k, v in dataclasses.asdict(ensemble.plan).items() if k != "method"},
+    }
+
+
+def _arguments(base: nn.Module) -> dict[str, Any] | None:
+    """The arguments of one of our networks, by which it can be made again."""
+    ours = isinstance(base, models.Network) and getattr(models, type(base).__name__, None) is type(base)
+    return base.arguments if ours else None  # type: ignore[return-value]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header, tensors = _safetensors(path)
+    if "multitudes" not in header or "sha256" not in header:
+        raise FileError(f"{path} was not written by mt.save; for plain checkpoints there is Deep.from_checkpoints")
+    if digest(tensors, header["multitudes"]) != header["sha256"]:
+        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+    try:
+        about = json.loads(header["multitudes"])
+        if about["format"] > FORMAT:
+            raise FileError(f"{path} was written by multitudes {about['multitudes']} in a newer format: update multitudes")
+        missing = {"model", "method", "settings"} - about.keys()
+        if missing:
+            raise FileError(f"{path} does not say its {', '.join(sorted(missing))}")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FileError(f"{path} does not describe an ensemble: {error}") from error
+    return about, tensors
+
+
+def _method(path: Path, about: dict[str, Any]) -> Method:
+    known = {kind.__name__: kind for kind in Method.all()}
+    if about["method"] not in known:
+        raise FileError(f"{path} was saved with {about['method']!r}, which is not a method here: {', '.join(known)}")
+    kind = known[about["method"]]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    unknown = about["settings"].keys() - fields
+    if unknown:
+        raise FileError(f"{path} gives {about['method']} settings it does not have: {', '.join(sorted(unknown))}")
+    try:
+        return kind(**about["settings"])
+    except (InputError, TypeError) as error:
+        raise FileError(f"{path} gives {about['method']} settings it cannot have: {error}") from error
+
+
+def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor], others: list[str]) -> nn.Module:
+    """The model's architecture with the file's tensors; `others` are its other differences from the one saved."""
+    owned, frozen = {*about["owned"], *about.get("summed", ())}, set(about["frozen"])
+    members = about["settings"]["members"]
+    remade = drawn_names(model)
+    drawn = {n: _blank(b, members, tensors, n) for n, b in model.named_buffers() if n in remade}
+    tensors = {**tensors, **drawn}
+    wrong = [f"no {name}" for name, _ in named_tensors(model) if name not in tensors]
+    wrong += [f"unknown {name}" for name in tensors.keys() - dict(named_tensors(model)).keys()]
+    values = {}
+    for name, tensor in named_tensors(model):
+        expected = (members, *tensor.shape) if name in owned else tuple(tensor.shape)
+        if name in tensors and tuple(tensors[name].shape) != expected:
+            wrong.append(f"{name} is {list(tensors[name].shape)} there and {list(expected)} here")
+        if name in tensors:
+            place = "cpu" if tensor.is_meta else tensor.device
+            values[name] = like(tensor, tensors[name].to(place, copy=True))  # aligned memory of its own
+            values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
+    if wrong or others:
+        raise FileError(f"{path} is of another architecture: {'; '.join([*others[:1], *wrong, *others[1:]][:6])}")
+    template = copy_with(model, values)
+    training = set(about["training"])
+    for name, part in template.named_modules():
+        part.training = name in training
+    return template
+
+
+def _blank(buffer: Tensor, members: int, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Room for what members draw: noise has the dtype of the layer's weights."""
+    dtype = next((t.dtype for n, t in tensors.items() if owner(n) == owner(name)), buffer.dtype)
+    dtype = dtype if buffer.is_floating_point() else buffer.dtype
+    return torch.zeros(members, *buffer.shape, dtype=dtype, device="cpu" if buffer.is_meta else buffer.device)
+
+
+def _traits(about: dict[str, Any]) -> Traits:
+    saved: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()}
+    return Traits(**saved)
+
+
+def _planned(source: Path, about: dict[str, Any], method: Method) -> Plan:
+    saved = dict(about["plan"])
+    saved["at"] = _at(source, about)
+    for kind in ("converted", "shared", "refused"):
+        saved[kind] = tuple(Entry(**entry) for entry in saved[kind])
+    saved["counts"] = Counts(**saved["counts"]) if saved["counts"] else None
+    saved["proven"] = {mode: tuple(names) for mode, names in saved["proven"].items()}
+    saved["notes"], saved["keep"] = tuple(saved["notes"]), tuple(saved.get("keep", ()))
+    return Plan(method=method, **saved)

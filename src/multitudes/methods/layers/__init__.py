@@ -1,0 +1,1 @@
+"""Layers that several methods put into a network."""

@@ -1,0 +1,389 @@
+"""Patches: layers with K components, of which a member draws one for the layer, or one for each of its elements.
+
+W = Σ_k 1[Z = k] ∘ (M_k + σ ε_k), eq. 1 of "Ensemble Model Patching" (https://arxiv.org/abs/1905.09453). What Z is tells methods
+apart: one z for the layer (EMP), one for each element (ECMP). Table 2's other cases are of the same family: with K = 2, the
+second component at zero and one z for each input unit it is dropout, with one z for each weight DropConnect; with one z for all
+layers of the network it is an explicit ensemble.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.initialise import fresh
+from multitudes.conversion.anatomy.known_layers import without_fast_path
+from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers, observe
+from multitudes.engine import tree
+from multitudes.engine.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import bake, names_matching, slots_of
+from multitudes.engine.seeds import member_seed
+from multitudes.engine.state import SEEDS
+from multitudes.errors import ConversionError, InputError
+from multitudes.method import Batch, Criterion, Layout, Method
+
+if TYPE_CHECKING:
+    from multitudes.ensemble import Ensemble
+
+WORDS = ("norm", "input", "output")
+SPREAD = 0.1
+"""The deviation with which components of norms start, so that no two are equal."""
+
+P = TypeVar("P", bound="Patching")
+
+
+class Patched(Replaced):
+    """A layer with K components of each of its parameters."""
+
+    components: int
+    elementwise: bool
+    sigma: float
+    zero: bool
+    probabilities: tuple[float, ...] | None
+    shapes: dict[str, tuple[int, ...]]
+
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """One component for the layer, or for each element; and noise around it."""
+        if self.elementwise:
+            found = {_choice(key): self._choose(self.shapes[key], generator) for key in self.replaced}
+        else:
+            found = {"choice": self._choose((1,), generator)}
+        if self.sigma:
+            found.update({_noise(key): torch.randn(self.shapes[key], generator=generator) for key in self.replaced})
+        return found
+
+    def _choose(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        if self.probabilities is None:
+            return torch.randint(self.components, tuple(shape), generator=generator)
+        weights = torch.tensor(self.probabilities, dtype=torch.float64)
+        return torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator).view(tuple(shape))
+
+    def formed(self, key: str) -> Tensor:
+        """The component that is drawn, or each element from the one drawn for it."""
+        layer: Any = self
+        register, name = self._place(key)
+        stored: Tensor = register[name]
+        if self.zero:
+            stored = torch.cat([stored, torch.zeros_like(stored[:1])])
+        if self.elementwise:
+            value = stored.gather(0, getattr(layer, _choice(key)).long()[None])[0]
+        else:
+            value = stored.index_select(0, layer.choice)[0]
+        return value + self.sigma * getattr(layer, _noise(key)) if self.sigma else value
+
+
+def _choice(key: str) -> str:
+    return f"{key.replace('.', '_')}_choice"
+
+
+def _noise(key: str) -> str:
+    return f"{key.replace('.', '_')}_noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patching:
+    """What EMP and ECMP have in common."""
+
+    members: int = 20
+    """How many draws at prediction, S."""
+
+    components: int = 5
+    """How many components each patched layer has, K."""
+
+    patch: str | tuple[str, ...] = "norm+output"
+    """Which layers: "norm", "input", "output" joined by "+", or globs; by default what there is of norms and output."""
+
+    init: Literal["random", "copies"] = "random"
+    """How components start: norms around the given values, others anew; or all as the given layer."""
+
+    gamma: float | None = None
+    """Where the weights of patched norms start, in place of the given values."""
+
+    sigma: float = 0.0
+    """The deviation of noise around a component, σ."""
+
+    probabilities: tuple[float, ...] | None = None
+    """How often each component is drawn; None for equally often."""
+
+    zero_component: bool = False
+    """Whether the last component is held at zero."""
+
+    draw: Literal["step", "row"] = "step"
+    """Whether a training step has one draw, or each of its rows its own."""
+
+    prior: Literal["l2", "elbo", "none"] = "l2"
+    """What the loss adds: appendix C.1's penalty; eq. 6 with precisions and component probabilities; nothing."""
+
+    strength: float = 0.001
+    """With prior="l2", λ times the number of rows of the whole batch."""
+
+    tau: float = 1.0
+    """With prior="elbo", the prior's precision for weights, τ."""
+
+    rho: float = 1.0
+    """With prior="elbo", the prior's precision for biases, ρ."""
+
+    examples: int | None = None
+    """With prior="elbo", how many examples there are: the loss is a mean over them, and eq. 6 belongs to their sum."""
+
+    tau_output: float | None = None
+    """For regression, the precision of an observation: its inverse is added to the predictive variance (appendix B.3)."""
+
+    reduction: Literal["sum", "mean"] = "mean"
+    """How draws' losses are joined, where there are several."""
+
+    shares_weights: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+    origin: ClassVar[str] = "drawn by the seed"
+    keeps_layers: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        name = type(self).__name__
+        if isinstance(self.patch, list):
+            object.__setattr__(self, "patch", tuple(self.patch))
+        if self.probabilities is not None:
+            try:
+                object.__setattr__(self, "probabilities", tuple(float(chance) for chance in self.probabilities))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{name}(probabilities={self.probabilities!r}): give {self.components} numbers") from error
+        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
+            raise InputError(f"{name}(components={self.components!r}): give a whole number of at least 1")
+        if not isinstance(self.zero_component, bool):
+            raise InputError(f"{name}(zero_component={self.zero_component!r}): give True or False")
+        if self.zero_component and self.components < 2:
+            raise InputError(f"{name}(zero_component=True): one component at zero needs another one: components=2 or more")
+        choices = {"init": ("random", "copies"), "draw": ("step", "row"), "prior": ("l2", "elbo", "none")}
+        for field, allowed in choices.items():
+            if getattr(self, field) not in allowed:
+                raise InputError(f"{name}({field}={getattr(self, field)!r}): say {' or '.join(map(repr, allowed))}")
+        for field in ("sigma", "strength", "tau", "rho"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise InputError(f"{name}({field}={value!r}): give a number of at least 0")
+        for field, least in (("tau_output", 0.0), ("gamma", -math.inf)):
+            value = getattr(self, field)
+            wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < math.inf
+            if value is not None and wrong:
+                raise InputError(f"{name}({field}={value!r}): give a number above {least:g}, or None")
+        if not isinstance(self.patch, (str, tuple)) or not all(isinstance(glob, str) for glob in self.patch):
+            raise InputError(f"{name}(patch={self.patch!r}): give words or globs")
+        chances = self.probabilities
+        if chances is not None and not (
+            len(chances) == self.components and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6
+        ):
+            raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
+        if self.prior == "elbo" and (
+            isinstance(self.examples, bool) or not isinstance(self.examples, int) or self.examples < 1
+        ):
+            raise InputError(f"{name}(prior='elbo'): say how many examples there are to train on, examples=50_000")
+        words = self.patch.split("+") if isinstance(self.patch, str) else []
+        if not self.patch or (words and words[0] in WORDS and not set(words) <= set(WORDS)):
+            raise InputError(f"{name}(patch={self.patch!r}): join 'norm', 'input' and 'output' by '+', or give globs")
+
+    def patched(self, structure: Structure) -> list[str]:
+        """The layers that get components, in the model's order."""
+        model, name = structure.model, type(self).__name__
+        has_own = {n for n, part in model.named_modules() if any(p is not None for p in part._parameters.values())}
+        globs = [self.patch] if isinstance(self.patch, str) else list(self.patch)
+        words = globs[0].split("+") if isinstance(self.patch, str) and globs[0].split("+")[0] in WORDS else []
+        if words:
+            found = {
+                "norm": {n for n, part in model.named_modules() if is_norm(part)} & has_own,
+                "input": first_layers(structure),
+                "output": last_layers(structure)[0],
+            }
+            missing = [word for word in words if not found[word]]
+            chosen = set().union(*(found[word] for word in words))
+            if not chosen or (missing and self.patch != "norm+output"):
+                what = " nor ".join(missing)
+                raise ConversionError(f"{name}(patch={self.patch!r}): there is no {what} layer to patch; name layers by globs")
+        else:
+            names = [n for n, _ in model.named_modules()]
+            hits = names_matching(names, globs, f"{name}(patch={self.patch!r})")
+            matched = {hit for found_here in hits.values() for hit in found_here}
+            chosen = {n for n in has_own if any(n == m or n.startswith(f"{m}.") for m in matched)}
+            if not chosen:
+                raise ConversionError(f"{name}(patch={self.patch!r}): what matches has no parameters to patch")
+        return [n for n, _ in model.named_modules() if n in chosen]
+
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Layers to be patched whose parameters are not theirs alone, or are not what their forward reads."""
+        places = {id(register): name for name, part in structure.model.named_modules() for register in (part._parameters,)}
+        tied = {}
+        for held in slots_of(structure.model).values():
+            for register, key in held:
+                if len(held) > 1:
+                    other = next(f"{places[id(r)]}.{k}" for r, k in held if (id(r), k) != (id(register), key))
+                    tied[id(register)] = f"its {key} is tied to {other}, which members share: give it a tensor of its own"
+        attention = [n for n, part in structure.model.named_modules() if isinstance(part, nn.MultiheadAttention)]
+        found = {}
+        for name in self.patched(structure):
+            part = structure.model.get_submodule(name)
+            elsewhere = sorted(n for n in structure.elsewhere if n.rpartition(".")[0] == name)
+            if id(part._parameters) in tied:
+                found[name] = tied[id(part._parameters)]
+            elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
+                found[name] = "the attention that it belongs to reads its parameters by itself"
+            elif isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) or hasattr(part, "parametrizations"):
+                found[name] = f"a {type(part).__name__} does not read its parameters where they stand"
+            elif elsewhere:
+                found[name] = f"{elsewhere[0]} is read outside the layer's own forward, where it would be all components"
+        return found
+
+    def prepare(self, model: nn.Module, factory: Any, inputs: Inputs, seed: int, at: Any) -> nn.Module:
+        """The model with K components in patched layers, of which the first is drawn yet."""
+        names = self.patched(observe(model, inputs))
+        new = bake(model, {})
+        stored = self.components - self.zero_component
+        starts = [fresh(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
+        every = [f"{n}.{key}" for n, part in new.named_modules() for key in part._parameters]
+        places = {name: index for index, name in enumerate(every)}
+        for name in names:
+            layer: Any = new.get_submodule(name)
+            keys = tuple(key for key, p in layer._parameters.items() if p is not None)
+            shapes = {key: tuple(layer._parameters[key].shape) for key in keys}
+            for key in keys:
+                own: list[Any] = [start.get_submodule(name)._parameters[key] for start in starts]
+                value = self._started(layer, key, own, stored, member_seed(seed, stored + places[f"{name}.{key}"]))
+                given = layer._parameters[key]
+                layer._parameters[key] = nn.Parameter(value.to(given), requires_grad=given.requires_grad)
+            probabilities = None if self.probabilities is None else tuple(self.probabilities)
+            mixed(
+                layer, Patched, replaced=keys, components=self.components, elementwise=self.elementwise, sigma=self.sigma,
+                zero=self.zero_component, probabilities=probabilities, shapes=shapes,
+            )  # fmt: skip
+            device = layer._parameters[keys[0]].device
+            first = layer.draw(torch.Generator().manual_seed(0))
+            layer.draws = tuple(first)
+            for key, value in first.items():
+                small = torch.uint8 if self.elementwise and self.components <= 256 else torch.int64
+                kept = value.to(layer._parameters[keys[0]].dtype) if value.is_floating_point() else value.to(small)
+                layer.register_buffer(key, torch.zeros_like(kept, device=device), persistent=False)
+        without_fast_path(new, Patched)
+        add_seeds(new)
+        return new
+
+    def _started(self, layer: nn.Module, key: str, own: list[Tensor], stored: int, seed: int) -> Tensor:
+        """Components of one parameter, ``[K, ...]``."""
+        given = layer._parameters[key]
+        assert given is not None
+        value = given.detach().expand(stored, *given.shape).clone()
+        norm = is_norm(layer)
+        if norm and key == "weight" and self.gamma is not None:
+            value.fill_(self.gamma)
+        if self.init == "copies":
+            return value
+        if not norm:
+            return torch.stack([tensor.detach() for tensor in own])
+        spread = SPREAD * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
+        return value + spread.to(value)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """What is shared stays as given, and members draw from components."""
+        return True
+
+    def start(self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Any) -> nn.Module:
+        """Member m's draws."""
+        return drawn_member(network, member_seed(seed, m))
+
+    def layout(self, structure: Structure) -> Layout:
+        """What is drawn, and the seeds."""
+        names = drawn_names(structure.model)
+        layers = dict(drawing_layers(structure.model))
+        because = {name: f"{self.components} components, {self._what()}" for name in layers}
+        how = "at random" if self.init == "random" else "as copies"
+        note = f"{len(layers)} layers with {self.components} components, which start {how}"
+        return Layout(tensors=names | {SEEDS}, because=because, note=note)
+
+    def _what(self) -> str:
+        return "one drawn for each element" if self.elementwise else "one drawn for the layer"
+
+    def plain(self, member: nn.Module) -> None:
+        """Works what is drawn into layers."""
+        settled(member)
+
+    def neutral(self: P) -> P:
+        """All components as the given layer."""
+        same: dict[str, Any] = {"init": "copies", "sigma": 0.0, "zero_component": False, "gamma": None, "probabilities": None}
+        return replace(self, members=1, components=max(self.components, 2), **same)
+
+    def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
+        """One draw for the step, or one for each row; `Ensemble.batch` makes it."""
+        whole = Method.batch(self, inputs, target, rng, per_member, count)  # type: ignore[arg-type]
+        if per_member:
+            return whole
+        count = 1 if self.draw == "step" else count
+        seeds = torch.randint(2**62, (count,), generator=rng).tolist()
+        more: dict[str, Any] = {"rows": torch.arange(count)} if self.draw == "row" else {}
+        return replace(whole, kwargs={**whole.kwargs, "draws": seeds, **more})
+
+    def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
+        """The mean over draws."""
+        if "rows" in batch.kwargs or "draws" not in batch.kwargs:
+            return Method.loss(self, outputs, batch, criterion)  # type: ignore[arg-type]
+        count = len(tree.tensors(outputs)[0])
+        losses = [criterion(tree.take(outputs, d), batch.target) for d in range(count)]
+        total = torch.stack(losses)
+        return total.sum() if self.reduction == "sum" else total.mean()
+
+    def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
+        """The prior on all that is learned, for a batch of so many rows in all."""
+        if self.prior == "none":
+            return None
+        patched = patched_names(ensemble.template)
+        terms = []
+        for name, parameter in ensemble.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            squares = parameter.flatten(1).square().sum(1) if name in patched else parameter.square().sum()
+            if self.prior == "l2":
+                terms.append(squares.sum() * (self.strength / count))
+                continue
+            precision = self.rho if "bias" in name.rpartition(".")[2] else self.tau
+            weights = self._weights(squares) if name in patched else squares.new_ones(())
+            assert self.examples is not None
+            terms.append((precision / 2) * (squares * weights).sum() / self.examples)
+        return torch.stack(terms).sum() if terms else None
+
+    def _weights(self, squares: Tensor) -> Tensor:
+        """How often each component that is learned is drawn."""
+        if self.probabilities is None:
+            return torch.full_like(squares, 1 / self.components)
+        return squares.new_tensor(self.probabilities[: len(squares)])
+
+    def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """What is shared, and the patches."""
+        patched = patched_names(ensemble.template)
+        groups = []
+        for kind in ("shared", "patches"):
+            named = [
+                (n, p) for n, p in ensemble.named_parameters() if p.requires_grad and (n in patched) == (kind == "patches")
+            ]
+            if named:
+                own = {"params": [p for _, p in named], "names": [n for n, _ in named], "kind": kind}
+                groups.append({**own, "lr": lr, "weight_decay": weight_decay})
+        return groups
+
+    def effective_size(self, ensemble: Ensemble) -> int:
+        """How many networks there are to draw: K for each patched layer, or for each of its elements."""
+        layers = dict(drawing_layers(ensemble.template)).values()
+        if not self.elementwise:
+            return int(self.components ** len(layers))
+        elements = sum(math.prod(shape) for layer in layers for shape in layer.shapes.values())  # type: ignore[attr-defined]
+        return int(self.components**elements)
+
+
+def patched_names(network: nn.Module) -> frozenset[str]:
+    """The parameters that have components."""
+    layers = ((name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched))
+    return frozenset(f"{name}.{key}" if name else key for name, layer in layers for key in layer.replaced)

@@ -1,0 +1,1 @@
+"""Prediction: members' answers, and what they say together."""

@@ -1,0 +1,1 @@
+"""The shell: every command, and what a comparison of methods is made of."""

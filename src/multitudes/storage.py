@@ -1,0 +1,98 @@
+"""Storage: tensors and JSON in one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes.errors import FileError
+
+UNFINISHED = ".part"
+"""How the name of a file ends that is not whole yet."""
+
+
+FORMAT = 1
+"""The version of the file's JSON; a newer one is refused by name."""
+
+
+def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors, and JSON about them, as a file of this kind."""
+    from safetensors.torch import save as to_bytes
+
+    kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    write(Path(path), to_bytes(kept, metadata={kind: text, "sha256": digest(kept, text)}))
+
+
+def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save_tensors` wrote."""
+    header, tensors = _safetensors(Path(path))
+    if kind not in header or "sha256" not in header:
+        raise FileError(f"{path} holds no {kind}")
+    if digest(tensors, header[kind]) != header["sha256"]:
+        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+    return described(header[kind], path, kind, FORMAT), tensors
+
+
+def described(text: str | bytes, path: str | PathLike[str], kind: str, known: int) -> dict[str, Any]:
+    """The JSON of a file, whose format must be one that is known."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+        newer = found["format"] > known
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileError(f"{path} is damaged or does not describe a {kind}: {type(error).__name__}: {error}") from error
+    if newer:
+        raise FileError(f"{path} was written in a newer format: update multitudes")
+    return found
+
+
+def write(target: Path, data: bytes) -> None:
+    """All of it or nothing; the old file stays until the new one is whole."""
+    name = target.parent / f".{target.name}.{secrets.token_hex(4)}{UNFINISHED}"
+    try:
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # with the rights that any new file has
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            name.unlink(missing_ok=True)
+
+
+def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileError(
+            f"{path} is not a whole safetensors file ({error}). Pickled checkpoints are not read: "
+            "write them with safetensors.torch.save_file(model.state_dict(), ...)"
+        ) from error
+
+
+def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Of a text, and of tensors in memory as they lie: names, shapes, types and numbers."""
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return total.hexdigest()

@@ -1,0 +1,69 @@
+"""A bar: how far something is, on standard error, where there is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Tell = Callable[..., None]
+"""Called with how much has been done, and what else to show by name."""
+
+
+def wanted(progress: bool | None) -> bool:
+    """Whether a bar is to be shown: as asked for, or where there is a terminal."""
+    return sys.stderr.isatty() if progress is None else progress
+
+
+@contextlib.contextmanager
+def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> Iterator[Tell]:
+    """A bar for the time of a block, and a line with what else is shown; they go when the block ends."""
+    if not wanted(progress):
+        yield lambda count=1, **shown: None
+        return
+    from rich.console import Console, RenderableType
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Two(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            for task in self.tasks:
+                if task.fields["shown"]:
+                    yield Text(task.fields["shown"], no_wrap=True, overflow="ellipsis")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Two(*columns, console=Console(stderr=True), transient=True) as live:
+        job = live.add_task(name, total=total, shown="")
+
+        def tell(count: int = 1, **shown: object) -> None:
+            live.advance(job, count)
+            if shown:
+                live.update(job, shown="  ".join(f"{key} {value}" for key, value in shown.items()))
+
+        yield tell
+
+
+def rendered(parts: list[Any]) -> str:
+    """Tables as text, as wide as the terminal; in colour nowhere, so that it reads the same in a log and a notebook."""
+    import shutil
+    from io import StringIO
+
+    from rich.console import Console
+
+    width = min(140, max(80, shutil.get_terminal_size((140, 24)).columns))
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

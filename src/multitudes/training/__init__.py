@@ -1,0 +1,1 @@
+"""Training: fit, its recipes, and the folder of a run."""

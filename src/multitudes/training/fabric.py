@@ -1,0 +1,177 @@
+"""Devices and processes of a run: Lightning Fabric, and torch's own settings for the time of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from multitudes.engine.sharding import is_sharded
+from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError
+from multitudes.training.recipe import Recipe
+
+FABRICS = ("lightning_fabric", "lightning.fabric")
+PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def device_of(ensemble: Ensemble) -> torch.device:
+    """Where the ensemble is."""
+    return next((p.device for p in ensemble.parameters()), torch.device("cpu"))
+
+
+def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
+    """A Fabric for the ensemble's device; under torchrun, one for all processes."""
+    if recipe.precision == "fp16" and device_of(ensemble).type == "cpu":
+        raise InputError("Recipe(precision='fp16') is for GPUs: on a CPU take 'bf16', or '32'")
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    kind = "cuda" if device_of(ensemble).type == "cuda" or (ranks > 1 and torch.cuda.is_available()) else "cpu"
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    with quietly():
+        library, strategy = _fabric(), "ddp"
+        if _is_sharded(ensemble, recipe):
+            strategy = _unwrapped(library)
+        many = {"strategy": strategy, "devices": here, "num_nodes": max(1, ranks // here)} if ranks > 1 else {"devices": 1}
+        fabric = library.Fabric(accelerator=kind, precision=PRECISIONS[recipe.precision], loggers=loggers, **many)
+        fabric.launch()
+    return fabric
+
+
+def _is_sharded(ensemble: Ensemble, recipe: Recipe) -> bool:
+    """Whether the ensemble is sharded; refuses settings that need whole tensors if it is."""
+    if not is_sharded(ensemble):
+        return False
+    if recipe.clip is not None or recipe.channels_last:
+        name = "clip" if recipe.clip is not None else "channels_last"
+        raise InputError(
+            f"Recipe({name}={getattr(recipe, name)}) needs whole tensors, and this ensemble is sharded: leave it out"
+        )
+    return True
+
+
+def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
+    """A Fabric of one's own may have one device, or DDP, in the recipe's precision; for a sharded ensemble one is made."""
+    if _is_sharded(ensemble, recipe):
+        raise InputError("a sharded ensemble is trained without fabric=: under torchrun, one is made for its processes")
+    kind = type(getattr(fabric, "strategy", fabric)).__name__
+    if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
+        raise InputError(f"fit takes a Fabric of one device or strategy='ddp', not {kind}; to shard, fully_shard(ens)")
+    its, wanted = str(fabric.strategy.precision.precision), PRECISIONS[recipe.precision]
+    if its != wanted:
+        raise InputError(
+            f"Recipe(precision={recipe.precision!r}) is Fabric(precision={wanted!r}), not {its!r}: change one of them"
+        )
+
+
+def log_again(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
+    """The lines of a run that goes on, for loggers that begin their file anew."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Experiment logs directory")  # of which all that was there is written again
+        for logger in [one for one in fabric.loggers if type(one).__name__ == "CSVLogger"]:
+            for line in lines:
+                logger.log_metrics(dict(line), int(line["epoch"]))
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Fabric says which precision and processes it takes, and that others would be faster: the recipe has said which."""
+    parts = [f"{name}.utilities.{part}" for name in FABRICS for part in ("rank_zero", "distributed")]
+    loggers = [logging.getLogger(part) for part in parts]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
+    """The ensemble as the recipe wants it called: on a GPU one graph that is launched as one.
+
+    Where gradients add up over parts they outlive the graph's memory, so that it is launched kernel by kernel.
+    """
+    if not recipe.compile:
+        return ensemble
+    graphs = device.type == "cuda" and recipe.accumulate == 1
+    return torch.compile(ensemble, mode="reduce-overhead" if graphs else "default", dynamic=False)
+
+
+def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the method's groups; each remembers the rate that its schedule starts from."""
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind = kinds[recipe.optimizer]
+    more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
+    if device.type == "cuda" and recipe.precision != "fp16":
+        more["fused"] = True
+    if not any(p.requires_grad for p in ensemble.parameters()):
+        raise InputError("there is nothing to train: all parameters are frozen; ens.requires_grad_(True) lets them learn")
+    groups = ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind)
+    optimizer = kind(groups, lr=recipe.lr, **more)
+    for group in optimizer.param_groups:
+        group.setdefault("first_lr", group["lr"])
+    return optimizer
+
+
+def _unwrapped(library: Any) -> Any:
+    """Fabric's strategy for processes, without its wrapper: a sharded ensemble averages gradients by itself."""
+    strategy = import_module(f"{library.__name__}.strategies").DDPStrategy
+
+    class Sharded(strategy):  # type: ignore[misc, valid-type]
+        def setup_module(self, module: Any) -> Any:
+            return module
+
+    made = Sharded()
+    made._backward_sync_control = _Always()
+    return made
+
+
+class _Always:
+    """Gradients are averaged in each part of a step: a sharded one has nowhere to keep them whole."""
+
+    def no_backward_sync(self, module: Any, enabled: bool) -> Any:
+        return contextlib.nullcontext()
+
+
+def _fabric() -> Any:
+    for name in FABRICS:
+        with contextlib.suppress(ImportError):
+            return import_module(name)
+    raise InputError("fit needs Lightning Fabric: pip install 'multitudes[train]'")
+
+
+@contextlib.contextmanager
+def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Randomness of torch, NumPy and Python, and torch's choice of algorithms, as they were afterwards."""
+    strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    devices = [device] if device.type == "cuda" else []
+    plain, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            if recipe.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+                torch.use_deterministic_algorithms(True)
+                torch.backends.cudnn.benchmark = False
+            yield
+        finally:
+            torch.use_deterministic_algorithms(strict, warn_only=warn)
+            torch.backends.cudnn.benchmark = benchmark
+            random.setstate(plain)
+            np.random.set_state(arrays)
+
+
+def sow(seed: int) -> None:
+    """What any dataset or model may draw by, within `settled`."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

@@ -1,0 +1,220 @@
+"""How members start: apart from each other, as the model's author starts it, and repeatably."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nets.convolutional import ConvNeXt, ResNet
+from nets.sequences import ViT
+from torch import Tensor, nn
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes.conversion.anatomy.initialise import built, fresh
+from multitudes.engine.seeds import member_seed, seeded
+
+
+@pytest.mark.parametrize(
+    "case", ["vit", "convnext", "resnet", "transformer_encoder", "lstm", "in_place", "weight_norm", "hugging_face_vit"]
+)
+def test_no_two_members_share_a_tensor_that_is_not_constant(case: str) -> None:
+    """Class tokens, position embeddings and other loose parameters included."""
+    model = ZOO[case].model()
+    ens = mt.ensemble(model, mt.Deep(), ZOO[case].example(), seed=0)
+    for name, parameter in ens.named_parameters():
+        constant = len(model.get_parameter(name).unique()) == 1
+        for a, b in itertools.combinations(parameter.detach(), 2):
+            assert torch.equal(a, b) == constant, name
+
+
+BUILD = {"vit": lambda: ViT(10), "resnet": lambda: ResNet(classes=10), "convnext": lambda: ConvNeXt(10)}
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_members_start_with_the_loss_of_the_base_model(name: str) -> None:
+    """The first batch's loss is within 10 % of the base model's at its own initialisation, on average over seeds."""
+    x, y = torch.randn(64, 3, 8, 8), torch.randint(10, (64,))
+    base = [F.cross_entropy(build_seeded(name, seed).train()(x), y).item() for seed in range(8)]
+    ours: list[float] = []
+    for seed in range(2):
+        ens = mt.ensemble(build_seeded(name, seed), mt.Deep(), x[:2], seed=seed).train()
+        ours += [F.cross_entropy(output, y).item() for output in ens(x)]
+    mean = sum(base) / len(base)
+    assert abs(sum(ours) / len(ours) - mean) < 0.1 * mean
+    assert all(abs(loss - mean) < 0.5 * mean for loss in ours)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_members_start_at_the_scale_of_the_base_model(name: str) -> None:
+    """Every tensor is drawn as wide as its author draws it, averaged over members and seeds."""
+    deviations: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(4):
+        ens = mt.ensemble(build_seeded(name, seed), mt.Deep(), torch.randn(2, 3, 8, 8), seed=seed, check=False)
+        given = dict(build_seeded(name, seed).named_parameters())
+        for key, parameter in ens.named_parameters():
+            if given[key].numel() >= 32:
+                pair = (parameter.detach().pow(2).mean().sqrt().item(), given[key].detach().pow(2).mean().sqrt().item())
+                deviations.setdefault(key, []).append(pair)
+    for key, pairs in deviations.items():
+        ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
+        assert ours == pytest.approx(theirs, rel=0.25), key
+
+
+def build_seeded(name: str, seed: int) -> nn.Module:
+    """The model as its author starts it, with this seed."""
+    with seeded(seed):
+        return BUILD[name]()
+
+
+def states(**options: object) -> dict[str, Tensor]:
+    """The state of an ensemble of a small ViT."""
+    return mt.ensemble(ZOO["vit"].model(), mt.Deep(), ZOO["vit"].example(), **options).state_dict()
+
+
+def test_the_same_seed_gives_the_same_members() -> None:
+    """And another seed gives others, all of them."""
+    torch.testing.assert_close(states(seed=1), states(seed=1), rtol=0, atol=0)
+    one, two = states(seed=1), states(seed=2)
+    assert not any(torch.equal(a, b) for a, b in itertools.product(one["token"], two["token"]))
+
+
+def test_neighbouring_seeds_share_no_member() -> None:
+    """Member m of seed s is not member m + 1 of seed s − 1."""
+    seeds = [member_seed(seed, m) for seed in range(20) for m in range(20)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_more_members_leave_the_first_as_they_are() -> None:
+    """Member m depends on the seed and on m alone."""
+    case = ZOO["mlp"]
+    few, many = (mt.ensemble(case.model(), mt.Deep(members=m), case.example(), seed=4).state_dict() for m in (2, 5))
+    torch.testing.assert_close({name: tensor[:2] for name, tensor in many.items()}, dict(few), rtol=0, atol=0)
+
+
+def test_a_seed_leaves_the_global_randomness_alone() -> None:
+    """With seed= nothing is drawn from torch's global generator, by no verb."""
+    model, x = ZOO["vit"].model(), ZOO["vit"].example()
+    before = torch.get_rng_state()
+    mt.plan(model, mt.Deep(), x, seed=0)
+    ens = mt.ensemble(model, mt.TreeNet(), x, seed=0)
+    mt.check(ens, x)
+    mt.cost(ens, x, repeats=1)
+    ens.tune(x, seconds=0.01)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_seed_the_global_generator_gives_one() -> None:
+    """So that torch.manual_seed makes a whole script repeatable, and two ensembles in it differ."""
+    torch.manual_seed(3)
+    one, two = states(), states()
+    torch.manual_seed(3)
+    torch.testing.assert_close(states(), one, rtol=0, atol=0)
+    assert not torch.equal(one["token"], two["token"])
+
+
+def test_a_factory_initialises_each_member() -> None:
+    """Each member is what the factory makes with its own seed; the plan says so."""
+    x = ZOO["vit"].example()
+    ens = mt.ensemble(lambda ratio: ViT().double(), mt.Deep(), x, seed=2)
+    for m in range(4):
+        with seeded(member_seed(2, m)):
+            torch.testing.assert_close(dict(ens.member(m).state_dict()), dict(ViT().double().state_dict()), rtol=0, atol=0)
+    assert set(ens.plan.init.values()) == {"the factory"}
+
+
+def test_a_factory_gets_the_width_ratio() -> None:
+    """It is called with 1.0; one that takes nothing, or returns no module, is told so."""
+    ratios: list[float] = []
+    built(lambda ratio: ratios.append(ratio) or nn.Linear(2, 2), 1.0, 0)
+    assert ratios == [1.0]
+    with pytest.raises(mt.InputError, match="lambda ratio"):
+        built(lambda: nn.Linear(2, 2), 1.0, 0)
+    with pytest.raises(mt.InputError, match="returned a dict"):
+        built(lambda ratio: {}, 1.0, 0)
+
+
+def test_an_error_inside_the_factory_is_not_hidden() -> None:
+    """A TypeError of the factory's own is not taken for a wrong signature."""
+    with pytest.raises(TypeError, match="unsupported operand"):
+        built(lambda ratio: nn.Linear(ratio / "2", 2), 1.0, 0)  # type: ignore[operator]
+
+
+def test_a_factory_that_makes_other_networks_is_refused() -> None:
+    """All members must have the same shapes."""
+    widths = itertools.count(3)
+    with pytest.raises(mt.InputError, match="different networks"):
+        mt.ensemble(lambda ratio: nn.Sequential(nn.Linear(4, next(widths)), nn.Flatten()), mt.Deep(), torch.randn(2, 4), seed=0)
+
+
+class Owned(nn.Module):
+    """A model with an initialisation of its own, a learnt scale, a table, and a loose matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.scale, self.loose = nn.Parameter(torch.full((4,), 1e-6)), nn.Parameter(3 + 0.1 * torch.randn(40, 4))
+        self.register_buffer("table", torch.randn(4))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.uniform_(self.layer.weight, 10, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)) * self.scale * self.table @ self.loose.mT
+
+
+def test_each_tensor_starts_by_the_first_rule_that_fits() -> None:
+    """The model's own way, then each layer's, then a redraw; constants and buffers stay, statistics are reset."""
+    model = Owned().double()
+    model.train()(torch.randn(8, 4, dtype=torch.float64))
+    new, rules = fresh(model, seed=1)
+    assert rules["layer.weight"] == "Owned.init_weights"
+    assert new.layer.weight.min() >= 10 and new.layer.weight.max() <= 11
+    assert not torch.equal(new.layer.weight, model.layer.weight)
+    assert rules["layer.bias"] == "Linear.reset_parameters"
+    assert not torch.equal(new.layer.bias, model.layer.bias)
+    assert rules["scale"] == "constant"
+    assert torch.equal(new.scale, model.scale)
+    assert rules["table"] == "kept"
+    assert torch.equal(new.table, model.table)
+    assert rules["loose"] == "redrawn with its mean and deviation"
+    assert new.loose.mean().item() == pytest.approx(3, abs=0.05)
+    assert new.loose.std().item() == pytest.approx(0.1, rel=0.3)
+    assert rules["norm.running_mean"] == "reset_running_stats"
+    assert not new.norm.running_mean.any()
+
+
+def test_the_plan_names_the_rule_for_each_member_tensor() -> None:
+    """For the tensors that carry members, and only for them."""
+    case = ZOO["vit"]
+    planned = mt.plan(case.model(), mt.TreeNet(split="norm"), case.example())
+    assert set(planned.init) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert planned.init["head.weight"] == "Linear.reset_parameters"
+    assert planned.init["norm.weight"] == "constant"
+    assert "Linear.reset_parameters" in str(planned)
+
+
+def test_copies_start_as_the_given_model() -> None:
+    """start="copies" gives every member the given weights and statistics; the plan says that as well."""
+    case = ZOO["resnet"]
+    model = case.model(train=True)
+    model(*case.example().args)
+    ens = mt.ensemble(model, mt.Deep(), case.example(), start="copies")
+    for name, tensor in ens.state_dict().items():
+        torch.testing.assert_close(tensor, model.state_dict()[name].expand_as(tensor), rtol=0, atol=0)
+    assert set(ens.plan.init.values()) == {"copied from the given model"}
+    assert "given weights are not used" not in str(ens.plan)
+    assert "given weights are not used" in str(mt.plan(model, mt.Deep(), case.example()))
+
+
+def test_what_is_shared_keeps_the_given_weights() -> None:
+    """A trunk starts as it was given, pretrained or not."""
+    case = ZOO["wideresnet"]
+    model = case.model()
+    ens = mt.ensemble(model, mt.TreeNet(), case.example(), seed=0)
+    for name, tensor in model.state_dict().items():
+        if name not in ens.engine.owned:
+            assert torch.equal(ens.state_dict()[name], tensor)

@@ -1,0 +1,90 @@
+"""Known layers: their products, where their channels are, and who is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes.conversion.anatomy.known_layers import along_channels, channels, known_layers, product_of, unknown_layers
+from multitudes.conversion.anatomy.structure import observe
+
+
+class Doubling(nn.Linear):
+    """A subclass with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Named(nn.Linear):
+    """A subclass that inherits its forward."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Linear(4, 6), torch.randn(3, 5, 4)),
+        (Named(4, 6), torch.randn(3, 4)),
+        (nn.Conv1d(4, 6, 3, padding=1, padding_mode="circular"), torch.randn(3, 4, 8)),
+        (nn.Conv2d(4, 6, 3, 2, groups=2), torch.randn(3, 4, 8, 8)),
+        (nn.Conv3d(4, 6, 2), torch.randn(3, 4, 3, 3, 3)),
+        (nn.ConvTranspose1d(4, 6, 3, 2, 1, 1), torch.randn(3, 4, 8)),
+        (nn.ConvTranspose2d(4, 6, 3, 2, dilation=2), torch.randn(3, 4, 8, 8)),
+        (nn.ConvTranspose3d(4, 6, 2), torch.randn(3, 4, 3, 3, 3)),
+    ],
+)
+def test_a_product_is_the_layer_without_its_bias(layer: nn.Module, x: Tensor) -> None:
+    product = product_of(layer)
+    assert product is not None
+    assert channels(layer) == (4, 6)
+    y = product(layer, x)
+    torch.testing.assert_close(y + along_channels(layer, layer.bias, y), layer(x))
+
+
+def test_rows_have_values_of_their_own() -> None:
+    """Also where a row has several entries on the first axis, as windows make of it."""
+    values = torch.randn(3, 4)
+    x = torch.randn(3, 4, 2, 2)
+    assert torch.equal(x * along_channels(nn.Conv2d(4, 1, 1), values, x), x * values[:, :, None, None])
+    x = torch.randn(6, 5, 4)
+    assert torch.equal(x * along_channels(nn.Linear(4, 1), values, x), x * values.repeat_interleave(2, 0)[:, None])
+
+
+def test_a_forward_of_its_own_is_refused_by_name() -> None:
+    """And not treated as the parent's."""
+    net = nn.Sequential(Doubling(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    assert product_of(net[0]) is None
+    reasons = unknown_layers(observe(net, mt.Inputs(torch.randn(2, 4))))
+    assert reasons == {"0": "a Doubling computes other than Linear does, and nothing is known of how"}
+    with pytest.raises(mt.ConversionError, match=r"Doubling computes other than Linear does[\s\S]*keep=\['0'\]"):
+        mt.ensemble(net, mt.BatchEnsemble(), torch.randn(2, 4))
+    ens = mt.ensemble(net, mt.BatchEnsemble(), torch.randn(2, 4), keep=["0"])
+    assert "0.alpha" not in dict(ens.named_parameters())
+
+
+def test_tokens_and_tables_are_no_layers_and_loose_matrices_are() -> None:
+    """What is only added is shared; what is multiplied by is refused."""
+
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.matrix = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(4, 4))
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu((x + self.table) @ self.matrix))
+
+    reasons = unknown_layers(observe(Loose(), mt.Inputs(torch.randn(2, 5, 4))))
+    assert reasons == {"": "a Loose multiplies by matrix, and nothing is known of how"}
+    for case in ("vit", "hugging_face_vit", "convnext", "in_place"):
+        assert unknown_layers(observe(ZOO[case].model(), ZOO[case].example())) == {}
+
+
+def test_attention_is_known_as_a_whole() -> None:
+    """Its output projection is no layer beside it."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12)
+    assert [name for name, _ in known_layers(layer)] == ["self_attn", "linear1", "linear2"]

@@ -1,0 +1,115 @@
+"""Parts that no method can turn into members are refused by name, all at once, with what to do instead."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes.conversion.anatomy.refusals import refusals
+
+
+def lazy() -> nn.Module:
+    """A layer without weights, as long as nothing has run."""
+    return nn.LazyLinear(6)
+
+
+def quantised() -> nn.Module:
+    """A linear layer whose weights are packed as whole numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 6)), {nn.Linear})[0]
+
+
+def scripted() -> nn.Module:
+    """A layer compiled by torch.jit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(4, 6))
+
+
+def old_weight_norm() -> nn.Module:
+    """A layer whose weight an old-style hook computes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nn.utils.weight_norm(nn.Linear(4, 6))
+
+
+def old_spectral_norm() -> nn.Module:
+    """The same with the largest singular value."""
+    return torch.nn.utils.spectral_norm(nn.Linear(4, 6))
+
+
+def sparse() -> nn.Module:
+    """A layer whose weight is stored sparsely."""
+    layer = nn.Linear(4, 6)
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
+    return layer
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "lazy": (lazy, "LazyLinear", "run the model once"),
+    "quantised": (quantised, "Linear", "quantise the members afterwards"),
+    "scripted": (scripted, "RecursiveScriptModule", "Python module it was made from"),
+    "weight_norm": (old_weight_norm, "Linear", "torch.nn.utils.parametrizations.weight_norm"),
+    "spectral_norm": (old_spectral_norm, "Linear", "torch.nn.utils.parametrizations.spectral_norm"),
+    "sparse": (sparse, "Linear", "make it dense"),
+}
+
+
+def around(layer: nn.Module) -> nn.Module:
+    """A network with a layer in its middle."""
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(layer), nn.Linear(6, 5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", [mt.Deep(), mt.MultiHead(), mt.TreeNet()], ids=lambda m: type(m).__name__)
+def test_refused_by_name(kind: str, method: mt.Method) -> None:
+    """The plan lists it with its type and the reason; the conversion raises with the same."""
+    make, type_name, advice = KINDS[kind]
+    planned = mt.plan(around(make()), method, torch.zeros(2, 4))
+    assert (planned.refused[0].name, planned.refused[0].type) == ("1.0", type_name)
+    assert all(entry.name.startswith("1.0") for entry in planned.refused)
+    assert advice in planned.refused[0].reason
+    assert "refused" in str(planned)
+    with pytest.raises(mt.ConversionError, match=rf"(?s)1\.0 +{type_name} .*{advice}"):
+        mt.ensemble(around(make()), method, torch.zeros(2, 4))
+
+
+def test_all_are_named_at_once() -> None:
+    """One error for everything that stands against a conversion, and the line that would share it."""
+    model = nn.Sequential(old_weight_norm(), sparse(), nn.Linear(6, 6), quantised())
+    with pytest.raises(mt.ConversionError, match=r"cannot take \d part\(s\) of Sequential") as caught:
+        mt.ensemble(model, mt.Deep(), torch.zeros(2, 4))
+    keep = str(caught.value).splitlines()[-1]
+    assert all(repr(name) in keep for name in ("0", "1", "3"))
+    assert "'2'" not in keep
+
+
+def test_a_quantised_part_may_be_shared_on_purpose() -> None:
+    """keep= lifts the refusal where sharing needs no member axis."""
+    model = nn.Sequential(quantised(), nn.ReLU(), nn.Linear(6, 5)).eval()
+    ens = mt.ensemble(model, mt.Deep(), torch.randn(2, 4), keep=["0"], seed=0)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "vit", "lstm", "weight_norm", "hugging_face_vit"])
+def test_ordinary_models_have_nothing_to_refuse(name: str) -> None:
+    """Parametrizations of the new kind included."""
+    assert refusals(ZOO[name].model()) == {}
+
+
+def test_new_style_norms_are_taken() -> None:
+    """weight_norm and spectral_norm as parametrizations convert, and keep the laws."""
+    model = nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.ReLU(), spectral_norm(nn.Linear(6, 5))).double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    ens = mt.ensemble(model, mt.Deep(), x, seed=0).eval()
+    torch.testing.assert_close(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))
+    mt.check(ens, x)

@@ -1,0 +1,350 @@
+"""Networks made again by those who know how: our own, transformers by their configuration, timm by its constructors."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import sequences as seq
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes import models
+from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.resize.constructors import by_config, by_constructor, by_timm
+from multitudes.models.network import nearest
+
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
+TEXT = {"vocab_size": 11, "num_labels": 5}
+PATCHES = {"image_size": 32, "patch_size": 16}
+STREAM = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+
+
+def clip() -> nn.Module:
+    """Two towers, each with a configuration of its own inside the whole one."""
+    words = {**STREAM, "vocab_size": 11, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    return hf.CLIPModel(hf.CLIPConfig(text_config=words, vision_config={**STREAM, **PATCHES}, projection_dim=8))
+
+
+BUILD: dict[str, tuple[Callable[[], nn.Module], mt.Inputs]] = {
+    "vit": (lambda: hf.ViTForImageClassification(hf.ViTConfig(**STREAM, **PATCHES, num_labels=5)), mt.Inputs(IMAGE)),
+    "resnet": (
+        lambda: hf.ResNetForImageClassification(
+            hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 2], layer_type="basic", num_labels=5)
+        ),
+        mt.Inputs(IMAGE),
+    ),
+    "convnext": (
+        lambda: hf.ConvNextForImageClassification(
+            hf.ConvNextConfig(hidden_sizes=[8, 12], depths=[1, 1], num_stages=2, num_labels=5)
+        ),
+        mt.Inputs(IMAGE),
+    ),
+    "bert": (
+        lambda: hf.BertForSequenceClassification(hf.BertConfig(**STREAM, **TEXT, max_position_embeddings=8)),
+        mt.Inputs(IDS, attention_mask=torch.ones_like(IDS)),
+    ),
+    "swin": (
+        lambda: hf.SwinForImageClassification(
+            hf.SwinConfig(
+                image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4, num_labels=5,
+            )
+        ),
+        mt.Inputs(IMAGE),
+    ),
+    "gpt2": (
+        lambda: hf.GPT2LMHeadModel(
+            hf.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0)
+        ),
+        mt.Inputs(IDS, use_cache=False),
+    ),
+    "llama": (
+        lambda: hf.LlamaForCausalLM(
+            hf.LlamaConfig(
+                hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, intermediate_size=40,
+                vocab_size=11, max_position_embeddings=8,
+            )
+        ),
+        mt.Inputs(IDS, use_cache=False),
+    ),
+    "t5": (
+        lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(d_model=24, d_kv=8, num_heads=3, d_ff=40, num_layers=2, vocab_size=11)
+        ),
+        mt.Inputs(input_ids=IDS, decoder_input_ids=IDS, use_cache=False),
+    ),
+    "distilbert": (
+        lambda: hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(dim=24, hidden_dim=40, n_heads=3, n_layers=2, **TEXT, max_position_embeddings=8)
+        ),
+        mt.Inputs(IDS),
+    ),
+    "clip": (clip, mt.Inputs(input_ids=IDS, pixel_values=IMAGE)),
+}  # fmt: skip
+
+HALF: dict[str, dict[str, Any]] = {
+    "vit": {"hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3, "num_hidden_layers": 2, "patch_size": 16},
+    "resnet": {"embedding_size": 4, "hidden_sizes": [4, 6], "depths": [1, 2]},
+    "convnext": {"hidden_sizes": [4, 6], "depths": [1, 1]},
+    "bert": {
+        "hidden_size": 12,
+        "intermediate_size": 20,
+        "num_attention_heads": 3,
+        "vocab_size": 11,
+        "max_position_embeddings": 8,
+    },
+    "swin": {"embed_dim": 8, "num_heads": [2, 4], "depths": [1, 1], "window_size": 4},
+    "gpt2": {"n_embd": 12, "n_head": 3, "n_inner": None, "n_positions": 8},
+    "llama": {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 20},
+    "t5": {"d_model": 12, "d_kv": 4, "num_heads": 3, "d_ff": 20},
+    "distilbert": {"dim": 12, "hidden_dim": 20, "n_heads": 3},
+    "clip": {"projection_dim": 8},
+}
+"""What the configuration of a network of half the width says."""
+
+
+def shapes(net: nn.Module) -> dict[str, torch.Size]:
+    """Of all that is in a state dict."""
+    return {name: tensor.shape for name, tensor in net.state_dict().items()}
+
+
+def half(name: str) -> nn.Module:
+    """The network of half the width."""
+    return mt.resize(BUILD[name][0](), 0.5, BUILD[name][1], seed=0)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_transformers_are_resized_by_their_configuration(name: str) -> None:
+    """Widths are halved, and nothing else; the outputs are shaped as before."""
+    build, x = BUILD[name]
+    model, thin = build().eval(), half(name).eval()
+    assert thin.resizing.way == "its configuration"
+    assert {key: getattr(thin.config, key) for key in HALF[name]} == HALF[name]
+    before, after = (net(*x.args, **x.kwargs) for net in (model, thin))
+    first = "logits_per_image" if name == "clip" else "logits"
+    assert after[first].shape == before[first].shape
+    assert sum(p.numel() for p in thin.parameters()) < 0.6 * sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_every_hidden_layer_of_a_transformer_is_half_as_wide(name: str) -> None:
+    """Every matrix that runs has fewer numbers, but for the biases that relative positions have for each head."""
+    build, x = BUILD[name]
+    model, thin = build(), half(name)
+    assert shapes(thin).keys() == shapes(model).keys()
+    for layer in observe(model, x).layers():
+        wide, narrow = (sum(p.numel() for p in net.get_submodule(layer).parameters()) for net in (model, thin))
+        assert narrow < wide or "relative" in layer, layer
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_wide_again(name: str) -> None:
+    """Twice half the width is the width, in every tensor."""
+    build, x = BUILD[name]
+    assert shapes(mt.resize(half(name), 2, x)) == shapes(build())
+
+
+def test_a_configuration_inside_another_is_resized_too() -> None:
+    """Both towers of CLIP; the space that they share is an output, and stays."""
+    thin = half("clip")
+    for inner in (thin.config.text_config, thin.config.vision_config):
+        assert (inner.hidden_size, inner.intermediate_size, inner.num_attention_heads) == (12, 20, 3)
+    assert thin.text_projection.weight.shape == (8, 12)
+
+
+@pytest.mark.parametrize(("name", "one", "other"), [("gpt2", "lm_head", "transformer.wte"), ("t5", "lm_head", "shared")])
+def test_tied_weights_stay_tied(name: str, one: str, other: str) -> None:
+    """Also in double precision and frozen, where new tensors take the given ones' place."""
+    model = BUILD[name][0]().double()
+    assert model.get_submodule(one).weight is model.get_submodule(other).weight
+    thin = mt.resize(model, 0.5, BUILD[name][1])
+    assert thin.get_submodule(one).weight is thin.get_submodule(other).weight
+    assert thin.get_submodule(one).weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "convnext"])
+def test_modes_dtype_and_what_is_frozen_carry_over(name: str) -> None:
+    """And the given model and its configuration are as they were."""
+    model = BUILD[name][0]().to(torch.bfloat16).eval()
+    next(iter(model.children())).train().requires_grad_(False)
+    said, before = model.config.to_dict(), copy.deepcopy(model.state_dict())
+    x = BUILD[name][1]
+    thin = mt.resize(model, 0.5, x.refill([t.to(torch.bfloat16) if t.is_floating_point() else t for t in x.tensors()]))
+    assert {t.dtype for t in thin.parameters()} == {torch.bfloat16}
+    for net in (model, thin):
+        assert not net.training
+        assert next(iter(net.children())).training
+    frozen = [[n for n, p in net.named_parameters() if not p.requires_grad] for net in (model, thin)]
+    assert frozen[0] == frozen[1] != []
+    assert model.config.to_dict() == said
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_its_own_initialisation() -> None:
+    """The new network starts as transformers start it: normal with the configuration's range, by seed."""
+    model, x = BUILD["vit"]
+    one, same, other = (mt.resize(model(), 0.5, x, seed=seed) for seed in (1, 1, 2))
+    key = next(name for name, p in one.named_parameters() if p.shape == (20, 12))
+    assert one.get_parameter(key).std().item() == pytest.approx(0.02, rel=0.2)
+    torch.testing.assert_close(one.state_dict(), same.state_dict(), rtol=0, atol=0)
+    assert not torch.equal(one.get_parameter(key), other.get_parameter(key))
+
+
+def test_on_the_meta_device() -> None:
+    """Nothing is allocated."""
+    with torch.device("meta"):
+        model = BUILD["vit"][0]()
+    thin = mt.resize(model, 0.5, IMAGE.to("meta"))
+    assert all(tensor.is_meta for tensor in thin.state_dict().values())
+    assert thin.config.hidden_size == 12
+
+
+@settings(max_examples=12)
+@given(heads=st.integers(1, 5), size=st.integers(1, 9), inner=st.integers(1, 40), sixteenths=st.integers(1, 40))
+def test_heads_stay_and_divide_the_width(heads: int, size: int, inner: int, sixteenths: int) -> None:
+    """Whatever is asked, the stream is the nearest multiple of the heads, and other widths the nearest number."""
+    ratio = sixteenths / 16
+    sizes = {"hidden_size": heads * size, "num_hidden_layers": 1, "num_attention_heads": heads, "intermediate_size": inner}
+    with torch.device("meta"):
+        new = by_config(hf.ViTModel(hf.ViTConfig(**sizes, **PATCHES)), ratio)
+    assert new is not None
+    assert new.config.num_attention_heads == heads
+    assert new.config.hidden_size == nearest(heads * size * ratio, heads)
+    assert new.config.intermediate_size == nearest(inner * ratio)
+
+
+@settings(max_examples=8)
+@given(stages=st.lists(st.integers(1, 20), min_size=1, max_size=4), sixteenths=st.integers(1, 40), as_tuple=st.booleans())
+def test_lists_of_widths_are_resized_one_by_one(stages: list[int], sixteenths: int, as_tuple: bool) -> None:
+    """Each to its nearest product; a list stays one."""
+    count, ratio = len(stages), sixteenths / 16
+    with torch.device("meta"):
+        model = hf.ResNetModel(hf.ResNetConfig(embedding_size=4, hidden_sizes=stages, depths=[1] * count, layer_type="basic"))
+    model.config.hidden_sizes = tuple(stages) if as_tuple else stages
+    new = by_config(model, ratio)
+    assert new is not None
+    assert new.config.hidden_sizes == type(model.config.hidden_sizes)(nearest(width * ratio) for width in stages)
+
+
+def test_a_changed_head_of_a_transformer_is_not_lost() -> None:
+    """One that the configuration does not know of is kept, or the network refused."""
+    model = BUILD["vit"][0]()
+    model.classifier = nn.Linear(24, 7)
+    for ratio in (0.5, 2):
+        try:
+            new = mt.resize(model, ratio, IMAGE)
+        except mt.ConversionError as error:
+            assert re.search("by its configuration: .*5.* instead of .*7", str(error))
+        else:
+            assert new.classifier.out_features == 7
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2])
+def test_a_changed_dropout_of_a_transformer_is_not_lost(ratio: float) -> None:
+    """Nor is another rate in a module than in the configuration."""
+    model = BUILD["bert"][0]()
+    model.dropout.p = 0.4
+    try:
+        new = mt.resize(model, ratio, BUILD["bert"][1])
+    except mt.ConversionError as error:
+        assert re.search("by its configuration: dropout.*0.1.* instead of .*0.4", str(error))
+    else:
+        assert new.dropout.p == 0.4
+
+
+def test_our_networks_by_their_arguments() -> None:
+    """At any width, on the device where they are; other networks have no such way."""
+    with torch.device("meta"):
+        net = models.ResNet(18, classes=7, stem="imagenet", width=0.5, channels=1)
+    new = by_constructor(net, 0.5, torch.device("meta"))
+    assert isinstance(new, models.ResNet)
+    assert new.arguments == {**net.arguments, "width": 0.25}
+    assert all(tensor.is_meta for tensor in new.state_dict().values())
+    assert by_constructor(seq.ViT(), 0.5) is None
+
+
+@pytest.mark.parametrize("way", [by_constructor, by_config, by_timm])
+def test_unknown_networks_have_no_such_way(way: Callable[[nn.Module, float], nn.Module | None]) -> None:
+    """Neither a plain module, nor one that merely calls something its config."""
+    net = nn.Linear(2, 3)
+    assert way(net, 0.5) is None
+    net.config, net.pretrained_cfg = {"hidden_size": 3}, {"architecture": "linear"}  # type: ignore[assignment]
+    assert way(net, 0.5) is None
+
+
+class Mixer(nn.Module):
+    """As timm's networks are: the constructor takes widths, the function of the architecture gives them."""
+
+    def __init__(self, embed_dim: int = 16, num_heads: int = 4, num_classes: int = 1000, drop: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Linear(4, embed_dim), nn.Dropout(drop)
+        self.attention = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)
+        self.head = nn.Linear(embed_dim, num_classes)
+        self.embed_dim = self.num_features = embed_dim
+        self.pretrained_cfg: dict[str, Any] = {"architecture": "mixer_tiny"}
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        return self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(self.embed(x))
+        return self.head(self.attention(h, h, h, need_weights=False)[0].mean(1))
+
+
+@pytest.fixture
+def mixer(monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
+    """A stand-in for timm with one architecture, `mixer_tiny`, whose widths are fixed; timm itself is in `make zoo`."""
+    importlib.import_module("torch_pruning")  # which looks for timm as it is imported
+    home, timm = types.ModuleType("timm.models.mixer"), types.ModuleType("timm")
+
+    class Tiny(Mixer):
+        pass
+
+    Tiny.__module__, Tiny.__name__ = "timm.models.mixer", "Tiny"
+    home.Tiny = Tiny  # type: ignore[attr-defined]
+    timm.create_model = lambda name: {"mixer_tiny": lambda: home.Tiny(embed_dim=16, num_heads=4, drop=0.1)}[name]()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm.models.mixer", home)
+    return Tiny
+
+
+@pytest.mark.parametrize(("ratio", "width"), [(0.5, 8), (2, 32), (0.6, 8), (0.7, 12)])
+def test_timm_networks_by_their_constructor(mixer: type[nn.Module], ratio: float, width: int) -> None:
+    """Where that takes widths; classes, heads and the architecture's other settings are kept."""
+    model = mixer(embed_dim=16, num_heads=4, num_classes=7, drop=0.1)
+    new = mt.resize(model, ratio, torch.randn(2, 3, 4))
+    assert new.resizing.way == "timm's constructor"
+    assert type(new) is mixer
+    assert (new.embed_dim, new.attention.num_heads, new.head.out_features, new.drop.p) == (width, 4, 7, 0.1)
+
+
+def test_timm_is_left_as_it_was(mixer: type[nn.Module]) -> None:
+    """The constructor is only replaced while the network is made, also where that fails."""
+    home = sys.modules["timm.models.mixer"]
+    by_timm(mixer(), 2)
+    assert home.Tiny is mixer  # type: ignore[attr-defined]
+    model = mixer()
+    model.pretrained_cfg["architecture"] = "none"
+    with pytest.raises(KeyError):
+        by_timm(model, 2)
+    assert home.Tiny is mixer  # type: ignore[attr-defined]
+
+
+def test_a_timm_network_with_other_settings_is_not_made_as_before(mixer: type[nn.Module]) -> None:
+    """A rate that the user gave to create_model is not known to the architecture: kept by channels, or refused."""
+    model = mixer(num_classes=7, drop=0.3)
+    with pytest.raises(mt.ConversionError, match=r"by timm's constructor: drop.*0.1.* instead of .*0.3"):
+        mt.resize(model, 2, torch.randn(2, 3, 4))
+    assert mt.resize(model, 0.5, torch.randn(2, 3, 4)).drop.p == 0.3

@@ -1,0 +1,120 @@
+"""cost: what an ensemble takes, beside the base model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from laws import taken
+from laws.compare import assert_exact, convert, run_by
+from torch import nn
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes.engine.counting import multiply_adds, saved_numbers
+from multitudes.engine.modules import named_tensors
+
+
+def test_counts_by_hand() -> None:
+    """Parameters and multiply-adds of a small perceptron with a shared body and six heads."""
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 4)
+    cost = mt.cost(mt.ensemble(net, mt.MultiHead(members=6), x, seed=0), x, repeats=1)
+    assert cost.base.parameters == 4 * 8 + 8 + 8 * 3 + 3
+    assert cost.ensemble.parameters == 4 * 8 + 8 + 6 * (8 * 3 + 3)
+    assert cost.base.multiply_adds == 5 * (4 * 8 + 8 * 3)
+    assert cost.ensemble.multiply_adds == 5 * (4 * 8 + 6 * 8 * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "case"), taken("resnet", "vit", "lstm"))
+def test_it_does_not_depend_on_the_executor(kind: type[mt.Method], case: str) -> None:
+    """What is shared is counted once by each of them, and the plan says the same beforehand."""
+    ens = convert(kind(), ZOO[case])
+    found = {}
+    for executor in ens.engine.proven["eval"]:
+        if executor != "fold":  # all rows pass the shared part there
+            found[executor] = mt.cost(run_by(ens, executor), ZOO[case].example(), repeats=1).ensemble.multiply_adds
+    assert set(found.values()) == {ens.plan.counts.multiply_adds}
+
+
+def test_attention_is_counted_for_the_base_model_too() -> None:
+    """Its projections count in eval mode, where torch would take a fused path."""
+    patches, blocks, head = 3 * 4 * 8 * 48, 3 * 3 * 5 * (8 * 24 + 8 * 8 + 2 * 8 * 16), 3 * 8 * 5
+    cost = mt.cost(convert(mt.MultiHead(), ZOO["vit"]), ZOO["vit"].example(), repeats=1)
+    products = 3 * 2 * 3 * 2 * 5 * 5 * 4
+    assert cost.base.multiply_adds in (patches + blocks + head, patches + blocks + head + products)
+    assert cost.ensemble.multiply_adds == cost.base.multiply_adds + 3 * head
+
+
+def test_time_and_memory_are_measured() -> None:
+    """Both are positive; memory holds the weights at least, and grows with the batch."""
+    ens = convert(mt.Deep(), ZOO["resnet"])
+    small, large = (mt.cost(ens, ZOO["resnet"].example(batch), repeats=3) for batch in (2, 16))
+    for row in (small.ensemble, small.base):
+        assert row.latency > 0
+        assert row.memory > 8 * row.parameters
+    assert large.ensemble.memory > small.ensemble.memory
+    assert large.ensemble.multiply_adds == 8 * small.ensemble.multiply_adds
+
+
+def test_it_prints_as_a_table() -> None:
+    """One line for each quantity: ensemble, single, ratio."""
+    lines = str(mt.cost(convert(mt.Deep(), ZOO["mlp"]), ZOO["mlp"].example(), repeats=1)).splitlines()
+    line = next(line for line in lines if "parameters" in line)
+    assert "516" in line
+    assert "129" in line
+    assert "4.00 ×" in line
+    assert any("multiply-adds" in line for line in lines)
+    assert any("latency" in line and " ms" in line for line in lines)
+
+
+def test_on_the_meta_device_there_is_no_time() -> None:
+    """Counts need no weights; a time would mean nothing."""
+    with torch.device("meta"):
+        net, x = nn.Linear(1000, 1000), torch.zeros(8, 1000)
+    cost = mt.cost(mt.ensemble(net, mt.Deep(members=8), x), x)
+    assert cost.ensemble.multiply_adds == 8 * 8 * 1000 * 1000
+    assert math.isnan(cost.ensemble.latency)
+
+
+def test_it_changes_nothing() -> None:
+    """Not the tensors, not the statistics, not the mode, not torch's randomness."""
+    case = ZOO["resnet"]
+    ens = convert(mt.TreeNet(), case).train()
+    state, random = {name: tensor.detach().clone() for name, tensor in named_tensors(ens)}, torch.get_rng_state()
+    mt.cost(ens, case.example(), repeats=2)
+    assert_exact([tensor.detach() for _, tensor in named_tensors(ens)], state.values())
+    assert ens.training
+    assert ens.template.training
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_multiply_adds_of_layers() -> None:
+    """By torch's formulas, halved: a multiplication and an addition are one."""
+    x = torch.randn(2, 4, 8, 8)
+    assert multiply_adds(lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2)(x)) == 2 * 8 * 8 * 6 * 2 * 9
+    assert multiply_adds(lambda: nn.Linear(8, 5)(x)) == 2 * 4 * 8 * 8 * 5
+    assert multiply_adds(lambda: nn.ReLU()(x)) == 0
+
+
+def test_saved_numbers_are_what_backward_needs() -> None:
+    """A product keeps both factors, weights apart; without gradients nothing would be kept."""
+    x, weight = torch.randn(5, 4, requires_grad=True), nn.Parameter(torch.randn(4))
+    assert saved_numbers(lambda: (x * x).sum()) == 20
+    assert saved_numbers(lambda: (x.detach() * weight).sum()) == 20
+
+
+def test_memory_is_that_of_a_training_step() -> None:
+    """What a step keeps is what the method calls with: one draw, each row by one member, or all members."""
+    net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(64, 16)
+
+    def kept(method: mt.Method) -> float:
+        found = mt.cost(mt.ensemble(net, method, x, seed=0), x, repeats=1)
+        weights = [4 * row.parameters for row in (found.ensemble, found.base)]
+        return (found.ensemble.memory - weights[0]) / (found.base.memory - weights[1])
+
+    assert kept(mt.DropConnect(members=12)) < 2.5
+    assert kept(mt.Masksembles(members=4)) < 3
+    assert kept(mt.Masksembles(members=4, feed="all")) > 4
+    assert kept(mt.Deep(members=4)) > 3

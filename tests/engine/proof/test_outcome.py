@@ -1,0 +1,157 @@
+"""Outcomes: what a pass leaves behind, and how two of them are compared."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engine.separate import B, M, Own
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.engine import run_loop, run_vmap
+from multitudes.engine.proof.outcome import Outcome, aside, close, difference, precise, run, run_reference, undone
+
+
+def outcome(**changes: Any) -> Outcome:
+    plain = Outcome([torch.ones(2, 3)], {"w": torch.ones(4)}, {"count": torch.tensor([1, 2])})
+    return replace(plain, **changes)
+
+
+class TestDifference:
+    def test_of_equal_outcomes_there_is_none(self) -> None:
+        assert difference(outcome(), outcome()) is None
+
+    def test_is_named(self) -> None:
+        """The first thing that is off, in words."""
+        assert difference(outcome(values=[torch.ones(2, 3) * 1.01]), outcome()) == "output differs"
+        assert difference(outcome(gradients={"w": torch.zeros(4)}), outcome()) == "the gradient of w differs"
+        assert difference(outcome(buffers={"count": torch.tensor([1, 3])}), outcome()) == "buffer count differs"
+        assert difference(outcome(values=[]), outcome()) is not None
+        assert "'w'" in (difference(outcome(gradients={}), outcome()) or "")
+
+    def test_of_dtype_and_shape_counts(self) -> None:
+        assert difference(outcome(values=[torch.ones(2, 3, dtype=torch.float32)]), outcome()) == "output differs"
+        assert difference(outcome(values=[torch.ones(1, 3)]), outcome()) == "output differs"
+
+    def test_a_gradient_of_zeros_is_no_gradient(self) -> None:
+        assert difference(outcome(gradients={"w": torch.ones(4), "v": torch.zeros(2)}), outcome()) is None
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_close_in_each_precision(self, dtype: torch.dtype) -> None:
+        """Rounding passes; what is a thousand times as much does not."""
+        x = torch.linspace(-1, 1, 101).to(dtype)
+        eps = torch.finfo(dtype).eps
+        assert close(x * (1 + eps), x)
+        assert not close(x * (1.2 if dtype == torch.bfloat16 else 1.01), x)
+        assert not close(-x, x)
+
+    def test_nan_equals_nan_alone(self) -> None:
+        nan = torch.tensor([1.0, float("nan")])
+        assert close(nan, nan.clone())
+        assert not close(torch.ones(2), nan)
+        assert not close(nan, torch.ones(2))
+        infinite = torch.tensor([1.0, float("inf")])
+        assert close(infinite, infinite.clone())
+        assert not close(-infinite, infinite)
+
+    def test_tiny_values_are_compared_by_their_own_size(self) -> None:
+        """An output of 1e-9 that is twice too large is no rounding."""
+        assert not close(torch.full((3,), 2e-9), torch.full((3,), 1e-9))
+
+
+class TestUndone:
+    def net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+
+    def test_puts_everything_back(self) -> None:
+        net = self.net().train()
+        net[1].eval()
+        before = copy.deepcopy(net.state_dict())
+        torch.manual_seed(9)
+        expected = torch.rand(2)
+        torch.manual_seed(9)
+        with undone(net, "train", seed=3):
+            assert net[1].training
+            net(torch.randn(B, 4))
+            assert net[1].num_batches_tracked == 1
+        assert torch.equal(torch.rand(2), expected)
+        assert net.training and not net[1].training
+        assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+
+    def test_after_a_failure_too(self) -> None:
+        net = self.net().eval()
+        with pytest.raises(RuntimeError), undone(net, "train"):
+            net(torch.randn(B, 4))
+            raise RuntimeError
+        assert not net.training
+        assert net[1].num_batches_tracked == 0
+
+    def test_a_run_leaves_the_engine_as_it_was(self) -> None:
+        ens = mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4))
+        before = {n: t.clone() for n, t in ens.state_dict().items()}
+        x = torch.randn(B, 4)
+        for executor in (run_loop, run_vmap):
+            result = run(executor, ens.engine, mt.Inputs(x), "train")
+            assert result.buffers["1.num_batches_tracked"].tolist() == [1] * M
+            assert set(result.gradients) == {n for n, _ in ens.named_parameters()}
+        assert all(torch.equal(t, before[n]) for n, t in ens.state_dict().items())
+        assert all(p.grad is None for p in ens.parameters())
+
+    def test_randomness_is_noticed(self) -> None:
+        """Dropout by function, which cannot be switched off, makes a pass random; dropout modules are off in a trial."""
+        ens = mt.ensemble(Own(lambda h: F.dropout(h, 0.5), training=True), mt.Deep(members=M), torch.randn(B, 4))
+        trial, inputs = precise(ens.engine, mt.Inputs(torch.randn(B, 4)))
+        assert run_reference(trial, inputs, "train").random
+        assert not run_reference(trial, inputs, "eval").random
+        trial, inputs = precise(mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4)).engine, inputs)
+        assert not run_reference(trial, inputs, "train").random
+
+
+class TestPrecision:
+    def test_single_precision_models_are_tried_in_double(self) -> None:
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).float()
+        ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4, dtype=torch.float32))
+        trial, inputs = precise(ens.engine, mt.Inputs(torch.randn(B, 4, dtype=torch.float32)))
+        assert {p.dtype for p in trial.template.parameters()} == {torch.float64}
+        assert inputs.tensors()[0].dtype == torch.float64
+        assert {p.dtype for p in ens.parameters()} == {torch.float32}
+
+    def test_a_model_that_fixes_its_precision_is_tried_in_it(self) -> None:
+        torch.set_default_dtype(torch.float32)
+        net = Own(lambda h: F.linear(h.float(), torch.ones(6, 6, dtype=torch.float32)))
+        ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+        trial, inputs = precise(ens.engine, mt.Inputs(torch.randn(B, 4)))
+        assert inputs.tensors()[0].dtype == torch.float32
+        assert "vmap" in ens.engine.proven["eval"]
+        assert {p.dtype for p in trial.template.parameters()} == {torch.float32}
+
+    def test_conversion_in_the_midst_of_other_contexts(self) -> None:
+        """Without gradients, in inference mode, under autocast: the same proofs, and parameters that can be trained."""
+        net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), torch.randn(B, 4)
+        for context in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+            with context:
+                ens = mt.ensemble(net, mt.Deep(members=M), x)
+            assert "vmap" in ens.engine.proven["train"]
+            ens.train()(torch.randn(B, 4)).sum().backward()
+
+    @pytest.mark.parametrize(
+        "example", [torch.ones(B, 4), torch.zeros(2, 4), torch.arange(4.0)[None].sin()], ids=["ones", "zeros", "one row"]
+    )
+    def test_an_example_whose_rows_are_equal(self, example: Tensor) -> None:
+        """BatchNorm then divides by nothing, and a ReLU stands at its corner: no executor is blamed for rounding there."""
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        ens = mt.ensemble(net, mt.Deep(members=M), example.double())
+        assert "vmap" in ens.engine.proven["train"], ens.engine.why
+        mt.check(ens, example.double())
+
+    def test_aside(self) -> None:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), aside():
+            assert torch.is_grad_enabled()
+            assert not torch.is_autocast_enabled("cpu")
+        with torch.inference_mode(), aside():
+            assert not torch.is_inference_mode_enabled()

@@ -1,0 +1,117 @@
+"""Inputs: what a model is called with, and where its rows are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import multitudes as mt
+from multitudes.engine.inputs import axes, join_slots, rows, slot, take_rows, tile_rows
+
+
+def both() -> mt.Inputs:
+    """A call with rows first, rows second, and no rows."""
+    first, second, fixed = torch.arange(12.0).view(3, 4), torch.arange(6.0).view(2, 3), torch.ones(5)
+    return mt.Inputs(first, {"a": (second, "text")}, fixed=fixed, flag=True)
+
+
+AXES = [0, 1, None]
+
+
+def test_one_tensor_stands_for_itself() -> None:
+    """A tensor, a tuple or a dict is one argument; Inputs are taken as they are."""
+    x = torch.zeros(2, 3)
+    assert mt.Inputs.of(x).args == (x,)
+    assert mt.Inputs.of((x, x)).args == ((x, x),)
+    call = mt.Inputs(x, mask=x)
+    assert mt.Inputs.of(call) is call
+
+
+def test_it_prints_shapes() -> None:
+    """Shapes and dtypes in place of numbers, constants as they are."""
+    assert repr(mt.Inputs(torch.zeros(2, 3, dtype=torch.float32), mask=torch.ones(2, dtype=torch.bool), flag=True)) == (
+        "Inputs([2, 3] torch.float32, mask=[2] torch.bool, flag=True)"
+    )
+
+
+def test_refill_keeps_the_structure() -> None:
+    """Other tensors in the same places, constants untouched."""
+    call = both().refill([torch.zeros(1), torch.ones(2), torch.full((3,), 2.0)])
+    assert call.args[0].tolist() == [0.0]
+    assert call.args[1]["a"][0].tolist() == [1.0, 1.0]
+    assert call.args[1]["a"][1] == "text"
+    assert call.kwargs["fixed"].tolist() == [2.0, 2.0, 2.0]
+    assert call.kwargs["flag"] is True
+
+
+def test_rows() -> None:
+    """The number of rows that all batched inputs agree on."""
+    assert rows(both(), AXES) == 3
+    assert rows(mt.Inputs(torch.zeros(7, 2)), 0) == 7
+    assert rows(mt.Inputs(torch.zeros(7, 2)), -1) == 2
+
+
+def test_rows_that_cannot_be_told() -> None:
+    """Disagreement, no batch axis at all, an axis that is not there, a list of the wrong length."""
+    with pytest.raises(mt.InputError, match=r"disagree about the number of rows \(\[2, 3, 5\]\)"):
+        rows(both(), 0)
+    with pytest.raises(mt.InputError, match="no tensor input carries a batch axis"):
+        rows(both(), None)
+    with pytest.raises(mt.InputError, match=r"batch_axis=1, but an input has shape \(5,\)"):
+        rows(both(), 1)
+    with pytest.raises(mt.InputError, match="names 2 inputs, but the call has 3 tensors"):
+        axes(both(), [0, 0])
+
+
+def test_take_rows() -> None:
+    """Some rows in the order given; inputs without rows stay whole."""
+    call = take_rows(both(), AXES, torch.tensor([2, 0]))
+    assert call.args[0].tolist() == [[8.0, 9.0, 10.0, 11.0], [0.0, 1.0, 2.0, 3.0]]
+    assert call.args[1]["a"][0].tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    assert call.kwargs["fixed"].shape == (5,)
+
+
+def test_tile_rows() -> None:
+    """All rows again behind all rows: member-major."""
+    call = tile_rows(both(), AXES, 2)
+    assert call.args[0][:, 0].tolist() == [0.0, 4.0, 8.0, 0.0, 4.0, 8.0]
+    assert call.args[1]["a"][0].tolist() == [[0.0, 1.0, 2.0, 0.0, 1.0, 2.0], [3.0, 4.0, 5.0, 3.0, 4.0, 5.0]]
+    assert call.kwargs["fixed"].shape == (5,)
+
+
+def test_slots_and_their_join() -> None:
+    """Each member's own inputs, and all of them as rows, member-major along the batch axis."""
+    x, y = torch.randn(4, 3, 2), torch.randn(4, 2, 3)
+    call = mt.Inputs(x, y, torch.ones(5))
+    own = slot(call, AXES, 2)
+    assert torch.equal(own.args[0], x[2])
+    assert torch.equal(own.args[1], y[2])
+    assert own.args[2].shape == (5,)
+    joined = join_slots(call, AXES)
+    assert torch.equal(joined.args[0], x.flatten(0, 1))
+    assert torch.equal(joined.args[1], torch.cat(list(y), dim=1))
+
+
+def test_a_call_is_described_and_made_again() -> None:
+    """Structure, constants, shapes and dtypes by JSON; values are ones."""
+    call = mt.Inputs(
+        torch.zeros(2, 3),
+        [torch.zeros(2, dtype=torch.long), (None, 2.5)],
+        mask={"a": torch.ones(2, dtype=torch.bool)},
+        flag="x",
+    )
+    again = mt.Inputs.like(json.loads(json.dumps(call.described())), torch.device("cpu"))
+    assert again.described() == call.described()
+    assert again.args[0].tolist() == [[1.0] * 3] * 2
+    assert again.args[1][1] == (None, 2.5)
+    assert again.kwargs["mask"]["a"].dtype == torch.bool
+    assert again.kwargs["flag"] == "x"
+
+
+def test_what_json_cannot_hold_is_named() -> None:
+    """When it is needed, not before."""
+    description = mt.Inputs(torch.zeros(2), object()).described()
+    with pytest.raises(mt.InputError, match="the example has a object"):
+        mt.Inputs.like(description, torch.device("cpu"))

@@ -1,0 +1,149 @@
+"""Dropout with masks from outside: one for each call, over units or channels, with rows wherever they are."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from laws.compare import assert_same
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.engine.draws import drawing_layers
+from multitudes.methods.layers.dropout import Dropped, Slot
+
+
+class Twice(nn.Module):
+    """One dropout module in two places; with `turned`, on the transposed activation the second time."""
+
+    def __init__(self, turned: bool = False) -> None:
+        super().__init__()
+        self.drop, self.layer, self.turned = nn.Dropout(0.5), nn.Linear(8, 8), turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.drop(x)
+        second = self.drop(x.unsqueeze(1).transpose(1, 2)).squeeze(2) if self.turned else self.drop(x)
+        return self.layer(first + second)
+
+
+def masked(net: Twice, members: int = 4, seed: int = 0) -> mt.Ensemble:
+    """Its ensemble, in double precision and eval mode."""
+    return mt.ensemble(net.double(), mt.MCDropout(members=members), torch.randn(3, 8).double(), seed=seed).eval()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_every_call_has_a_mask_of_its_own(turned: bool) -> None:
+    """As with torch's own dropout, two calls drop independently; the output is that of both masks."""
+    ens = masked(Twice(turned), members=400)
+    first, second = (ens.get_buffer(f"drop.mask{index}").reshape(400, 8) for index in (0, 1))
+    assert not torch.equal(first, second)
+    assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.1
+    x = torch.randn(5, 8).double()
+    layer = ens.get_submodule("layer")
+    wanted = torch.stack([layer(x * a + x * b) for a, b in zip(first, second, strict=True)])
+    assert_same(ens(x), wanted)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [1, 8, 16])
+def test_batches_do_not_choose_masks(turned: bool, size: int) -> None:
+    """Though what a call is given has the same shape as another one's at some batch size."""
+    ens, x = masked(Twice(turned)), torch.randn(16, 8).double()
+    whole = ens(x)
+    assert_same(torch.cat([ens(part) for part in x.split(size)], 1), whole)
+
+
+def _stop(*_: Any) -> None:
+    raise InterruptedError
+
+
+def test_members_count_their_calls() -> None:
+    """A member taken out, copied and pickled; after a call that failed, too."""
+    ens, x = masked(Twice()), torch.randn(3, 8).double()
+    for m, member in ((m, ens.member(m)) for m in range(4)):
+        member.drop.register_forward_hook(_stop)  # type: ignore[union-attr]
+        with pytest.raises(InterruptedError):
+            member(x)  # between its two calls
+        member.drop._forward_hooks.clear()  # type: ignore[union-attr]
+        for one in (member, copy.deepcopy(member), pickle.loads(pickle.dumps(member))):
+            assert_same(one(x), ens(x)[m])
+    handle = ens.get_submodule("drop").register_forward_hook(_stop)
+    with pytest.raises(InterruptedError):
+        ens(x)
+    handle.remove()
+    assert_same(ens(x)[0], ens.member(0)(x))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_executors_agree(executor: str) -> None:
+    """Each counts calls in its own way."""
+    ens, x = masked(Twice()), torch.randn(3, 8).double()
+    wanted = torch.stack([ens.member(m)(x) for m in range(4)])
+    assert executor in ens.engine.proven["eval"]
+    ens.engine.picked["eval"] = executor
+    assert_same(ens(x), wanted)
+
+
+def test_channels_are_dropped_in_training_too() -> None:
+    """A live dropout module that is to drop channels does so in both modes."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.5), nn.Identity())
+    ens = mt.ensemble(net, mt.MCDropout(filterwise=True), torch.randn(2, 3, 8, 8), seed=0).train()
+    seen: list[Tensor] = []
+    ens.template.get_submodule("2").register_forward_hook(lambda _, __, output: seen.append(output))
+    batch = ens.batch(torch.randn(16, 3, 8, 8), torch.zeros(16))
+    dropped = ens(*batch.inputs, **batch.kwargs)[0] == 0
+    share = dropped.flatten(2).double().mean(-1)
+    assert set(share.unique().tolist()) == {0.0, 1.0}
+    assert 0.3 < float(share.mean()) < 0.7
+    assert not torch.equal(share[0], share[1])
+
+
+class Across(nn.LayerNorm):
+    """A norm over the channels of images, as several libraries have it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_where_channels_are() -> None:
+    """Of a norm with a forward of its own by its size; where they cannot be told, an error says so."""
+    x = torch.randn(2, 3, 8, 8)
+    ens = mt.ensemble(nn.Sequential(nn.Conv2d(3, 5, 3), Across(5)), mt.MCDropout(position="norm", filterwise=True), x, seed=0)
+    assert ens.get_buffer("1.mask0").shape == (10, 1, 5, 1, 1)
+    same = nn.Sequential(nn.Conv2d(3, 6, 3), Across(6))  # images of 6 x 6
+    with pytest.raises(mt.ConversionError, match=r"channels of a Across on .* cannot be told"):
+        mt.ensemble(same, mt.MCDropout(position="norm", filterwise=True), x)
+    steps = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Dropout(0.5), nn.Conv1d(8, 8, 3))
+    with pytest.raises(mt.ConversionError, match=r"second axis or the last: .*nn\.Dropout1d"):
+        mt.ensemble(steps, mt.MCDropout(filterwise=True), torch.randn(2, 3, 12))
+
+
+def test_rows_on_another_axis_have_noise_of_their_own() -> None:
+    """In training, channels are dropped row by row, for all steps alike."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8))
+    method = mt.MCDropout(p=0.5, position="layers", filterwise=True)
+    ens = mt.ensemble(net, method, torch.randn(5, 2, 6), batch_axis=1, seed=0).train()
+    layer = dict(drawing_layers(ens.template))["1"]
+    assert isinstance(layer, Dropped)
+    left = layer.noise(torch.ones(5, 64, 8))
+    assert torch.equal(left, left[:1].expand_as(left))
+    assert not torch.equal(left[:, 0], left[:, 1])
+
+
+def test_everything_dropped() -> None:
+    """A rate of one leaves nothing, and no NaN."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 2))
+    ens, x = mt.ensemble(net, mt.MCDropout(members=2), torch.randn(3, 4), seed=0).eval(), torch.randn(3, 4)
+    assert_same(ens(x), net[2](torch.zeros(3, 4)).expand(2, 3, 2), tight=False)
+
+
+def test_which_calls_a_slot_is_for() -> None:
+    """All axes but the rows' have to be as they were."""
+    slot = Slot((0, 4, 3), 0, 2)
+    assert slot.fits(torch.zeros(6, 4, 3))
+    assert slot.fits(torch.zeros(2, 4, 3))
+    assert not slot.fits(torch.zeros(6, 3, 4))
+    assert not slot.fits(torch.zeros(6, 4))

@@ -1,0 +1,842 @@
+"""Predictions by hand: every number against its formula, at every shape, and errors that say what to type."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from laws.compare import assert_exact, convert
+from safetensors import safe_open
+from scipy.optimize import brentq
+from scipy.stats import norm
+from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+from zoo import ZOO
+
+import multitudes as mt
+from multitudes import storage
+from multitudes.prediction.members import Members
+from multitudes.prediction.prediction import Prediction
+from multitudes.prediction.temperature import Calibrator
+from multitudes.storage import digest
+
+M, N, K = 4, 9, 5
+GENERATOR = torch.Generator().manual_seed(3)
+LOGITS = 2 * torch.randn(M, N, K, dtype=torch.float64, generator=GENERATOR)
+PIXELS = 2 * torch.randn(M, N, K, 2, 3, dtype=torch.float64, generator=GENERATOR)
+ONE = 2 * torch.randn(M, N, dtype=torch.float64, generator=GENERATOR)
+LABELS = 2 * torch.randn(M, N, 3, dtype=torch.float64, generator=GENERATOR)
+MEAN = torch.randn(M, N, 2, dtype=torch.float64, generator=GENERATOR)
+VARIANCE = torch.rand(M, N, 2, dtype=torch.float64, generator=GENERATOR) + 0.1
+TARGETS = torch.randint(K, (N,), generator=GENERATOR)
+
+SAID = ["labels", "confidence", "margin", "entropy", "expected_entropy", "mutual_information", "variation_ratio"]
+SAID += ["disagreement", "max_logit", "energy"]
+
+KINDS: dict[str, Callable[[], Prediction]] = {
+    "classes": lambda: Prediction(logits=LOGITS, targets=TARGETS),
+    "probs": lambda: Prediction(probs=LOGITS.softmax(2)),
+    "pixels": lambda: Prediction(logits=PIXELS),
+    "tokens": lambda: Prediction(logits=LOGITS[:, :, None, :], class_axis=-1),
+    "binary": lambda: Prediction(logits=ONE, task="binary"),
+    "multilabel": lambda: Prediction(logits=LABELS, task="multilabel"),
+    "gaussian": lambda: Prediction(mean=MEAN, variance=VARIANCE),
+    "regression": lambda: Prediction(mean=MEAN),
+    "known noise": lambda: Prediction(mean=MEAN, variance=VARIANCE, task="regression"),
+    "calibrated": lambda: Prediction(logits=LOGITS, calibrator=Calibrator(mixture=1.7)),
+    "calibrated members": lambda: Prediction(logits=LOGITS, calibrator=Calibrator(members=(0.5, 1.0, 2.0, 4.0))),
+}
+
+
+def said(pred: Prediction) -> dict[str, Tensor]:
+    """All that a prediction has to say."""
+    if pred.task in ("classes", "binary", "multilabel"):
+        return {**pred.described(), "probs": pred.probs}
+    return {name: getattr(pred, name) for name in ("mean", "aleatoric", "epistemic", "variance", "std")}
+
+
+def assert_equal(found: Prediction, expected: Prediction, **tolerance: float) -> None:
+    """Two predictions that say the same."""
+    assert (found.task, found.count, found.shape) == (expected.task, expected.count, expected.shape)
+    torch.testing.assert_close(said(found), said(expected), **tolerance)
+
+
+def by_formula(probs: Tensor) -> dict[str, Tensor]:
+    """What members' probabilities [M, n, K] say, one example at a time and by the definitions."""
+    found: dict[str, list[float]] = {name: [] for name in SAID[:8]}
+    for row in probs.unbind(1):
+        mean = row.mean(0)
+        votes = row.argmax(1).tolist()
+        ordered = sorted(mean.tolist(), reverse=True)
+        entropies = [-sum(p * math.log(p) for p in one if p > 0) for one in row.tolist()]
+        total = -sum(p * math.log(p) for p in mean.tolist() if p > 0)
+        found["labels"].append(int(mean.argmax()))
+        found["confidence"].append(ordered[0])
+        found["margin"].append(ordered[0] - ordered[1])
+        found["entropy"].append(total)
+        found["expected_entropy"].append(sum(entropies) / len(entropies))
+        found["mutual_information"].append(sum(float((one * (one / mean).log()).sum()) for one in row) / len(row))
+        found["variation_ratio"].append(1 - max(votes.count(v) for v in votes) / len(votes))
+        pairs = list(combinations(votes, 2))
+        found["disagreement"].append(sum(a != b for a, b in pairs) / len(pairs))
+    return {
+        name: torch.tensor(values, dtype=torch.int64 if name == "labels" else torch.float64) for name, values in found.items()
+    }
+
+
+@pytest.mark.parametrize("members", [2, 4, 7])
+@pytest.mark.parametrize("classes", [2, 3, 11])
+def test_classes_by_formula(members: int, classes: int) -> None:
+    """Every word about an example, from logits and from probabilities; fewer and more members than classes."""
+    logits = 2 * torch.randn(members, 20, classes, dtype=torch.float64)
+    expected = by_formula(logits.softmax(2))
+    for pred in (Prediction(logits=logits), Prediction(probs=logits.softmax(2))):
+        torch.testing.assert_close({name: getattr(pred, name) for name in expected}, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(pred.probs, logits.softmax(2).mean(0))
+    pred = Prediction(logits=logits)
+    torch.testing.assert_close(pred.max_logit, logits.mean(0).amax(1))
+    torch.testing.assert_close(pred.energy, -logits.logsumexp(2).mean(0))
+
+
+def test_binary_by_formula() -> None:
+    """Yes or no are two classes; the one logit z stands for −z/2 and z/2."""
+    two = torch.stack([-ONE / 2, ONE / 2], -1)
+    expected = by_formula(two.softmax(2))
+    for pred in (Prediction(logits=ONE, task="binary"), Prediction(probs=ONE.sigmoid(), task="binary")):
+        torch.testing.assert_close({name: getattr(pred, name) for name in expected}, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(pred.probs, ONE.sigmoid().mean(0))
+        assert (pred.shape, pred.classes) == ((N,), 2)
+    pred = Prediction(logits=ONE, task="binary")
+    torch.testing.assert_close(pred.max_logit, (ONE / 2).mean(0).abs())
+    torch.testing.assert_close(pred.energy, -two.logsumexp(2).mean(0))
+
+
+def test_one_logit_with_or_without_an_axis_of_its_own() -> None:
+    """[M, N, 1] and [M, N] are the same binary prediction."""
+    assert_equal(Prediction(logits=ONE[:, :, None], task="binary"), Prediction(logits=ONE, task="binary"), rtol=0, atol=0)
+
+
+def test_labels_are_binary_one_by_one() -> None:
+    """Several labels: each has its own probability, entropy and disagreement."""
+    pred = Prediction(logits=LABELS, task="multilabel")
+    assert pred.shape == (N, 3)
+    for d in range(3):
+        alone = Prediction(logits=LABELS[:, :, d], task="binary")
+        for name in (*SAID, "probs"):
+            torch.testing.assert_close(getattr(pred, name)[:, d], getattr(alone, name), rtol=0, atol=0)
+
+
+def test_pixels_are_examples_of_their_own() -> None:
+    """[M, N, K, H, W]: words [N, H, W], probabilities [N, K, H, W]."""
+    pred = Prediction(logits=PIXELS)
+    assert (pred.shape, pred.classes, len(pred)) == ((N, 2, 3), K, N)
+    torch.testing.assert_close(pred.probs, PIXELS.softmax(2).mean(0))
+    flat = Prediction(logits=PIXELS.movedim(2, -1).reshape(M, N * 6, K))
+    for name in SAID:
+        torch.testing.assert_close(getattr(pred, name), getattr(flat, name).reshape(N, 2, 3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_tokens_have_their_classes_last(axis: int) -> None:
+    """[M, N, T, K] with class_axis=-1; inside, the axis of classes is the second of an output."""
+    tokens = PIXELS[..., 0].movedim(2, -1)  # [M, N, T, K]
+    pred = Prediction(logits=tokens, class_axis=axis)
+    assert_equal(pred, Prediction(logits=PIXELS[..., 0]), rtol=0, atol=0)
+    assert pred.shape == (N, 2)
+    assert pred.probs.shape == (N, K, 2)
+    assert pred.members.logits.shape == (M, N, K, 2)
+
+
+def test_gaussians_by_formula() -> None:
+    """Mean, and the variance as its two parts; EMP's plain outputs with the noise of an observation are the same."""
+    for kind in ("gaussian", "known noise"):
+        pred = KINDS[kind]()
+        torch.testing.assert_close(pred.mean, MEAN.mean(0))
+        torch.testing.assert_close(pred.aleatoric, VARIANCE.mean(0))
+        torch.testing.assert_close(pred.epistemic, (MEAN**2).mean(0) - MEAN.mean(0) ** 2)
+        torch.testing.assert_close(pred.variance, VARIANCE.mean(0) + (MEAN**2).mean(0) - MEAN.mean(0) ** 2)
+        torch.testing.assert_close(pred.std**2, pred.variance)
+
+
+def test_two_far_members() -> None:
+    """N(−5, 1) and N(5, 1): a standard deviation of √26 = 5.10, of which one part is noise."""
+    pred = Prediction(mean=torch.tensor([[-5.0], [5.0]]), variance=torch.ones(2, 1))
+    assert (float(pred.mean), float(pred.aleatoric), float(pred.epistemic)) == (0, 1, 25)
+    assert round(float(pred.std), 2) == 5.10
+    assert float(pred.std) == pytest.approx(math.sqrt(26))
+
+
+def test_plain_numbers_have_no_noise_of_their_own() -> None:
+    """Means only: what members disagree about is all that is known."""
+    pred = Prediction(mean=MEAN)
+    assert pred.task == "regression"
+    assert not pred.aleatoric.any()
+    torch.testing.assert_close(pred.variance, MEAN.var(0, correction=0))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "regression", "classes", "binary"])
+def test_one_member_disagrees_with_nobody(kind: str) -> None:
+    """Exactly nothing: not a rounding error of it."""
+    pred = KINDS[kind]().subset([2])
+    assert pred.count == 1
+    if kind in ("gaussian", "regression"):
+        assert not pred.epistemic.any()
+        assert torch.equal(pred.mean, MEAN[2])
+    else:
+        assert not (pred.mutual_information.any() or pred.disagreement.any() or pred.variation_ratio.any())
+        torch.testing.assert_close(pred.entropy, pred.expected_entropy, rtol=0, atol=0)
+
+
+@given(st.integers(0, 2**31), st.integers(2, 6), st.integers(2, 6), st.sampled_from([1e-3, 1.0, 30.0, 1e4]))
+def test_bounds(seed: int, members: int, classes: int, scale: float) -> None:
+    """0 ≤ mutual information ≤ entropy ≤ log K, 1/K ≤ confidence ≤ 1, whatever the scores; copies agree exactly."""
+    logits = scale * torch.randn(members, 8, classes, generator=torch.Generator().manual_seed(seed))
+    pred = Prediction(logits=logits)
+    assert (pred.mutual_information >= 0).all()
+    assert (pred.mutual_information <= pred.entropy + 1e-5).all()
+    assert (pred.entropy <= math.log(classes) + 1e-5).all()
+    assert ((pred.confidence >= 1 / classes - 1e-6) & (pred.confidence <= 1)).all()
+    assert ((pred.margin >= 0) & (pred.margin <= pred.confidence)).all()
+    torch.testing.assert_close(pred.probs.sum(1), torch.ones(8))
+    same = Prediction(logits=logits[:1].expand(members, -1, -1))
+    assert torch.equal(same.probs, logits[0].softmax(1)) or torch.allclose(same.probs, logits[0].softmax(1), atol=1e-7)
+    assert not same.mutual_information.any()
+    assert not same.disagreement.any()
+
+
+@given(st.integers(0, 2**31), st.permutations(range(K)), st.permutations(range(M)))
+def test_names_of_classes_and_order_of_members_do_not_matter(seed: int, classes: list[int], members: list[int]) -> None:
+    """Permuted scores have permuted probabilities, and all else stays."""
+    logits = torch.randn(M, 6, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    one, other = Prediction(logits=logits), Prediction(logits=logits[members][:, :, classes])
+    torch.testing.assert_close(other.probs, one.probs[:, classes])
+    assert torch.equal(torch.tensor(classes)[other.labels], one.labels)
+    for name in SAID[1:]:
+        torch.testing.assert_close(getattr(other, name), getattr(one, name))
+
+
+@pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "tokens", "binary", "multilabel", "calibrated"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worked on at a time does not show: also with pieces of one example, and a last piece that is smaller."""
+    whole, pieced = KINDS[kind](), KINDS[kind]()
+    said(whole)
+    numbers = whole.members.shape.numel() // N
+    for size in (numbers * rows, numbers * rows + 1):
+        monkeypatch.setattr(Prediction.pieces, "__defaults__", (size,))
+        assert [len(range(N)[piece]) for piece, _ in pieced.pieces()] == ([1] * N if rows == 1 else [4, 4, 1])
+    monkeypatch.setattr(Prediction.pieces, "__defaults__", (1,))
+    assert len(list(pieced.pieces())) == N
+    monkeypatch.setattr(Prediction.pieces, "__defaults__", (numbers * rows,))
+    assert_equal(pieced, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
+    """Sums of eight bits would not be worth much."""
+    pred = Prediction(logits=LOGITS.to(dtype))
+    assert pred.members.logits.dtype == pred.probs.dtype == torch.float32
+    assert Prediction(logits=LOGITS).entropy.dtype == torch.float64
+    assert Prediction(mean=MEAN.to(dtype), variance=VARIANCE.to(dtype)).std.dtype == torch.float32
+
+
+def test_what_is_given_may_be_any_array() -> None:
+    """numpy and nested lists; what requires gradients gives none, and is not changed."""
+    assert_equal(Prediction(logits=LOGITS.numpy()), Prediction(logits=LOGITS), rtol=0, atol=0)
+    assert_equal(Prediction(logits=LOGITS.tolist()), Prediction(logits=LOGITS.float()))
+    learned = LOGITS.clone().requires_grad_(True)
+    assert not Prediction(logits=learned).entropy.requires_grad
+    for kind in KINDS.values():
+        said(kind())
+    assert torch.equal(learned, LOGITS)
+
+
+def test_scores_of_any_size() -> None:
+    """Far from zero nothing overflows; a class that is ruled out has the score −∞."""
+    pred = Prediction(logits=1e4 * LOGITS.float())
+    assert all(value.isfinite().all() for value in pred.described().values())
+    masked = LOGITS.clone()
+    masked[:, :, 1] = -math.inf
+    rest = Prediction(logits=masked[:, :, [0, 2, 3, 4]])
+    pred = Prediction(logits=masked)
+    assert not pred.probs[:, 1].any()
+    for name in SAID[1:]:
+        torch.testing.assert_close(getattr(pred, name), getattr(rest, name))
+
+
+def test_sure_probabilities() -> None:
+    """0 and 1 are probabilities: no NaN, and two members who are sure of different classes have log 2 between them."""
+    sure = torch.eye(3, dtype=torch.float64)[torch.tensor([[0, 1], [1, 1]])]  # [M=2, N=2, K=3]
+    pred = Prediction(probs=sure)
+    torch.testing.assert_close(pred.entropy, torch.tensor([math.log(2), 0.0], dtype=torch.float64))
+    torch.testing.assert_close(pred.mutual_information, pred.entropy)
+    assert pred.disagreement.tolist() == [1, 0]
+    assert not Prediction(probs=sure[:, :, 0], task="binary").expected_entropy.any()
+
+
+def test_members() -> None:
+    """As they were given, by name and as attributes; probabilities and labels are made of logits."""
+    pred = KINDS["classes"]()
+    members = pred.members
+    assert isinstance(members, Members)
+    assert isinstance(members, Mapping)
+    assert (list(members), len(members), "logits" in members, "probs" in members) == (["logits"], 1, True, False)
+    assert torch.equal(members["logits"], LOGITS)
+    assert torch.equal(members.logits, LOGITS)
+    assert members.shape == (M, N, K)
+    torch.testing.assert_close(members.probs, LOGITS.softmax(2))
+    assert torch.equal(members.labels, LOGITS.argmax(2))
+    assert repr(members) == "Members(logits=[4, 9, 5])"
+    with pytest.raises(AttributeError, match="members have logits, and no variance"):
+        _ = members.variance
+    with pytest.raises(KeyError):
+        _ = members["probs"]
+
+
+@pytest.mark.parametrize("given", ["logits", "probs"])
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+def test_members_of_yes_and_no(task: str, given: str) -> None:
+    """A label is yes where the logit is above 0, which is a probability above ½."""
+    members = Prediction(**{given: ONE if given == "logits" else ONE.sigmoid()}, task=task).members
+    torch.testing.assert_close(members.probs, ONE.sigmoid())
+    assert torch.equal(members.labels, (ONE > 0).long())
+
+
+def test_members_of_numbers() -> None:
+    """Their means and variances; no labels."""
+    members = KINDS["gaussian"]().members
+    assert list(members) == ["mean", "variance"]
+    assert_exact([members.mean, members.variance], [MEAN, VARIANCE])
+    with pytest.raises(AttributeError, match="members have mean, variance, and no labels"):
+        _ = members.labels
+
+
+@pytest.mark.parametrize("protocol", [copy.copy, copy.deepcopy, lambda pred: pickle.loads(pickle.dumps(pred))])
+def test_copies(protocol: Callable[[Prediction], Prediction]) -> None:
+    """A prediction and its members can be copied and sent to another process."""
+    pred = KINDS["calibrated"]()
+    assert_equal(protocol(pred), pred, rtol=0, atol=0)
+    assert protocol(pred).calibrator == pred.calibrator
+    assert torch.equal(protocol(pred.members).logits, LOGITS)
+
+
+ROWS = {
+    "slice": slice(2, 7),
+    "every second": slice(None, None, 2),
+    "mask": torch.arange(N) % 3 > 0,
+    "numpy mask": np.arange(N) < 4,
+    "numbers": torch.tensor([5, 0, 5]),
+    "list": [3, 1],
+    "list of truths": [True, False] * 4 + [True],
+    "nothing": slice(0, 0),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_of_the_examples(kind: str, rows: Any) -> None:
+    """What is said of them is what was said before, whether it had been said or not; targets come along."""
+    asked, fresh = KINDS[kind](), KINDS[kind]()
+    expected = {name: value[rows] for name, value in said(asked).items()}
+    for pred in (asked[rows], fresh[rows]):
+        torch.testing.assert_close(said(pred), expected)
+        assert len(pred) == len(torch.arange(N)[rows])
+        assert pred.count == M
+        assert (pred.targets is None) == (asked.targets is None)
+        assert pred.targets is None or torch.equal(pred.targets, TARGETS[rows])
+
+
+def test_one_example() -> None:
+    """By its number, from the front or the back: a prediction of one; a number too large is an error, so that loops end."""
+    pred = KINDS["classes"]()
+    for row in (0, 3, N - 1, -1, -N, np.int64(3), torch.tensor(3)):
+        assert pred[row].shape == (1,)
+        torch.testing.assert_close(pred[row].entropy, pred.entropy[[int(row)]])
+    for row in (N, -N - 1, 100):
+        with pytest.raises(IndexError):
+            pred[row]
+
+
+def test_examples_one_by_one() -> None:
+    """As any sequence, it ends."""
+    pred, found = KINDS["classes"](), []
+    for one in pred:
+        found.append(one)
+        assert len(found) <= N
+    assert_equal(Prediction.cat(found), pred)
+
+
+def test_no_example_of_a_list() -> None:
+    """An empty list of numbers is a list of numbers."""
+    assert len(KINDS["classes"]()[[]]) == 0
+
+
+@pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "tokens", "binary", "multilabel", "gaussian", "regression"])
+def test_some_of_the_members(kind: str) -> None:
+    """In the order given; what is said is theirs alone."""
+    pred = KINDS[kind]()
+    said(pred)
+    few = pred.subset([3, 1])
+    assert few.count == 2
+    values = {name: value[[3, 1]] for name, value in pred.members.items()}
+    assert_equal(few, Prediction(**values, task=pred.task), rtol=0, atol=0)
+
+
+def test_some_of_calibrated_members() -> None:
+    """Each takes its temperature along; that of another mixture is not known, and such a prediction is not calibrated."""
+    few = KINDS["calibrated members"]().subset([2, 0])
+    torch.testing.assert_close(few.members.logits, LOGITS[[2, 0]] / torch.tensor([2.0, 0.5])[:, None, None])
+    assert few.calibrator == Calibrator(members=(2.0, 0.5))
+    few = KINDS["calibrated"]().subset([2, 0])
+    assert few.temperature == 1
+    assert few.calibrator is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_put_together(kind: str) -> None:
+    """Are the whole, targets and temperature included."""
+    pred = KINDS[kind]()
+    whole = Prediction.cat([pred[:4], pred[4:5], pred[5:]])
+    assert_equal(whole, pred, rtol=0, atol=0)
+    assert (whole.temperature, whole.calibrator) == (pred.temperature, pred.calibrator)
+    assert pred.targets is None or torch.equal(whole.targets, pred.targets)
+    assert Prediction.cat([pred[:4], pred[4:]]).targets is None or kind == "classes"
+
+
+def test_targets_of_some_parts_are_not_targets_of_all() -> None:
+    """They would not be in line."""
+    assert Prediction.cat([Prediction(logits=LOGITS, targets=TARGETS), Prediction(logits=LOGITS)]).targets is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: Prediction(logits=LOGITS[:3]),
+        lambda: Prediction(probs=LOGITS.softmax(2)),
+        lambda: Prediction(logits=LOGITS[..., :4]),
+        lambda: Prediction(logits=PIXELS),
+        lambda: Prediction(logits=LOGITS, calibrator=Calibrator(mixture=2.0)),
+        lambda: Prediction(logits=ONE, task="binary"),
+        lambda: Prediction(mean=MEAN),
+    ],
+)
+def test_parts_of_different_kinds(other: Callable[[], Prediction]) -> None:
+    """Other members, values, classes, pixels, temperatures or tasks cannot be put together."""
+    with pytest.raises(mt.InputError, match="one kind"):
+        Prediction.cat([Prediction(logits=LOGITS), other()])
+    with pytest.raises(mt.InputError, match="there are 0"):
+        Prediction.cat([])
+
+
+def test_a_calibrated_prediction() -> None:
+    """Of members: logits by their temperature. Of the mixture: p ∝ p̄^(1/T); members, and what they disagree about, stay."""
+    plain = Prediction(logits=LOGITS, targets=TARGETS)
+    members, mixture = Calibrator(members=(0.5, 1.0, 2.0, 4.0)), Calibrator(mixture=1.7)
+    divided = LOGITS / torch.tensor([0.5, 1.0, 2.0, 4.0])[:, None, None]
+    for pred in (plain.calibrated(members), Prediction(logits=LOGITS, calibrator=members)):
+        assert_equal(pred, Prediction(logits=divided), rtol=0, atol=0)
+    for pred in (plain.calibrated(mixture), Prediction(logits=LOGITS, calibrator=mixture)):
+        power = plain.probs ** (1 / 1.7)
+        expected = power / power.sum(1, keepdim=True)
+        torch.testing.assert_close(pred.probs, expected)
+        torch.testing.assert_close(pred.confidence, expected.amax(1))
+        torch.testing.assert_close(pred.margin, expected.topk(2).values @ torch.tensor([1.0, -1.0], dtype=torch.float64))
+        torch.testing.assert_close(pred.entropy, -(expected * expected.log()).sum(1))
+        assert torch.equal(pred.members.logits, LOGITS)
+        for name in ("labels", "expected_entropy", "mutual_information", "variation_ratio", "disagreement", "max_logit"):
+            torch.testing.assert_close(getattr(pred, name), getattr(plain, name))
+    assert plain.calibrated(mixture).targets is plain.targets
+    assert plain.calibrator is None
+    with pytest.raises(mt.InputError, match="calibrated already"):
+        plain.calibrated(mixture).calibrated(mixture)
+
+
+def test_a_calibrated_yes_or_no() -> None:
+    """The mixture's logit is divided by its temperature."""
+    pred = Prediction(logits=ONE, task="binary", calibrator=Calibrator(mixture=3.0))
+    torch.testing.assert_close(pred.probs, (ONE.sigmoid().mean(0).logit() / 3).sigmoid())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_and_back(kind: str, tmp_path: Path) -> None:
+    """Bit by bit, with targets, temperatures and dtype; another tool can read the arrays."""
+    pred = KINDS[kind]()
+    pred.save(tmp_path / "a.safetensors")
+    back = Prediction.load(tmp_path / "a.safetensors")
+    assert_equal(back, pred, rtol=0, atol=0)
+    assert (back.calibrator, back.temperature) == (pred.calibrator, pred.temperature)
+    assert back.targets is None if pred.targets is None else torch.equal(back.targets, TARGETS)
+    assert_exact(back.members.values(), pred.members.values())
+    tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert tensors.keys() == {*pred.members, *(["targets"] if pred.targets is not None else [])}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def moments_of(pred: Prediction) -> Prediction:
+    """Only what members come to."""
+    if pred.task in ("classes", "binary", "multilabel"):
+        made = {**pred.described(), "probs": pred.probs}
+    else:
+        made = {name: getattr(pred, name) for name in ("mean", "aleatoric", "epistemic")}
+    return Prediction.of_moments(pred.task, pred.count, made, pred.targets)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_only(kind: str, tmp_path: Path) -> None:
+    """Say the same without members: whole, some of the examples, put together, and from a file."""
+    pred = KINDS[kind]()
+    held = moments_of(pred)
+    assert not held.has_members
+    assert "moments only" in repr(held)
+    assert_equal(held, pred, rtol=0, atol=0)
+    assert_equal(held[2:5], pred[2:5])
+    assert_equal(Prediction.cat([held[:3], held[3:]]), pred, rtol=0, atol=0)
+    held.save(tmp_path / "a")
+    assert_equal(Prediction.load(tmp_path / "a"), pred, rtol=0, atol=0)
+    for use in (lambda: held.members, lambda: held.subset([0]), lambda: list(held.pieces())):
+        with pytest.raises(mt.InputError, match=r"moments only.*moments_only=False"):
+            use()
+    if pred.task in ("classes", "binary", "multilabel"):
+        assert held.classes == pred.classes
+
+
+def test_intervals_of_moments() -> None:
+    """Those of one Gaussian with the same moments, also where there are means only."""
+    for pred in (moments_of(KINDS["gaussian"]()), KINDS["regression"]()):
+        low, high = pred.interval(0.9)
+        torch.testing.assert_close((low + high) / 2, pred.mean)
+        torch.testing.assert_close(high - low, 2 * norm.ppf(0.95) * pred.std)
+
+
+def test_what_moments_cannot_say() -> None:
+    """Draws and densities are those of a mixture, whose members are gone: the error says so."""
+    held = moments_of(KINDS["gaussian"]())
+    for use in (lambda: held.sample(3), lambda: held.log_density(torch.zeros(N, 2))):
+        with pytest.raises(mt.InputError, match="moments only"):
+            use()
+
+
+@pytest.mark.parametrize("part", [0, 8, 0.5, -1])
+def test_a_truncated_file(tmp_path: Path, part: float) -> None:
+    """Is refused by name."""
+    KINDS["classes"]().save(tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(data[: int(len(data) * part) if isinstance(part, float) else part])
+    with pytest.raises(mt.FileError, match=r"/a"):
+        Prediction.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("where", ["numbers", "words", "digest"])
+def test_a_flipped_bit(tmp_path: Path, where: str) -> None:
+    """In numbers or in words."""
+    KINDS["classes"]().save(tmp_path / "a")
+    data = bytearray((tmp_path / "a").read_bytes())
+    at = {"numbers": len(data) - 1, "words": data.index(b'\\"count\\"') + 3, "digest": data.index(b'"sha256":"') + 12}[where]
+    data[at] ^= 1
+    (tmp_path / "a").write_bytes(bytes(data))
+    with pytest.raises(mt.FileError, match=r"/a"):
+        Prediction.load(tmp_path / "a")
+
+
+def test_a_foreign_file(tmp_path: Path) -> None:
+    """An ensemble is no prediction, nor the other way round; a plain safetensors file is neither, and none is none."""
+    mt.save(convert(mt.Deep(), ZOO["mlp"]), tmp_path / "ensemble")
+    KINDS["classes"]().save(tmp_path / "prediction")
+    safetensors.torch.save_file({"logits": LOGITS}, tmp_path / "plain")
+    for name in ("ensemble", "plain"):
+        with pytest.raises(mt.FileError, match=rf"{name} holds no prediction"):
+            Prediction.load(tmp_path / name)
+    with pytest.raises(mt.FileError, match=r"prediction was not written by mt\.save"):
+        mt.load(tmp_path / "prediction", ZOO["mlp"].model())
+    with pytest.raises(mt.FileError, match="no file"):
+        Prediction.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"task": "guess"},
+        {"members": False},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"calibrator": {"mixture": -1.0, "members": None}},
+        {"calibrator": {"command": "rm"}},
+        {"format": None},
+        {"task": "gaussian"},
+    ],
+)
+def test_a_hostile_file(tmp_path: Path, about: dict[str, Any]) -> None:
+    """Signed, and saying what cannot be: refused as a file, not by whatever it runs into."""
+    KINDS["classes"]().save(tmp_path / "a")
+    with safe_open(tmp_path / "a", framework="pt") as file:
+        told = json.loads(file.metadata()["prediction"])
+    told = {**told, **about} if about else {"format": storage.FORMAT}
+    tensors, text = safetensors.torch.load_file(tmp_path / "a"), json.dumps(told)
+    signature = digest(tensors, text)
+    safetensors.torch.save_file(tensors, tmp_path / "a", {"prediction": text, "sha256": signature})
+    with pytest.raises(mt.FileError, match=r"/a"):
+        Prediction.load(tmp_path / "a")
+
+
+def test_a_newer_file(tmp_path: Path) -> None:
+    """Says to update."""
+    storage.save_tensors(tmp_path / "a", "prediction", {"format": storage.FORMAT + 1}, {"logits": LOGITS})
+    with pytest.raises(mt.FileError, match="update multitudes"):
+        Prediction.load(tmp_path / "a")
+
+
+def test_targets_that_are_the_values_themselves_can_be_saved(tmp_path: Path) -> None:
+    """A perfect answer shares its memory with the targets."""
+    y = torch.randn(5)
+    Prediction(mean=y[None], targets=y).save(tmp_path / "a")
+    assert torch.equal(Prediction.load(tmp_path / "a").targets, y)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.999])
+def test_intervals_are_exact(level: float) -> None:
+    """Ends where the mixture's distribution function is what it should be, found by scipy."""
+    pred = KINDS["gaussian"]()
+    low, high = pred.interval(level)
+    for n in range(N):
+        mean, std = MEAN[:, n, 0].numpy(), VARIANCE[:, n, 0].sqrt().numpy()
+        for found, share in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
+            root = brentq(lambda t, m=mean, s=std, p=share: norm.cdf(t, m, s).mean() - p, -50, 50, xtol=1e-13)
+            assert float(found[n, 0]) == pytest.approx(root, abs=1e-9)
+
+
+def test_intervals_of_far_members() -> None:
+    """The central half of N(−5, 1) and N(5, 1) has its ends within the two of them."""
+    pred = Prediction(mean=torch.tensor([[-5.0], [5.0]]), variance=torch.ones(2, 1))
+    low, high = pred.interval(0.5)
+    torch.testing.assert_close(torch.cat([low, high]), torch.tensor([-5.0, 5.0]))
+    assert low.dtype == torch.float32
+
+
+def test_intervals_without_noise() -> None:
+    """Members who are sure are points: at 95 %, the ends are the outermost of three, and one alone is all there is."""
+    pred = Prediction(mean=torch.tensor([[0.0], [1.0], [2.0]]), variance=torch.zeros(3, 1))
+    assert [round(float(end), 6) for end in pred.interval(0.95)] == [0, 2]
+    alone = Prediction(mean=torch.tensor([[3.0]]), variance=torch.zeros(1, 1))
+    assert [float(end) for end in alone.interval(0.95)] == [3, 3]
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 95, math.nan])
+def test_levels_are_shares(level: float) -> None:
+    """Between 0 and 1."""
+    with pytest.raises(mt.InputError, match="between 0 and 1"):
+        KINDS["gaussian"]().interval(level)
+
+
+def test_draws() -> None:
+    """Have the mixture's mean and variance, and both of its humps; a generator makes them again."""
+    pred = Prediction(mean=torch.tensor([[-5.0, 1.0], [5.0, 1.0]]), variance=torch.tensor([[1.0, 1.0], [1.0, 16.0]]))
+    draws = pred.sample(20000, generator=torch.Generator().manual_seed(0))
+    assert draws.shape == (20000, 2)
+    torch.testing.assert_close(draws.mean(0), pred.mean, atol=0.12, rtol=0)
+    torch.testing.assert_close(draws.std(0), pred.std, rtol=0.03, atol=0)
+    near = [float(((draws[:, 0] - centre).abs() < 3).float().mean()) for centre in (-5, 0, 5)]
+    assert near[0] == pytest.approx(0.5, abs=0.02)
+    assert near[1] < 0.05
+    assert near[2] == pytest.approx(0.5, abs=0.02)
+    assert float(((draws[:, 1] - 1).abs() > 3).double().mean()) == pytest.approx(
+        (0.0027 + 0.4533) / 2, abs=0.01
+    )  # one is wider
+    assert torch.equal(draws, pred.sample(20000, generator=torch.Generator().manual_seed(0)))
+    assert not torch.equal(pred.sample(3), pred.sample(3))
+    assert KINDS["gaussian"]().sample(7).shape == (7, N, 2)
+    assert KINDS["gaussian"]().sample(7).dtype == torch.float64
+
+
+def test_densities() -> None:
+    """Those of torch's own mixtures."""
+    targets = torch.randn(N, 2, dtype=torch.float64)
+    parts = Normal(MEAN.movedim(0, -1), VARIANCE.movedim(0, -1).sqrt())
+    mixture = MixtureSameFamily(Categorical(torch.ones(N, 2, M, dtype=torch.float64)), parts)
+    for kind in ("gaussian", "known noise"):
+        torch.testing.assert_close(KINDS[kind]().log_density(targets), mixture.log_prob(targets))
+        torch.testing.assert_close(KINDS[kind]().log_density(targets.numpy()), mixture.log_prob(targets))
+
+
+def test_densities_of_targets_without_an_axis() -> None:
+    """[N] for one number each; but a table that is turned round is an error, not another table."""
+    pred = Prediction(mean=MEAN[..., :1], variance=VARIANCE[..., :1])
+    assert torch.equal(pred.log_density(torch.arange(9.0)), pred.log_density(torch.arange(9.0)[:, None]))
+    with pytest.raises(mt.InputError, match=r"targets are \[2, 9\].*\[9, 2\]"):
+        KINDS["gaussian"]().log_density(torch.zeros(2, N))
+    with pytest.raises(mt.InputError, match=r"targets are \[3\].*\[9, 2\]"):
+        KINDS["gaussian"]().log_density(torch.zeros(3))
+
+
+def test_far_targets_have_a_density() -> None:
+    """Its log, where the density itself is no number any more."""
+    pred = Prediction(mean=torch.zeros(2, 1), variance=torch.ones(2, 1))
+    assert float(pred.log_density(torch.tensor([1000.0]))) == pytest.approx(-500000.92, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "binary", "multilabel"])
+def test_what_classes_lack(kind: str) -> None:
+    """Means and intervals; the error says what there is."""
+    pred = KINDS[kind]()
+    for use in ("mean", "variance", "std", "aleatoric", "epistemic"):
+        with pytest.raises(mt.InputError, match=rf"task='{pred.task}' has no (mean|aleatoric|epistemic): there are probs"):
+            getattr(pred, use)
+    for call in (lambda: pred.interval(0.9), lambda: pred.sample(2), lambda: pred.log_density(0)):
+        with pytest.raises(mt.InputError, match=rf"task='{pred.task}' has no mean"):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "regression"])
+def test_what_numbers_lack(kind: str) -> None:
+    """Probabilities and all that is made of them."""
+    pred = KINDS[kind]()
+    for name in (*SAID, "probs", "classes"):
+        with pytest.raises(mt.InputError, match=rf"task='{kind}' has no"):
+            getattr(pred, name)
+    with pytest.raises(mt.InputError, match="no classes"):
+        pred.described()
+
+
+def test_what_plain_numbers_lack() -> None:
+    """The noise of an observation: what to train or give is said."""
+    pred = KINDS["regression"]()
+    for call in (lambda: pred.sample(2), lambda: pred.log_density(MEAN[0])):
+        with pytest.raises(mt.InputError, match=r"means only.*task='gaussian'.*tau_output"):
+            call()
+
+
+def test_what_probabilities_lack() -> None:
+    """Scores before the softmax."""
+    for name in ("max_logit", "energy"):
+        with pytest.raises(mt.InputError, match=rf"{name} needs logits.*Prediction\(logits="):
+            getattr(KINDS["probs"](), name)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "takes logits= or probs= of the members, and was given nothing"),
+        ({"logits": LOGITS, "probs": LOGITS.softmax(2)}, "was given logits and probs"),
+        ({"logits": LOGITS, "mean": MEAN}, "was given logits and mean"),
+        ({"variance": VARIANCE}, "takes mean= and variance= of the members, and was given variance"),
+        ({"mean": MEAN, "task": "gaussian"}, "takes mean= and variance= of the members, and was given mean"),
+        ({"mean": MEAN, "task": "classes"}, "task='classes' takes logits= or probs="),
+        ({"logits": LOGITS, "task": "regression"}, "task='regression' takes mean= of the members, and was given logits"),
+        ({"logits": LOGITS, "task": "numbers"}, "task='numbers': say one of classes, binary"),
+        ({"mean": MEAN, "variance": VARIANCE[:, :, :1]}, r"one shape: \[4, 9, 2\] and \[4, 9, 1\]"),
+        ({"logits": torch.ones(4, 9, 5, dtype=torch.long)}, "logits must be real numbers, not torch.int64"),
+        ({"logits": torch.ones(4, 9, 5, dtype=torch.complex64)}, "real numbers, not torch.complex64"),
+        ({"logits": torch.ones(4)}, r"members first: \[4\]; of one network, logits\[None\]"),
+        ({"mean": torch.ones(4)}, r"mean must be \[M, N, \.\.\.\]"),
+        ({"logits": torch.ones(0, 9, 5)}, "there is no member"),
+        ({"logits": ONE}, r"\[M, N, K, \.\.\.\]: \[4, 9\]; for one logit, task='binary'"),
+        ({"logits": LOGITS, "class_axis": 0}, "class_axis=0 is no axis of classes"),
+        ({"logits": LOGITS, "class_axis": 2}, "class_axis=2 is no axis of classes in an output of 2 axes"),
+        ({"logits": LOGITS, "class_axis": -2}, "class_axis=-2 is no axis of classes"),
+        ({"logits": LOGITS, "class_axis": -3}, "class_axis=-3 is no axis of classes"),
+        ({"probs": LOGITS}, r"a probability is between 0 and 1: are these logits=\?"),
+        ({"probs": LOGITS.sigmoid()}, "sum to .* and not to 1.*task='multilabel'"),
+        ({"probs": -ONE.sigmoid(), "task": "binary"}, "a probability is between 0 and 1"),
+        ({"mean": MEAN, "variance": -VARIANCE}, r"a variance is -.*give variances, not their logs"),
+    ],
+)
+def test_what_cannot_be_given(given: dict[str, Any], says: str) -> None:
+    """The error says what is wrong, and what to type."""
+    with pytest.raises(mt.InputError, match=says):
+        Prediction(**given)
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs", "mean", "variance", "pixels"])
+def test_a_nan_is_found(kind: str) -> None:
+    """With the member and the example that it is of, wherever the classes are."""
+    values = {
+        "logits": {"logits": LOGITS},
+        "probs": {"probs": LOGITS.softmax(2)},
+        "mean": {"mean": MEAN},
+        "variance": {"mean": MEAN, "variance": VARIANCE},
+        "pixels": {"logits": PIXELS.movedim(2, -1), "class_axis": -1},
+    }[kind]
+    name = "logits" if kind == "pixels" else kind
+    broken = values[name].clone()
+    broken[2, 6, ..., 1] = math.nan
+    with pytest.raises(mt.InputError, match=f"{name} has a NaN, first for member 2 and example 6"):
+        Prediction(**{**values, name: broken})
+
+
+@pytest.mark.parametrize("name", ["logits", "mean", "variance", "probs"])
+def test_infinities_are_found(name: str) -> None:
+    """A score of +∞, an infinite mean, variance or probability."""
+    values = {"logits": {"logits": LOGITS}, "probs": {"probs": LOGITS.softmax(2)}}
+    known = values.get(name, {"mean": MEAN, "variance": VARIANCE})
+    broken = known[name].clone()
+    broken[1, 2] = math.inf
+    with pytest.raises(mt.InputError, match=rf"{name} ha(s|ve) (an )?inf"):
+        Prediction(**{**known, name: broken})
+
+
+def test_no_class_left() -> None:
+    """An example of which every class is ruled out has no probabilities: an error, not a NaN."""
+    logits = LOGITS.clone()
+    logits[1, 4] = -math.inf
+    with pytest.raises(mt.InputError, match="member 1 and example 4"):
+        Prediction(logits=logits)
+
+
+def test_sums_are_as_near_to_one_as_single_precision() -> None:
+    """Rounding passes; a percent off does not, and is named."""
+    Prediction(probs=LOGITS.softmax(2).half())
+    probs = LOGITS.softmax(2)
+    probs[3, 5] *= 0.99
+    with pytest.raises(mt.InputError, match=r"probs of member 3 and example 5 sum to 0\.99"):
+        Prediction(probs=probs)
+
+
+def test_nothing_is_guessed_from_values() -> None:
+    """Logits that look like probabilities stay logits, and the task is what it is said to be."""
+    probs = LOGITS.softmax(2)
+    torch.testing.assert_close(Prediction(logits=probs).probs, probs.softmax(2).mean(0))
+    torch.testing.assert_close(Prediction(logits=probs, task="multilabel").probs, probs.sigmoid().mean(0))
+    assert Prediction(logits=LOGITS[..., :1]).classes == 1
+    assert Prediction(logits=LOGITS[..., :2], task="multilabel").shape == (N, 2)
+    assert Prediction(logits=ONE, task="binary").shape == (N,)
+
+
+def test_no_examples() -> None:
+    """Are a prediction of none: every word is there, and empty."""
+    for kind, make in KINDS.items():
+        pred = make()[:0]
+        whole = said(make())
+        for name, value in said(pred).items():
+            assert value.shape == (0, *whole[name].shape[1:]), (kind, name)
+            assert value.dtype == whole[name].dtype, (kind, name)
+        assert len(pred) == 0
+    empty = Prediction(logits=torch.zeros(3, 0, 7))
+    assert (empty.probs.shape, empty.labels.shape, empty.labels.dtype) == ((0, 7), (0,), torch.int64)
+
+
+def test_a_prediction_is_shown_in_one_line() -> None:
+    """What it is of."""
+    assert repr(KINDS["classes"]()) == "Prediction(classes: 4 members, 9 examples, 5 classes)"
+    assert repr(KINDS["pixels"]()) == "Prediction(classes: 4 members, 9 examples, 5 classes, 2 × 3 each)"
+    assert repr(KINDS["gaussian"]().subset([0])) == "Prediction(gaussian: 1 member, 9 examples, 2 each)"
+    assert repr(Prediction(logits=torch.zeros(2, 1000, 3))) == "Prediction(classes: 2 members, 1,000 examples, 3 classes)"
+
+
+def test_nothing_is_made_before_it_is_asked_for() -> None:
+    """And once only."""
+    pred = KINDS["classes"]()
+    assert pred._made == {}
+    assert pred.entropy is pred.entropy
+    assert pred.probs is pred.probs

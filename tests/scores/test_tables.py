@@ -1,0 +1,56 @@
+"""Scores as tables: those of the whole, of detection by criterion, of corruptions by severity."""
+
+from __future__ import annotations
+
+import torch
+
+import multitudes as mt
+from multitudes.scores.tables import printed, tables
+
+
+def scored(**options: object) -> mt.scores.Scores:
+    """Scores of ten classes, with something out of distribution and a corruption."""
+    generator = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(3, 60, 10, generator=generator), torch.randint(10, (60,), generator=generator)
+    pred = mt.Prediction(logits=logits)
+    fog = {1: (pred, targets), 3: (pred, targets)}
+    return mt.score(pred, targets, ood={"a": pred[:30], "b": pred[30:]}, shift={"fog": fog}, **options)  # type: ignore[arg-type]
+
+
+def test_every_score_stands_in_one_table() -> None:
+    """By its number to four digits, and nowhere twice."""
+    scores = scored()
+    whole, first, second, corruptions = tables(scores)
+    text = printed([whole])
+    assert f"{scores['nll']:.4f}" in text
+    assert "nll ↓" in text
+    assert "accuracy ↑" in text
+    assert "auroc/msp" not in text
+    assert "fog/1/nll" not in text
+    for name, table in (("a", first), ("b", second)):
+        assert table.title == f"out of distribution: {name}"
+        assert [str(cell) for cell in table.columns[0].cells] == [
+            "msp", "max_logit", "entropy", "mutual_information", "variation_ratio", "energy",
+        ]  # fmt: skip
+        assert next(iter(table.columns[1].cells)) == f"{scores[f'{name}/auroc/msp']:.4f}"
+        assert list(table.columns[3].cells)[2] == f"{scores[f'{name}/fpr95/entropy']:.4f}"
+    assert [column.header for column in corruptions.columns] == ["corruption", "1", "3"]
+    assert list(corruptions.columns[2].cells) == [f"{scores['fog/3/accuracy']:.4f}"]
+
+
+def test_intervals_are_shown() -> None:
+    """Beside the value, or in its cell."""
+    scores = scored(intervals=5)
+    text = str(scores)
+    low, high = scores.intervals["nll"]
+    assert f"{low:.4f} – {high:.4f}" in text
+    low, high = scores.intervals["a/auroc/msp"]
+    assert f"{low:.4f} – {high:.4f}" in str([list(column.cells) for column in tables(scores)[1].columns])
+
+
+def test_a_regression_has_one_table() -> None:
+    """And a spread where something is out of distribution."""
+    pred = mt.Prediction(mean=torch.randn(3, 20), variance=torch.rand(3, 20) + 0.1)
+    assert len(tables(mt.score(pred, torch.randn(20)))) == 1
+    found = tables(mt.score(pred, torch.randn(20), ood=pred))
+    assert next(next(iter(column.cells)) for column in found[1].columns) == "variance"

@@ -1,0 +1,151 @@
+"""bench: trials one after another, over processes, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import multitudes as mt
+from multitudes.report.row import Row
+from multitudes.shell import sweep as benches
+from multitudes.shell.sweep import bench, trials
+from multitudes.shell.trial import Trial
+
+MODULE = """
+import os, signal, torch
+from pathlib import Path
+import multitudes as mt
+from multitudes.data import Data
+from multitudes.shell.jobs import Job
+from multitudes.models import MLP
+
+g = torch.Generator().manual_seed(0)
+x = torch.randn(96, 6, generator=g)
+y = (x @ torch.randn(6, 3, generator=g)).argmax(1)
+
+def network():
+    mark = Path("kill-one")
+    if mark.exists():  # the first process that comes by dies of it
+        mark.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return MLP(6, (16,), 3)
+
+def small():
+    return Job(name="small", network=network, train=Data(x[:64], y[:64]), test=Data(x[64:], y[64:]),
+               recipe=mt.Recipe(epochs=2, batch=16, lr=0.05))
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "jobs_of_bench.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *__import__("sys").path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(__import__("sys").path))
+    return "jobs_of_bench:small"
+
+
+def wanted(task: str, out: str = "out") -> list[Trial]:
+    return trials(task, ["single", "deep(members=2)"], (0, 1), "2 epochs", out)
+
+
+def numbers(rows: list[Row]) -> list[tuple[str, int, dict[str, float]]]:
+    return [(row.name, row.seed, dict(row.scores)) for row in rows]
+
+
+def test_methods_and_seeds(task: str) -> None:
+    found = wanted(task)
+    assert [(t.name, t.seed, str(t.folder)) for t in found] == [
+        ("single", 0, "out/single-0"), ("deep(members=2)", 0, "out/deep_members_2-0"), ("single", 1, "out/single-1"),
+        ("deep(members=2)", 1, "out/deep_members_2-1"),
+    ]  # fmt: skip
+    assert found[1].method == mt.Deep(members=2)
+    assert found[1].command == f"multitudes bench --task {task} --methods 'deep(members=2)' --seeds 0 --budget '2 epochs'"
+    assert trials(task, ["emp(prior='none')"], root="a b")[0].command.endswith("--budget '2 epochs' --root 'a b'")
+    assert {trial.name for trial in trials(task)} == {kind.__name__.lower() for kind in mt.Method.all()}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"methods": ["paked"]}, "did you mean 'packed'"), ({"seeds": ()}, "at least one"), ({"seeds": (1, 1)}, "each once"),
+        ({"methods": ["deep", "Deep"]}, "twice"), ({"budget": "much"}, "--budget"), ({"task": "fasion"}, "did you mean"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant(task: str, options: dict[str, object], says: str) -> None:
+    with pytest.raises(mt.InputError, match=says):
+        trials(**{"task": task, **options})
+
+
+@pytest.mark.slow
+def test_one_by_one_and_over_processes_are_the_same(task: str) -> None:
+    told: list[str] = []
+    serial = bench(wanted(task), tell=lambda trial, outcome: told.append(trial.name))
+    assert told == ["single", "deep(members=2)"] * 2
+    Path("kill-one").touch()
+    assert numbers(bench(wanted(task, "other"), workers=2)) == numbers(serial)
+    assert not Path("kill-one").exists()
+    assert numbers(bench(wanted(task))) == numbers(serial)
+
+
+def test_what_fails_is_named_and_the_rest_is_done(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Trial.run
+
+    def failing(self: Trial) -> Row:
+        if (self.name, self.seed) == ("single", 1):
+            raise KeyError("no luck")
+        return run(self)
+
+    monkeypatch.setattr(Trial, "run", failing)
+    with pytest.raises(
+        mt.RunError, match=r"1 of 4 trials failed; the same command tries them again\nsingle \(seed 1\): .*no luck"
+    ):
+        bench(wanted(task))
+    assert [trial.done() for trial in wanted(task)] == [True, True, False, True]
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("error", "times"), [(OSError("busy"), 3), (mt.RunError("never"), 1)])
+def test_what_may_pass_is_tried_again(task: str, error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on where it stopped; what our own errors name would only fail again."""
+    run, seen = Trial.run, []
+
+    def failing(self: Trial) -> Row:
+        seen.append(self.name)
+        if len(seen) < 3:
+            raise error
+        return run(self)
+
+    monkeypatch.setattr(Trial, "run", failing)
+    one = wanted(task)[:1]
+    if times == 3:
+        assert bench(one)[0].name == "single"
+    else:
+        with pytest.raises(mt.RunError, match="never"):
+            bench(one)
+    assert len(seen) == times
+
+
+def test_workers_and_ray_that_cannot_be(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for workers in (0, True, 1.5):
+        with pytest.raises(mt.InputError, match="--workers"):
+            bench(wanted(task), workers=workers)  # type: ignore[arg-type]
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(benches, "import_module", missing)
+    with pytest.raises(mt.InputError, match=r"multitudes\[ray\]"):
+        bench(wanted(task), ray=True)
+
+
+@pytest.mark.slow
+def test_on_ray_with_a_worker_killed(task: str) -> None:
+    """The same table as one after another."""
+    pytest.importorskip("ray")
+    serial = bench(wanted(task))
+    Path("kill-one").touch()
+    assert numbers(bench(wanted(task, "ray"), workers=2, ray=True)) == numbers(serial)
+    assert not Path("kill-one").exists()

@@ -1,0 +1,367 @@
+"""Judging: what outputs and targets mean in training and in validation."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import multitudes as mt
+from multitudes import data
+from multitudes.training import criterion as judging
+from multitudes.training.criterion import Judge
+from multitudes.training.fit import fit
+from multitudes.training.recipe import Recipe
+
+G = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(20, (64, 5), generator=G)
+WORDS = TensorDataset(TOKENS, TOKENS % 5)
+IMAGES = torch.randn(40, 3, 6, 6, generator=G).double()
+PIXELS = IMAGES.argmax(1)
+
+
+class Tokens(nn.Module):
+    """Classes last, as language models have them."""
+
+    def __init__(self, classes: int = 5, several: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head, self.several = nn.Embedding(20, 16), nn.Linear(16, classes), several
+
+    def forward(self, tokens: Tensor) -> Any:
+        hidden = self.embed(tokens)
+        return {"logits": self.head(hidden), "hidden": hidden} if self.several else self.head(hidden)
+
+
+def words(**options: Any) -> mt.Ensemble:
+    torch.manual_seed(0)
+    return mt.ensemble(Tokens(**options), mt.Deep(members=2), TOKENS[:2], seed=0)
+
+
+def pixels(method: mt.Method | None = None) -> mt.Ensemble:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Conv2d(8, 3, 1)).double()
+    return mt.ensemble(net, method or mt.Deep(members=2), IMAGES[:2], seed=0)
+
+
+def holes(mark: int) -> Tensor:
+    """Labels of which some examples have few, some none."""
+    lacking = torch.rand(PIXELS.shape, generator=torch.Generator().manual_seed(1)) < torch.linspace(0, 1, 40)[:, None, None]
+    return torch.where(lacking, mark, PIXELS)
+
+
+LONG = Recipe(epochs=20, batch=16, lr=1.0)
+
+
+def test_classes_last() -> None:
+    """They are learned, and the validation reads them where they are."""
+    run = fit(words(), WORDS, LONG, val=WORDS, class_axis=-1)
+    assert run.metrics[-1]["val_accuracy"] == 1
+    assert run.metrics[-1]["val_nll"] == pytest.approx(run.metrics[-1]["loss"] / 2, rel=0.5)
+
+
+def test_classes_last_of_a_criterion_of_ones_own() -> None:
+    """The criterion has the outputs as they are; the validation wants to be told."""
+
+    def criterion(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.movedim(-1, 1), target)
+
+    assert fit(words(), WORDS, LONG, val=WORDS, class_axis=-1, criterion=criterion).metrics[-1]["val_accuracy"] == 1
+    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken .* class_axis=-1"):
+        fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, criterion=criterion)
+
+
+def test_classes_that_may_be_either_axis() -> None:
+    """What they are taken for is said, unless the caller has said it."""
+    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken"):
+        fit(words(), WORDS, Recipe(epochs=1, batch=16))
+    for axis in (1, -1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, class_axis=axis)
+    with pytest.raises(mt.InputError, match=r"classes are the last axis, fit\(\.\.\., class_axis=-1\)"):
+        fit(words(classes=7), WORDS, Recipe(epochs=1, batch=16))
+    with pytest.raises(mt.InputError, match="class_axis=2: 1, or -1 for tokens"):
+        fit(words(), WORDS, LONG, class_axis=2)
+
+
+def test_one_of_several_outputs() -> None:
+    run = fit(words(several=True), WORDS, LONG, val=WORDS, class_axis=-1, output="logits")
+    assert run.metrics[-1]["val_accuracy"] == 1
+    with pytest.raises(mt.InputError, match="say which is meant, output="):
+        fit(words(several=True), WORDS, LONG)
+
+
+@pytest.mark.parametrize("mark", [255, -100])
+@pytest.mark.parametrize("how", ["said", "by the set"])
+def test_pixels_without_a_label(mark: int, how: str) -> None:
+    """They are neither learned from nor counted, whoever says which they are."""
+    labels = holes(mark)
+    known = {"train": TensorDataset(IMAGES, labels), "ignore": mark}
+    if how == "by the set":
+        known = {"train": data.Data(IMAGES, labels, classes=("a", "b", "c"), ignore=mark)}
+    ens = pixels()
+    run = fit(ens, recipe=Recipe(epochs=20, batch=10, lr=0.1), val=known["train"], **known)
+    found = mt.score(mt.predict(ens, IMAGES), labels, ignore=mark)
+    assert run.metrics[-1]["val_accuracy"] == pytest.approx(found["accuracy"])
+    assert run.metrics[-1]["val_nll"] == pytest.approx(found["nll"])
+    assert found["accuracy"] > 0.7
+
+
+def test_labels_as_torch_marks_them_need_no_word() -> None:
+    """−100 is no label to torch's cross entropy, and so not to us."""
+    train = TensorDataset(IMAGES, holes(-100))
+    assert fit(pixels(), train, Recipe(epochs=1, batch=10), val=train).metrics[0]["val_accuracy"] > 0
+    with pytest.raises(mt.InputError, match=r"target 255 is no class: there are 0 to 2; .* or what ignore= says"):
+        fit(pixels(), TensorDataset(IMAGES, holes(255)), Recipe(epochs=1, batch=10))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        mt.Deep(members=2),
+        mt.BatchEnsemble(members=2, feed="all"),
+        mt.MIMO(members=2, rho=1.0),
+        mt.MIMO(members=2, rho=1.0, repeat=2),
+    ],
+    ids=str,
+)
+def test_parts_of_a_step_count_what_has_a_label(method: mt.Method) -> None:
+    """In parts or whole, a step is the same, also where labels are many in one part and none in another."""
+    train = TensorDataset(IMAGES, holes(-100))
+    states = []
+    for parts in (1, 4, 20):
+        ens = pixels(method)
+        fit(ens, train, Recipe(epochs=3, batch=20, lr=0.5, accumulate=parts))
+        states.append(ens.state_dict())
+    for other in states[1:]:
+        torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
+
+
+def test_parts_of_members_own_batches() -> None:
+    """Each member's labels count in its own mean."""
+    train = TensorDataset(IMAGES, holes(-100))
+    states = []
+    for parts in (1, 4, 20):
+        ens = pixels()
+        fit(ens, train, Recipe(epochs=3, batch=20, lr=0.5, accumulate=parts, batches="own"))
+        states.append(ens.state_dict())
+    for other in states[1:]:
+        torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
+
+
+def test_one_label_in_a_step() -> None:
+    """It counts as a whole, in whichever of the parts it is."""
+    labels = torch.full_like(PIXELS, -100)
+    labels[3, 2, 2] = 1
+    train = TensorDataset(IMAGES, labels)
+    losses = [fit(pixels(), train, Recipe(epochs=1, batch=40, accumulate=n)).metrics[0]["loss"] for n in (1, 8)]
+    assert losses[0] == pytest.approx(losses[1])
+    assert losses[0] > 0.1
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel"])
+@pytest.mark.parametrize("kind", [torch.long, torch.float64, torch.uint8])
+def test_yes_or_no_without_a_label(task: str, kind: torch.dtype) -> None:
+    """They are neither learned from nor counted."""
+    wanted = (IMAGES[:, :1] > 0).long() if task == "binary" else (IMAGES > 0).long()
+    lacking = (
+        torch.rand(wanted.shape, generator=torch.Generator().manual_seed(1)) < torch.linspace(0, 1, 40)[:, None, None, None]
+    )
+    train = TensorDataset(IMAGES, torch.where(lacking, 255, wanted).to(kind))
+    found = []
+    for parts in (1, 5):
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, wanted.shape[1], 1).double()
+        ens = mt.ensemble(net, mt.Deep(members=2), IMAGES[:2], task=task, seed=0)
+        found.append(fit(ens, train, Recipe(epochs=5, batch=20, lr=0.5, accumulate=parts), val=train, ignore=255))
+    torch.testing.assert_close(found[0].ensemble.state_dict(), found[1].ensemble.state_dict(), rtol=1e-9, atol=1e-12)
+    labels = mt.predict(found[0].ensemble, IMAGES).labels.reshape(wanted.shape)
+    assert found[0].metrics[-1]["val_accuracy"] == pytest.approx(float((labels == wanted)[~lacking].double().mean()))
+    assert found[0].metrics[-1]["val_accuracy"] > 0.8
+
+
+def test_probabilities_of_classes_that_are_last() -> None:
+    """They lie as outputs do."""
+    soft = F.one_hot(TOKENS % 5, 5).float() * 0.9 + 0.02
+    found = [fit(words(), TensorDataset(TOKENS, y), Recipe(epochs=3, batch=16), class_axis=-1) for y in (soft, TOKENS % 5)]
+    right = mt.predict(fit(words(), TensorDataset(TOKENS, soft), LONG, class_axis=-1).ensemble, TOKENS, class_axis=-1)
+    assert bool((right.labels == TOKENS % 5).all())
+    assert found[0].metrics[-1]["loss"] > found[1].metrics[-1]["loss"]
+
+
+def test_sets_that_do_not_agree() -> None:
+    one, other = (data.Data(IMAGES, PIXELS, ignore=ignore) for ignore in (255, 0))
+    with pytest.raises(mt.InputError, match="training sets ignore 0 and 255"):
+        fit(pixels(), [one, other], LONG)
+    with pytest.raises(mt.InputError, match="val= says ignore=0, and training ignores 255"):
+        fit(pixels(), one, LONG, val=other)
+    part, _ = torch.utils.data.random_split(one, [30, 10])
+    assert judging.ignored_by(part) == 255
+    assert judging.ignored_by([one, one]) == 255
+    assert judging.ignored_by(WORDS) is None
+
+
+def test_criteria_that_are_none() -> None:
+    with pytest.raises(mt.InputError, match=r"the criterion gives \[16, 5\] numbers and not one: .*reduction='mean'"):
+        fit(words(), WORDS, LONG, criterion=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(mt.InputError, match="the criterion gives a tuple and not one"):
+        fit(words(), WORDS, LONG, criterion=lambda output, target: (1, 2))  # type: ignore[arg-type,return-value]
+    one = fit(
+        words(), WORDS, Recipe(epochs=1, batch=16), criterion=lambda output, target: F.cross_entropy(output, target)[None]
+    )
+    assert one.metrics[0]["loss"] > 0
+    with pytest.raises(mt.InputError, match="ignore=-100 is for labels, and the task is regression"):
+        fit(mt.ensemble(nn.Linear(3, 1), mt.Deep(), torch.randn(2, 3), task="regression"), WORDS, LONG, ignore=-100)
+    with pytest.raises(mt.InputError, match="criterion='ce': give a loss"):
+        fit(words(), WORDS, LONG, criterion="ce")  # type: ignore[arg-type]
+
+
+def test_validations_that_are_none() -> None:
+    class Empty(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(mt.InputError, match="val= has no examples"):
+        fit(words(), WORDS, LONG, val=Empty(), class_axis=-1)
+    with pytest.raises(mt.InputError, match="val=: nothing in it has a label"):
+        fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=TensorDataset(IMAGES, torch.full_like(PIXELS, -100)))
+    with pytest.raises(mt.InputError, match="targets are a dict, and a prediction takes one tensor of them: split="):
+        told = [(image, {"y": y}) for image, y in zip(IMAGES, PIXELS, strict=True)]
+        fit(pixels(), told, LONG, val=told, criterion=lambda output, target: F.cross_entropy(output, target["y"]))
+    with pytest.raises(mt.InputError, match="this is a list of batches"):
+        fit(words(), WORDS, LONG, val=[(TOKENS[:8], TOKENS[:8] % 5)], class_axis=-1)
+    with pytest.raises(mt.InputError, match=r"val=: target 255 .*ignore=255 or whatever"):
+        fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=data.Data(IMAGES, holes(255)))
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Examples one after the other, and no length."""
+
+    def __iter__(self) -> Any:
+        return iter(list(WORDS))
+
+
+def test_validations_of_any_kind() -> None:
+    """Streams, loaders of them, lists with a split of one's own, classes as floating-point numbers: all the same."""
+    loaders = [Stream(), torch.utils.data.DataLoader(Stream(), 4), torch.utils.data.ChainDataset([Stream()]), WORDS]
+    floats = TensorDataset(TOKENS, (TOKENS % 5).float())
+    found = [fit(words(), WORDS, Recipe(epochs=1, batch=16), val=val, class_axis=-1) for val in (*loaders, floats)]
+    listed = [(x, int(y[0])) for x, y in WORDS]
+    assert len({run.metrics[0]["val_nll"] for run in found}) == 1
+    net = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 5))
+    run = fit(
+        mt.ensemble(net, mt.Deep(members=2), TOKENS[:2]), listed, Recipe(epochs=1, batch=16), val=listed,
+        split=lambda batch: (batch[0], batch[1].long()),
+    )  # fmt: skip
+    assert run.metrics[0]["val_accuracy"] >= 0
+
+
+@pytest.mark.parametrize("how", ["MIMO", "own", "sets"])
+def test_probabilities_of_members_own_batches(how: str) -> None:
+    """They are checked for each member."""
+    soft = torch.randn(64, 5, generator=G).softmax(1)
+    x = torch.randn(64, 6, generator=G)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5))
+    ens = mt.ensemble(net, mt.MIMO(members=2) if how == "MIMO" else mt.Deep(members=2), x[:2])
+    train: Any = [TensorDataset(x, soft)] * 2 if how == "sets" else TensorDataset(x, soft)
+    for parts in (1, 2):
+        recipe = Recipe(epochs=1, batch=16, batches="own" if how == "own" else "same", accumulate=parts)
+        assert fit(ens, train, recipe).metrics[0]["loss"] > 1
+    with pytest.raises(mt.InputError, match="must be probabilities"):
+        fit(ens, TensorDataset(x, soft * 2), Recipe(epochs=1, batch=16))
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_targets_that_are_not_finite(task: str) -> None:
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), task=task)
+    wanted = torch.full((8, 2 if task == "regression" else 1), torch.nan)
+    with pytest.raises(mt.InputError, match="a target is NaN or infinite"):
+        fit(ens, TensorDataset(torch.randn(8, 3), wanted), Recipe(epochs=1, batch=4))
+
+
+@pytest.mark.parametrize(("classes", "kind"), [(256, torch.uint8), (300, torch.uint8), (200, torch.int8)])
+def test_more_classes_than_a_small_type_counts(classes: int, kind: torch.dtype) -> None:
+    ens = mt.ensemble(nn.Linear(3, classes), mt.Deep(members=2), torch.randn(2, 3))
+    labels = torch.arange(100, 120).to(kind) if kind is torch.int8 else torch.arange(150, 170).to(kind)
+    both = [TensorDataset(torch.ones(20, 3), y) for y in (labels, labels.long())]
+    losses = [fit(copy.deepcopy(ens), one, Recipe(epochs=1, batch=20, accumulate=2)).metrics[0]["loss"] for one in both]
+    assert losses[0] == losses[1] > 1
+
+
+def test_small_types_have_no_negative_numbers() -> None:
+    """A byte of 156 is not −100."""
+    with pytest.raises(mt.InputError, match="target 156 is no class"):
+        fit(pixels(), TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), Recipe(epochs=1, batch=10))
+    train = TensorDataset(IMAGES, holes(255).byte())
+    runs = [
+        fit(pixels(), one, Recipe(epochs=2, batch=10), val=one, ignore=255)
+        for one in (train, TensorDataset(IMAGES, holes(255)))
+    ]
+    assert [line["val_nll"] for line in runs[0].metrics] == [line["val_nll"] for line in runs[1].metrics]
+
+
+@pytest.mark.parametrize("ignore", [None, 0, 255])
+def test_a_validation_that_begins_without_labels(ignore: int | None) -> None:
+    """Also with both marks; and the class 0 may be what does not count."""
+    labels = holes(-100 if ignore is None else ignore)
+    labels[:2] = -100
+    train = TensorDataset(IMAGES, labels)
+    run = fit(pixels(), train, Recipe(epochs=1, batch=10), val=train, ignore=ignore)
+    known = (labels != -100) & (labels != (-100 if ignore is None else ignore))
+    found = mt.predict(run.ensemble, IMAGES).labels
+    assert run.metrics[0]["val_accuracy"] == pytest.approx(float((found == labels)[known].double().mean()))
+
+
+def test_a_batch_without_labels_teaches_nothing() -> None:
+    ens = pixels()
+    before = {name: value.clone() for name, value in ens.state_dict().items()}
+    run = fit(ens, TensorDataset(IMAGES, torch.full_like(PIXELS, -100)), Recipe(epochs=1, batch=10))
+    assert run.metrics[0]["loss"] == 0
+    torch.testing.assert_close(ens.state_dict(), before)
+
+
+def test_the_embedded_scenes() -> None:
+    """The set that the library makes has pixels without a label, and says so."""
+    train, val = data.scenes("train", examples=20), data.scenes("validation", examples=6)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, len(train.classes or ()), 1))
+    run = fit(mt.ensemble(net, mt.Deep(members=2), train.batch([0, 1])[0]), train, Recipe(epochs=3, batch=5, lr=0.1), val=val)
+    assert bool((val.targets == val.ignore).any())
+    assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
+
+
+def test_all_targets_of_a_validation_are_looked_at_first() -> None:
+    """An epoch is not spent on what its validation refuses."""
+    bad = TOKENS % 5
+    bad[50, 0] = 9
+    for val in (TensorDataset(TOKENS, bad), data.Data(TOKENS, bad)):
+        with pytest.raises(mt.InputError, match=r"val=: target 9 of example 50 is no class: there are 0 to 4"):
+            fit(words(), WORDS, LONG, val=val, class_axis=-1)
+    with pytest.raises(mt.InputError, match="val= is one set for all members"):
+        fit(words(), [WORDS, WORDS], LONG, val=[WORDS, WORDS], class_axis=-1)
+
+
+def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        seen.append(options["amp"])
+        return predict(*args, **options)
+
+    predict = judging.predict
+    monkeypatch.setattr(judging, "predict", recorded)
+    for precision in ("32", "bf16"):
+        fit(words(), WORDS, Recipe(epochs=1, batch=16, precision=precision), val=WORDS, class_axis=-1)
+    assert seen == [False, False, False, torch.bfloat16]
+
+
+def test_what_it_is_known_by() -> None:
+    assert Judge("classes", F.cross_entropy, ignore=3).settings() == {
+        "criterion": "cross_entropy", "output": None, "class_axis": 1, "ignore": 3,
+    }  # fmt: skip
+    assert Judge("classes").settings()["criterion"] is None
