@@ -18,6 +18,9 @@ ORDER = """
 """.split()
 """The rooms from the bottom up. A module may import its own room and those before it."""
 
+REGISTRY = ("method", "methods")
+"""The one import upwards: `Method.all()` loads the package's own methods, as it would a plugin's."""
+
 PLANNED = {
     "engine.kernels": "fast layers for members",
     "files.export": "ONNX and torch.export programs",
@@ -53,6 +56,8 @@ def imported(module: str, tree: ast.AST) -> set[str]:
             continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             full = {f"{node.module}.{alias.name}" for alias in node.names}
@@ -61,7 +66,8 @@ def imported(module: str, tree: ast.AST) -> set[str]:
     return {name for name in own if name in MODULES} - {module}
 
 
-GRAPH = {name: imported(name, ast.parse(path.read_text())) for name, path in MODULES.items()}
+EVERY = {name: imported(name, ast.parse(path.read_text())) for name, path in MODULES.items()}
+GRAPH = {name: {other for other in others if (name, other) != REGISTRY} for name, others in EVERY.items()}
 
 
 def room(module: str) -> str:
@@ -86,6 +92,10 @@ def test_rooms_import_downwards() -> None:
         if not other or place[room(other)] > place[room(module)]
     ]
     assert upward == []
+
+
+def test_the_registry_is_the_one_exception() -> None:
+    assert REGISTRY[1] in EVERY[REGISTRY[0]]
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
@@ -118,6 +128,7 @@ def test_no_modules_import_each_other() -> None:
         ("import multitudes.report.page", {"report.page"}),
         ("if TYPE_CHECKING:\n    from multitudes.ensemble import Ensemble", set()),
         ("from multitudes import Ensemble", {""}),
+        ("importlib.import_module('multitudes.methods')", {"methods"}),
     ],
 )
 def test_an_import_is_seen(code: str, names: set[str]) -> None:

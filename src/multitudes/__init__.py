@@ -117,8 +117,6 @@ def __getattr__(name: str) -> Any:
         return import_module(f"multitudes.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'multitudes' has no attribute {name!r}")
-    if _HOME_OF[name] != "errors":
-        import_module("multitudes.methods")  # so that Method.all() has every method
     value = getattr(import_module(f"multitudes.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value

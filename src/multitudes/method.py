@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -100,6 +101,7 @@ class Method:
     @staticmethod
     def all() -> list[type[Method]]:
         """Every method there is, yours included."""
+        import_module("multitudes.methods")  # the one import upwards: a registry loads what registers itself
         return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
 
     def prepare(
