@@ -35,7 +35,7 @@ corruptions: $(ready)  ## all 95 corruptions as one picture: build/corruptions.p
 	@$(PYTHON) docs/corruptions.py --out build/corruptions.png
 
 zoo: .venv-zoo/installed  ## timm's networks by every method, in an environment of their own
-	OMP_NUM_THREADS=1 MULTITUDES_SEED=$(SEED) .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/foreign
+	OMP_NUM_THREADS=1 MULTITUDES_SEED=$(SEED) .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/thirdparty
 
 lint: $(ready)
 	$(PYTHON) -m ruff format --check .

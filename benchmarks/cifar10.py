@@ -1,4 +1,4 @@
-"""ResNet-18 on CIFAR-10 with SVHN as foreign, by the protocol behind Table 1 of Packed-Ensembles: one seed of each method.
+"""ResNet-18 on CIFAR-10 and SVHN (out of distribution), by the protocol behind Table 1 of Packed-Ensembles: a seed each.
 
     python benchmarks/cifar10.py --root FOLDER [--rows single packed ...] [--seed 0] [--out results/cifar10-resnet18]
     python benchmarks/cifar10.py --table
@@ -67,11 +67,11 @@ def trained(name: str, root: Path | None, seed: int, runs: Path, how: Recipe) ->
 
 
 def measured(ensemble: mt.Ensemble, root: Path | None) -> dict[str, float]:
-    """The scores of the test set, with SVHN as foreign."""
+    """The scores of the test set, with SVHN as the out-of-distribution set."""
     test = data.cifar10("test", root)
     here = mt.predict(ensemble, test, batch_size=500)
-    foreign = mt.predict(ensemble, data.svhn("test", root).like(test), batch_size=500)
-    scores = mt.score(here, ood=foreign)
+    ood = mt.predict(ensemble, data.svhn("test", root).like(test), batch_size=500)
+    scores = mt.score(here, ood=ood)
     return {key: float(value) for key, value in scores.items() if isinstance(value, (int, float))}
 
 
@@ -115,7 +115,7 @@ def markdown(out: Path) -> str:
 
 def table(out: Path) -> Table:
     """The table for a terminal."""
-    shown = Table(title="ResNet-18, CIFAR-10, SVHN as foreign: a seed each, the last epoch")
+    shown = Table(title="ResNet-18, CIFAR-10, SVHN as ood: a seed each, the last epoch")
     heading, *rows = lines(out)
     for name in heading:
         shown.add_column(name, justify="left" if name == "method" else "right")

@@ -16,7 +16,7 @@ METHODS = sorted(path for path in (SOURCE / "methods").glob("*.py") if path.name
 LONGEST_MODULE, LONGEST_TEST, LONGEST_FUNCTION = 600, 1000, 60
 TOPICS = {"laws", "laws_can_fail", "zoo_refusals", "style", "package", "readme", "papers", "peers", "refuted", "rooms"}
 """Tests that speak of the whole package."""
-FOLDERS = ("slow", "gpu", "foreign", "browser")
+FOLDERS = ("slow", "gpu", "thirdparty", "browser")
 """Tests that need more time, or more than Python."""
 
 

@@ -17,14 +17,14 @@ from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, redraw, resample, reset_counts
-from multitudes.engine.inputs import Inputs, rows, slot
-from multitudes.engine.modules import bake, in_layout, kept_tensors, named_tensors
+from multitudes.engine.inputs import Inputs, count_rows, slot
+from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors
 from multitudes.engine.proof.executors import pick
 from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
-from multitudes.prediction.tasks import Average, checked, values_of
+from multitudes.prediction.tasks import Average, checked_task, values_of
 from multitudes.prediction.uncertainty import moments
 
 if TYPE_CHECKING:
@@ -43,24 +43,32 @@ class Ensemble(nn.Module):
     """
 
     def __init__(
-        self, engine: Engine, method: Method, *, task: str, seed: int, base: nn.Module, plan: Plan, compact: bool = False
+        self,
+        engine: Engine,
+        method: Method,
+        *,
+        task: str,
+        seed: int,
+        base: nn.Module,
+        plan: Plan,
+        compact: bool = False,
     ) -> None:
         super().__init__()
         self.method = method
         self.is_compact = compact
-        self.task = checked(task)
+        self.task = checked_task(task)
         self.seed = seed
         self.engine = engine
         self.plan = plan
         self.calibrator: Calibrator | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
-        self._told = False
+        self._warned = False
         self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
-        self._wear(engine.template)
+        self._adopt_registers(engine.template)
         self.register_load_state_dict_post_hook(_loaded)
 
-    def _wear(self, template: nn.Module) -> None:
+    def _adopt_registers(self, template: nn.Module) -> None:
         """Takes over the template's registers, so that names, devices and checkpoints are the base model's own."""
         vars(self).update(_modules=template._modules, _parameters=template._parameters, _buffers=template._buffers)
         vars(self)["_non_persistent_buffers_set"] = template._non_persistent_buffers_set
@@ -107,23 +115,23 @@ class Ensemble(nn.Module):
         if torch.compiler.is_compiling():
             return self._run_drawn(call, per_member, rows, draws)
         if self.training and draws is None and rows is None and not per_member:
-            self._say_once()
+            self._warn_once()
         with self.engine.lock:
-            if self.method.draws and self.method.by_shape:
+            if self.method.draws and self.method.draws_by_shape:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             return self._run_drawn(call, per_member, rows, draws)
 
     def _fit_draws(self, call: Inputs) -> None:
         """Draws again, by the same seeds, if the shapes of the call have changed and draws depend on them."""
         shapes = reset_counts(self.engine, call)
-        if shapes != self._drawn_for and self.method.measure(self.template, call, self.engine.batch_axis):
+        if shapes != self._drawn_for and self.method.fit_shapes(self.template, call, self.engine.batch_axis):
             redraw(self.engine)
         self._drawn_for = shapes
 
     def _run_drawn(self, call: Inputs, per_member: bool, rows: Tensor | None, draws: Any) -> Any:
         if draws is None:
             return run(self.engine, call, per_member, rows)
-        with self.engine.with_draws(checked_draws(self.engine, draws, any_shape=self.method.by_shape)):
+        with self.engine.with_draws(checked_draws(self.engine, draws, any_shape=self.method.draws_by_shape)):
             return run(self.engine, call, per_member, rows)
 
     @torch.no_grad()
@@ -151,11 +159,11 @@ class Ensemble(nn.Module):
         """Makes the draws again from the members' seeds."""
         redraw(self.engine)
 
-    def _say_once(self) -> None:
+    def _warn_once(self) -> None:
         """Warns once that a plain call is not the training step of this method."""
-        if self._told or not self.method.trains_by_part:
+        if self._warned or not self.method.trains_by_part:
             return
-        self._told = True
+        self._warned = True
         warnings.warn(
             f"{type(self.method).__name__} trains by parts: call ens.loss, or ens(*batch.inputs, **batch.kwargs) with "
             "batch = ens.batch(x, y); this call is of all members",
@@ -165,7 +173,7 @@ class Ensemble(nn.Module):
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
         """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
         call = Inputs.of(x)
-        count = 0 if per_member else rows(call, self.engine.batch_axis)
+        count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
         if found.slots is not None:
             return into_slots(found, self.engine.batch_axis)
@@ -196,9 +204,13 @@ class Ensemble(nn.Module):
         return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion, global_batch)
 
     def param_groups(
-        self, *, lr: float, weight_decay: float = 0.0, optimizer: type[torch.optim.Optimizer] | None = None,
+        self,
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        optimizer: type[torch.optim.Optimizer] | None = None,
         only: str | None = None,
-    ) -> list[dict[str, Any]]:  # fmt: skip
+    ) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser; give its class, and one that would couple members is refused by name.
 
         With `only`, those of one kind, such as "shared" or "patches": two optimisers can take turns.
@@ -237,9 +249,9 @@ class Ensemble(nn.Module):
     def member(self, m: int) -> nn.Module:
         """Member m as a plain module of the base model's kind, with its names: a detached copy with the same outputs."""
         index = self._index(m)
-        member = bake(self.template, self._slice(lambda tensor: tensor[index]))
-        if self.engine.traits.plain:
-            self.method.plain(member)
+        member = detached_copy(self.template, self._slice(lambda tensor: tensor[index]))
+        if self.engine.traits.plain_weights:
+            self.method.bake(member)
         for part in member.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters()
@@ -252,7 +264,7 @@ class Ensemble(nn.Module):
         chosen = [self._index(m) for m in members]
         if not chosen:
             raise InputError("subset([]) would leave no member")
-        template = bake(self.template, self._slice(lambda tensor: tensor[chosen]))
+        template = detached_copy(self.template, self._slice(lambda tensor: tensor[chosen]))
         method = self.method.subset(len(chosen))
         engine = replace(self.engine, template=template, members=len(chosen), picked=dict(self.engine.picked))
         engine.refresh()
@@ -269,7 +281,7 @@ class Ensemble(nn.Module):
         """
         if self.is_compact:
             raise InputError("this ensemble is compact already")
-        if not self.engine.traits.plain:
+        if not self.engine.traits.plain_weights:
             raise InputError("forward reads weights of converted layers by itself, so that nothing can be worked into them")
         new = self.method.compact(self)
         new.calibrator = self.calibrator

@@ -86,10 +86,10 @@ class Method:
     keeps_layers: ClassVar[bool] = True
     """Whether keep= can take layers from the method."""
 
-    by_shape: ClassVar[bool] = False
+    draws_by_shape: ClassVar[bool] = False
     """Whether draws have the shapes of what a call has inside the network."""
 
-    by_layer: ClassVar[tuple[str, ...]] = ()
+    layer_settings: ClassVar[tuple[str, ...]] = ()
     """The settings that may differ from layer to layer, by `at=`."""
 
     def __post_init__(self) -> None:
@@ -120,7 +120,13 @@ class Method:
         return False
 
     def start(
-        self: M, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, M]
+        self: M,
+        model: nn.Module,
+        network: nn.Module,
+        inputs: Inputs,
+        seed: int,
+        m: int,
+        at: Mapping[str, M],
     ) -> nn.Module:
         """Member m with weights of the given model; `network` is what `prepare` made of it, the seed the ensemble's."""
         raise NotImplementedError(f"{type(self).__name__} does not say how members start")
@@ -146,11 +152,11 @@ class Method:
         """What a training step draws, by these seeds: ``[D, ...]`` by name."""
         return draw_all(network, seeds)
 
-    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
+    def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
         """Looks, in place, at the shapes that a call has inside the network, where draws depend on them: are they others?"""
         return False
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Makes a member's layers those of the given model again, in place, with what the method adds to them worked in."""
 
     def compact(self, ensemble: Ensemble) -> Ensemble:

@@ -11,7 +11,7 @@ Tell = Callable[..., None]
 """Called with how much has been done, and what else to show by name."""
 
 
-def wanted(progress: bool | None) -> bool:
+def is_shown(progress: bool | None) -> bool:
     """Whether a bar is to be shown: as asked for, or where there is a terminal."""
     return sys.stderr.isatty() if progress is None else progress
 
@@ -19,7 +19,7 @@ def wanted(progress: bool | None) -> bool:
 @contextlib.contextmanager
 def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> Iterator[Tell]:
     """A bar for the time of a block, and a line with what else is shown; they go when the block ends."""
-    if not wanted(progress):
+    if not is_shown(progress):
         yield lambda count=1, **shown: None
         return
     from rich.console import Console, RenderableType

@@ -17,7 +17,7 @@ import multitudes as mt
 from multitudes.analysis.recommend import KNOWN, recommend
 from multitudes.analysis.recommendation import LEVELS, Candidate, Recommendation
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.conversion.cost import Cost, Row
+from multitudes.conversion.cost import Cost, CostRow
 from multitudes.engine.modules import owned_modules
 from multitudes.method import Layout
 from multitudes.models import MLP, SmallCNN, ViT
@@ -55,7 +55,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> list[mt.Ensemble]:
         asked.append(ens)
         times = TIMES.get(type(ens.method).__name__, 4.0) * (0.4 if ens.is_compact else 1.0)
         share = ens.members / type(ens.method)().members if ens.method.draws else 1.0
-        return Cost(Row(20, 20, 200 if not ens.is_compact else 150, 0.01 * times * share), Row(10, 10, 100, 0.01))
+        return Cost(CostRow(20, 20, 200 if not ens.is_compact else 150, 0.01 * times * share), CostRow(10, 10, 100, 0.01))
 
     monkeypatch.setattr(sys.modules[recommend.__module__], "cost", cost)
     return asked

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 import multitudes as mt
-from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Budget, Candidate, Recommendation
-from multitudes.conversion.cost import Cost, Row
+from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Candidate, Limit, Recommendation
+from multitudes.conversion.cost import Cost, CostRow
 
-SINGLE = Row(1000, 5000, 4096, 0.002)
+SINGLE = CostRow(1000, 5000, 4096, 0.002)
 
 
 def costing(times: float, memory: float = 1.0) -> Cost:
     """The cost of something so many times as slow and large as a single network."""
-    return Cost(Row(2000, 20000, int(4096 * memory), 0.002 * times), SINGLE)
+    return Cost(CostRow(2000, 20000, int(4096 * memory), 0.002 * times), SINGLE)
 
 
 def listed(*candidates: Candidate, **changed: Any) -> Recommendation:
     """A recommendation of these."""
-    return replace(Recommendation("Net", "finetune", Budget(1.5, True), Budget(2e9, False), candidates), **changed)
+    return replace(Recommendation("Net", "finetune", Limit(1.5, True), Limit(2e9, False), candidates), **changed)
 
 
 FAST = Candidate(mt.Masksembles(members=4), "fits", "keeps all weights", "finetune", costing(1.2), compact=True, nll=0.79)
@@ -43,16 +43,16 @@ REFUSED = Candidate(mt.EMP(patch=("a", "b")), "refused", "nothing there\n  a: no
     ],
 )  # fmt: skip
 def test_a_number_is_a_multiple_and_a_unit_makes_it_an_amount(given: Any, units: dict[str, float], limit: float) -> None:
-    budget = Budget.read("latency", given, units, "20 ms")
+    budget = Limit.read("latency", given, units, "20 ms")
     assert budget is not None
     assert budget.limit(2.0) == pytest.approx(limit)
-    assert Budget.read("latency", None, units, "20 ms") is None
+    assert Limit.read("latency", None, units, "20 ms") is None
 
 
 @pytest.mark.parametrize("given", [0, -1, True, math.nan, math.inf, "20", "fast", "1.2.3 ms", "ms", "2 GB", "-1 ms", [1], ""])
 def test_what_is_no_budget_is_answered_with_what_to_type(given: Any) -> None:
     with pytest.raises(mt.InputError, match=r"latency=1\.5 or latency='1\.5x', or latency='20 ms' with one of us, µs, ms, s"):
-        Budget.read("latency", given, TIMES, "20 ms")
+        Limit.read("latency", given, TIMES, "20 ms")
 
 
 def test_the_line_to_type() -> None:

@@ -31,10 +31,10 @@ def made(name: str, index: int) -> Row:
     targets = torch.arange(120) % 4
     noise = torch.randn(3, 120, 4, generator=generator) * (1 + 0.25 * index)
     pred = Prediction(logits=4 * torch.nn.functional.one_hot(targets, 4) + noise, targets=targets)
-    foreign = Prediction(logits=torch.randn(3, 80, 4, generator=generator))
+    ood = Prediction(logits=torch.randn(3, 80, 4, generator=generator))
     return Row(
         name=name, method="Single()" if name == "single" else f"Method({name!r})",
-        scores=mt.score(pred, ood={"svhn": foreign}, intervals=20), prediction=pred, foreign={EVIL: foreign},
+        scores=mt.score(pred, ood={"svhn": ood}, intervals=20), prediction=pred, ood={EVIL: ood},
         shifted={s: {"accuracy": 0.9 - s / 10 - index / 50, "ece": s / 20} for s in range(1, 6)},
         cost={"parameters": 1e6 * (1 + index), "multiply_adds": 1e9 + index, "latency": 0.01},
         settings={"data": "made up", "network": EVIL, "recipe": {"epochs": 3, EVIL: EVIL}}, command=f"multitudes {EVIL}",

@@ -9,7 +9,16 @@ import torch
 from laws.compare import assert_same
 from torch import Tensor, nn
 
-from multitudes.conversion.cut_layers import Cut, CutLayer, Link, cuttable, fit, hollow, thinned, width
+from multitudes.conversion.cut_layers import (
+    ChannelCut,
+    CutLayer,
+    Link,
+    cuttable,
+    empty_compact_network,
+    update_sizes,
+    width,
+    without_channels,
+)
 
 KEPT = torch.tensor([[1, 2, 4], [0, 3, 5]])
 LAYERS: dict[str, tuple[Any, Tensor]] = {
@@ -29,7 +38,7 @@ def test_a_layer_reads_what_is_kept(name: str, m: int) -> None:
     net = nn.Sequential(layer)
     axis = -1 if isinstance(layer, nn.Linear) else 1
     zeroed = torch.zeros_like(x).index_copy(axis, KEPT[m], x.index_select(axis, KEPT[m]))
-    thin = thinned(net, m, [Cut("0", KEPT, before=True)])
+    thin = without_channels(net, m, [ChannelCut("0", KEPT, before=True)])
     assert isinstance(thin[0], CutLayer)
     assert width(thin[0], reads=True) == 3
     assert_same(thin(x), net(zeroed))
@@ -44,7 +53,7 @@ def test_a_layer_gives_what_is_kept(name: str) -> None:
     whole = layer(x)
     expected = torch.zeros_like(whole).index_copy(axis, kept[0], whole.index_select(axis, kept[0]))
     for own in (None, (layer.weight, layer.bias)):
-        thin = thinned(nn.Sequential(layer), 0, [Cut("0", kept, before=False, whole=own)])
+        thin = without_channels(nn.Sequential(layer), 0, [ChannelCut("0", kept, before=False, whole=own)])
         assert width(thin[0], reads=False) == (2 if own is None else 4)
         assert_same(thin(x), expected)
 
@@ -58,18 +67,18 @@ def test_constants_are_carried_over_the_border() -> None:
     middle[:, dropped] = 2.0
     constants = torch.zeros(2, 6).double()
     constants[0, dropped] = 2.0
-    cut = Cut("0", KEPT, before=False, link=Link("0", "1", ()), constants=constants)
-    assert_same(thinned(nn.Sequential(first, second), 0, [cut])(x), second(middle))
+    cut = ChannelCut("0", KEPT, before=False, link=Link("0", "1", ()), constants=constants)
+    assert_same(without_channels(nn.Sequential(first, second), 0, [cut])(x), second(middle))
 
 
 def test_numbers_are_those_of_the_tensors() -> None:
     """What a layer prints is what it holds."""
     conv = nn.ConvTranspose2d(6, 4, 3, groups=2)
-    fit(conv)
+    update_sizes(conv)
     assert (conv.in_channels, conv.out_channels) == (6, 4)
     norm = nn.BatchNorm1d(6)
     norm.weight = nn.Parameter(torch.ones(3))
-    fit(norm)
+    update_sizes(norm)
     assert norm.num_features == 3
 
 
@@ -84,9 +93,9 @@ def test_cuttable() -> None:
 def test_a_network_in_the_shape_of_a_file() -> None:
     """Only names and shapes are taken: a plain network becomes cut where the file has what only cut layers have."""
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4, bias=False))
-    thin = thinned(net, 1, [Cut("2", KEPT, before=True)])
+    thin = without_channels(net, 1, [ChannelCut("2", KEPT, before=True)])
     tensors = {name: tensor[None].expand(2, *tensor.shape) for name, tensor in thin.state_dict().items()}
-    shell = hollow(net, tensors, frozenset(tensors))
+    shell = empty_compact_network(net, tensors, frozenset(tensors))
     assert {n: t.shape for n, t in shell.state_dict().items()} == {n: t.shape for n, t in thin.state_dict().items()}
     shell.load_state_dict(thin.state_dict())
     x = torch.randn(2, 5)

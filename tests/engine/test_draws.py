@@ -18,16 +18,16 @@ import multitudes as mt
 from multitudes.engine import vmap
 from multitudes.engine.draws import (
     add_seeds,
+    bake_draws,
     draw,
     draw_all,
-    draw_apart,
+    draw_distinct,
     drawing_layers,
     drawn_member,
     drawn_names,
-    moved,
-    settled,
+    on_device,
 )
-from multitudes.engine.modules import bake
+from multitudes.engine.modules import detached_copy
 from multitudes.engine.state import SEEDS
 from multitudes.models import MLP
 
@@ -197,7 +197,7 @@ def test_draws_for_a_call() -> None:
 
 def network(ens: mt.Ensemble) -> nn.Module:
     """What one member is made of."""
-    return bake(ens.template, ens._slice(lambda tensor: tensor[0]))
+    return detached_copy(ens.template, ens._slice(lambda tensor: tensor[0]))
 
 
 def agreeing(ens: mt.Ensemble, name: str) -> mt.Ensemble:
@@ -317,16 +317,16 @@ def test_estimating_norms_warns_of_nothing() -> None:
 def test_equal_draws_for_all() -> None:
     """Drawn apart, members differ in every drawn tensor, where they can; what is not owned stays."""
     ens = mt.ensemble(perceptron(), mt.EMP(components=2, members=3), X, seed=0)
-    draw_apart(ens.template, ens.engine.owned, 2)
+    draw_distinct(ens.template, ens.engine.owned, 2)
     for name in drawn_names(ens.template):
         value = ens.template.get_buffer(name)
         assert value.shape[0] == 2
         assert not torch.equal(value[0], value[1])
     before = stored(ens)
-    draw_apart(ens.template, frozenset(), 2)
+    draw_distinct(ens.template, frozenset(), 2)
     assert_same(stored(ens), before)
     alike = mt.ensemble(perceptron(), mt.EMP(components=1, members=3), X, seed=0)
-    draw_apart(alike.template, alike.engine.owned, 2)
+    draw_distinct(alike.template, alike.engine.owned, 2)
     assert not any(value.any() for value in stored(alike).values())
 
 
@@ -340,7 +340,7 @@ def test_moving_tensors(device: str) -> None:
         "d": torch.zeros(2, 0),
         "e": torch.ones(1, 2, 2, dtype=torch.uint8),
     }
-    found = moved(tensors, torch.device(device))
+    found = on_device(tensors, torch.device(device))
     assert list(found) == list(tensors)
     for name, tensor in tensors.items():
         assert found[name].device.type == device
@@ -358,7 +358,7 @@ def test_moving_keeps_values(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Tensor.to
     monkeypatch.setattr(Tensor, "to", lambda self, *args, **kwargs: self.clone() if args[0] is place else own(self, *args))
     place = Elsewhere()
-    found = moved(tensors, place)  # type: ignore[arg-type]
+    found = on_device(tensors, place)  # type: ignore[arg-type]
     assert list(found) == list(tensors)
     assert_exact(found.values(), tensors.values())
 
@@ -395,7 +395,7 @@ def test_the_parts() -> None:
     member = drawn_member(network(ens), 5)
     expected = member(X)
     assert member._buffers[SEEDS] is not None
-    settled(member)
+    bake_draws(member)
     assert not list(drawing_layers(member))
     assert SEEDS not in dict(member.named_buffers())
     assert_same(member(X), expected)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import multitudes as mt
-from multitudes.engine.inputs import axes, join_slots, rows, slot, take_rows, tile_rows
+from multitudes.engine.inputs import axes, count_rows, join_slots, slot, take_rows, tile_rows
 
 
 def both() -> mt.Inputs:
@@ -48,19 +48,19 @@ def test_refill_keeps_the_structure() -> None:
 
 def test_rows() -> None:
     """The number of rows that all batched inputs agree on."""
-    assert rows(both(), AXES) == 3
-    assert rows(mt.Inputs(torch.zeros(7, 2)), 0) == 7
-    assert rows(mt.Inputs(torch.zeros(7, 2)), -1) == 2
+    assert count_rows(both(), AXES) == 3
+    assert count_rows(mt.Inputs(torch.zeros(7, 2)), 0) == 7
+    assert count_rows(mt.Inputs(torch.zeros(7, 2)), -1) == 2
 
 
 def test_rows_that_cannot_be_told() -> None:
     """Disagreement, no batch axis at all, an axis that is not there, a list of the wrong length."""
     with pytest.raises(mt.InputError, match=r"disagree about the number of rows \(\[2, 3, 5\]\)"):
-        rows(both(), 0)
+        count_rows(both(), 0)
     with pytest.raises(mt.InputError, match="no tensor input carries a batch axis"):
-        rows(both(), None)
+        count_rows(both(), None)
     with pytest.raises(mt.InputError, match=r"batch_axis=1, but an input has shape \(5,\)"):
-        rows(both(), 1)
+        count_rows(both(), 1)
     with pytest.raises(mt.InputError, match="names 2 inputs, but the call has 3 tensors"):
         axes(both(), [0, 0])
 

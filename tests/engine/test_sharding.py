@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import multitudes as mt
-from multitudes.engine.sharding import apart, gathered, is_sharded, like_part, load_whole, whole
+from multitudes.engine.sharding import full_tensor, gathered, is_sharded, load_full, reshard, shard_like
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def test_what_is_not_sharded_stays_as_it_is() -> None:
     ens = made()
     assert not is_sharded(ens)
     weight = ens.get_parameter("0.weight")
-    assert whole(weight) is weight
+    assert full_tensor(weight) is weight
     value = torch.zeros_like(weight)
-    assert like_part(value, weight) is value
-    apart(ens)
+    assert shard_like(value, weight) is value
+    reshard(ens)
     with gathered(ens):
         assert ens.get_parameter("0.weight") is weight
-    load_whole(ens, {name: torch.ones_like(tensor) for name, tensor in ens.state_dict().items()})
+    load_full(ens, {name: torch.ones_like(tensor) for name, tensor in ens.state_dict().items()})
     assert weight.unique().tolist() == [1]
 
 
@@ -58,13 +58,13 @@ def test_whole_and_apart() -> None:
     assert is_sharded(ens)
     for name, tensor in plain.state_dict().items():
         part = ens.state_dict()[name]
-        assert torch.equal(whole(part), tensor)
-        assert torch.equal(whole(like_part(tensor, part)), tensor)
+        assert torch.equal(full_tensor(part), tensor)
+        assert torch.equal(full_tensor(shard_like(tensor, part)), tensor)
     with gathered(ens):
         assert type(ens.get_parameter("0.weight").data) is torch.Tensor
     assert hasattr(ens.get_parameter("0.weight"), "full_tensor")
-    load_whole(ens, {name: torch.ones_like(tensor) for name, tensor in plain.state_dict().items()})
-    assert whole(ens.get_parameter("0.weight")).unique().tolist() == [1]
+    load_full(ens, {name: torch.ones_like(tensor) for name, tensor in plain.state_dict().items()})
+    assert full_tensor(ens.get_parameter("0.weight")).unique().tolist() == [1]
 
 
 @pytest.mark.usefixtures("alone")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import run_loop, run_vmap
-from multitudes.engine.modules import bake, copy_with, named_tensors, owner
+from multitudes.engine.modules import copy_with, detached_copy, named_tensors, owning_module
 
 
 class Tied(nn.Module):
@@ -753,7 +753,7 @@ class TestCopying:
 
     def test_baked_tensors_are_apart(self) -> None:
         net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
-        twin = bake(net, {})
+        twin = detached_copy(net, {})
         assert all(
             a is not b and torch.equal(a, b) for (_, a), (_, b) in zip(named_tensors(net), named_tensors(twin), strict=True)
         )
@@ -761,7 +761,7 @@ class TestCopying:
 
     def test_the_owner_of_a_tensor(self) -> None:
         """A parametrized tensor belongs to the module that uses it."""
-        assert owner("a.b.weight") == "a.b"
-        assert owner("weight") == ""
-        assert owner("a.parametrizations.weight.original0") == "a"
-        assert owner("parametrizations.weight.original") == ""
+        assert owning_module("a.b.weight") == "a.b"
+        assert owning_module("weight") == ""
+        assert owning_module("a.parametrizations.weight.original0") == "a"
+        assert owning_module("parametrizations.weight.original") == ""

@@ -70,7 +70,7 @@ def law_member(method: mt.Method, case: Case) -> None:
         plain = [ens.member(m) for m in range(method.members)]
         output = call(ens, case.example(batch))
         for m, member in enumerate(plain):
-            if ens.engine.traits.plain and method.works_in:
+            if ens.engine.traits.plain_weights and method.works_in:
                 assert {n: type(part).__name__ for n, part in member.named_modules()} == kinds
                 assert set(member.state_dict()) == set(case.model().state_dict())
             expected = call(member, case.example(batch))
@@ -109,7 +109,7 @@ def law_by_rows(method: mt.Method, case: Case) -> None:
     chosen = list(enumerate(members.tolist()))
     expected = tree.apply(lambda t: torch.stack([t[m].select(axis, b) for b, m in chosen], axis), call(ens, x))
     assert_same(call(ens, x, rows=members), expected)
-    if case.noisy or ens.engine.shared_norms or (method.shares_weights and ens.engine.traits.private):
+    if case.noisy or ens.engine.shared_norms or (method.shares_weights and ens.engine.traits.written_buffers):
         return  # what is shared is taken over all rows
     without_dropout(ens).train()
     plain = [ens.member(m) for m in range(method.members)]

@@ -19,7 +19,7 @@ from torch.export import Dim
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.methods.layers.dropout import DroppedBefore, Live
+from multitudes.methods.layers.dropout import DropoutBefore, LiveDropout
 from multitudes.models import MLP, ViT, resnet18
 
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
@@ -50,7 +50,7 @@ def masks_of(ens: mt.Ensemble) -> dict[str, Tensor]:
 
 def dropping(ens: mt.Ensemble) -> dict[str, float]:
     """The modules that drop, or before which is dropped, and how much."""
-    return {name: part.rate for name, part in ens.template.named_modules() if isinstance(part, (Live, DroppedBefore))}
+    return {name: part.rate for name, part in ens.template.named_modules() if isinstance(part, (LiveDropout, DropoutBefore))}
 
 
 def test_where_it_drops() -> None:

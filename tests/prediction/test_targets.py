@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import multitudes as mt
-from multitudes.prediction.targets import matched
+from multitudes.prediction.targets import checked_targets
 
 CLASSES = mt.Prediction(logits=torch.zeros(2, 4, 3))
 DENSE = mt.Prediction(logits=torch.zeros(2, 4, 3, 2, 2))
@@ -30,21 +30,21 @@ ONE = mt.Prediction(logits=torch.zeros(2, 1, 3))
 )  # fmt: skip
 def test_classes_of_any_kind_of_number(given: Any) -> None:
     """As whole numbers in the shape of the prediction; axes of length one are no others."""
-    found = matched(CLASSES, given)
+    found = checked_targets(CLASSES, given)
     assert found.tolist() == [0, 1, 2, 0]
     assert found.dtype == torch.int64
 
 
 def test_one_example() -> None:
     """A number by itself too."""
-    assert matched(ONE, torch.tensor(2)).tolist() == [2]
-    assert matched(ONE, torch.tensor([[2]])).tolist() == [2]
+    assert checked_targets(ONE, torch.tensor(2)).tolist() == [2]
+    assert checked_targets(ONE, torch.tensor([[2]])).tolist() == [2]
 
 
 def test_columns_are_never_broadcast() -> None:
     """[N, 1] against [N] is N targets, not N × N: the error of each example is its own."""
     pred = mt.Prediction(mean=torch.arange(4.0).repeat(2, 1), variance=torch.ones(2, 4))
-    found = matched(pred, torch.arange(4.0)[:, None])
+    found = checked_targets(pred, torch.arange(4.0)[:, None])
     assert found.shape == (4,)
     with pytest.warns(UserWarning, match="collapsed"):
         assert mt.score(pred, torch.arange(4.0)[:, None])["rmse"] == 0
@@ -68,7 +68,7 @@ def test_columns_are_never_broadcast() -> None:
 def test_shapes_that_do_not_fit(pred: mt.Prediction, given: Tensor, says: str) -> None:
     """Both are shown."""
     with pytest.raises(mt.InputError, match=says):
-        matched(pred, given)
+        checked_targets(pred, given)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_shapes_that_do_not_fit(pred: mt.Prediction, given: Tensor, says: str) -
 def test_targets_that_mean_nothing(pred: mt.Prediction, given: Any, ignore: int | None, says: str) -> None:
     """With the place, and what may be."""
     with pytest.raises(mt.InputError, match=says):
-        matched(pred, given, ignore)
+        checked_targets(pred, given, ignore)
 
 
 def test_a_pixel_out_of_range() -> None:
@@ -99,35 +99,35 @@ def test_a_pixel_out_of_range() -> None:
     given = torch.zeros(4, 2, 2)
     given[2, 1, 0] = 9
     with pytest.raises(mt.InputError, match="target 9 of example 2"):
-        matched(DENSE, given)
+        checked_targets(DENSE, given)
 
 
 @pytest.mark.parametrize("ignore", [255, -1, -100, 3])
 def test_what_stands_for_no_label(ignore: int) -> None:
     """Any number, and −1 afterwards; a class that is to be ignored is too."""
-    assert matched(CLASSES, [0, ignore, 2, ignore], ignore).tolist() == [0, -1, 2, -1]
-    assert matched(CLASSES, [0, 1, 2, 0], 0).tolist() == [-1, 1, 2, -1]
+    assert checked_targets(CLASSES, [0, ignore, 2, ignore], ignore).tolist() == [0, -1, 2, -1]
+    assert checked_targets(CLASSES, [0, 1, 2, 0], 0).tolist() == [-1, 1, 2, -1]
 
 
 def test_those_that_travelled_along() -> None:
     """Are taken; without any, the error says where they come from."""
     pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 1, 2, 0]))
-    assert matched(pred).tolist() == [0, 1, 2, 0]
-    assert matched(pred, [0, 1, 2, 0]).tolist() == [0, 1, 2, 0]
+    assert checked_targets(pred).tolist() == [0, 1, 2, 0]
+    assert checked_targets(pred, [0, 1, 2, 0]).tolist() == [0, 1, 2, 0]
     with pytest.raises(mt.InputError, match=r"there are no targets: score\(pred, targets\)"):
-        matched(CLASSES)
+        checked_targets(CLASSES)
 
 
 def test_those_of_another_order() -> None:
     """Are refused: a shuffled loader gave others; and what to do if they are meant."""
     pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 1, 2, 0]))
     with pytest.raises(mt.InputError, match=r"a shuffled loader.*pred.targets = None"):
-        matched(pred, [1, 0, 2, 0])
+        checked_targets(pred, [1, 0, 2, 0])
     pred.targets = None
-    assert matched(pred, [1, 0, 2, 0]).tolist() == [1, 0, 2, 0]
+    assert checked_targets(pred, [1, 0, 2, 0]).tolist() == [1, 0, 2, 0]
 
 
 def test_numbers_keep_their_precision() -> None:
     """Double stays, and whole numbers become single."""
-    assert matched(NUMBERS, torch.rand(4, dtype=torch.float64)).dtype == torch.float64
-    assert matched(NUMBERS, [1, 2, 3, 4]).dtype == torch.float32
+    assert checked_targets(NUMBERS, torch.rand(4, dtype=torch.float64)).dtype == torch.float64
+    assert checked_targets(NUMBERS, [1, 2, 3, 4]).dtype == torch.float32

@@ -10,7 +10,7 @@ from torch import Tensor
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.prediction.tasks import FLOOR, TASKS, checked, combine, output_of, values_of, variance_of
+from multitudes.prediction.tasks import FLOOR, TASKS, checked_task, combine, output_of, values_of, variance_of
 from multitudes.prediction.temperature import Calibrator
 
 MEMBERS = torch.randn(4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -194,6 +194,6 @@ def test_outputs_that_do_not_fit_the_task() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_is_one(task: str) -> None:
     """And nothing else is."""
-    assert checked(task) == task
+    assert checked_task(task) == task
     with pytest.raises(mt.InputError):
-        checked(task + "s")
+        checked_task(task + "s")

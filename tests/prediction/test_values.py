@@ -32,16 +32,16 @@ def marked(value: float, axis: int = 1, at: int = 2) -> Tensor:
 def test_what_are_no_values(given: Tensor, says: str) -> None:
     """Whole numbers, one axis, no member."""
     with pytest.raises(mt.InputError, match=says):
-        values.numbers("logits", given)
+        values.as_member_tensor("logits", given)
 
 
 def test_numbers() -> None:
     """Lists too; half precision becomes single; gradients are left behind."""
-    assert values.numbers("mean", [[1.0, 2.0]]).tolist() == [[1.0, 2.0]]
-    assert values.numbers("mean", torch.ones(1, 1, dtype=torch.bfloat16)).dtype == torch.float32
-    assert values.numbers("mean", torch.ones(1, 1, dtype=torch.float16)).dtype == torch.float32
-    assert values.numbers("mean", torch.ones(1, 1, dtype=torch.float64)).dtype == torch.float64
-    assert not values.numbers("mean", torch.ones(1, 1, requires_grad=True)).requires_grad
+    assert values.as_member_tensor("mean", [[1.0, 2.0]]).tolist() == [[1.0, 2.0]]
+    assert values.as_member_tensor("mean", torch.ones(1, 1, dtype=torch.bfloat16)).dtype == torch.float32
+    assert values.as_member_tensor("mean", torch.ones(1, 1, dtype=torch.float16)).dtype == torch.float32
+    assert values.as_member_tensor("mean", torch.ones(1, 1, dtype=torch.float64)).dtype == torch.float64
+    assert not values.as_member_tensor("mean", torch.ones(1, 1, requires_grad=True)).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_numbers() -> None:
 def test_values_that_the_task_has_no_meaning_for(task: str, given: list[str], says: str) -> None:
     """With what it takes."""
     with pytest.raises(mt.InputError, match=says):
-        values.fitting(task, dict.fromkeys(given, LOGITS))
+        values.check_names(task, dict.fromkeys(given, LOGITS))
 
 
 def test_mean_and_variance_of_one_shape() -> None:
     """Nothing is broadcast."""
     with pytest.raises(mt.InputError, match=r"one shape: \[3, 4, 5\] and \[3, 4, 1\]"):
-        values.fitting("gaussian", {"mean": LOGITS, "variance": LOGITS[..., :1]})
-    values.fitting("regression", {"mean": LOGITS, "variance": LOGITS})
+        values.check_names("gaussian", {"mean": LOGITS, "variance": LOGITS[..., :1]})
+    values.check_names("regression", {"mean": LOGITS, "variance": LOGITS})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_mean_and_variance_of_one_shape() -> None:
 def test_values_that_mean_nothing(name: str, task: str, given: Tensor, says: str) -> None:
     """Named, with the place. A row of logits that are all −∞ is the softmax of nothing."""
     with pytest.raises(mt.InputError, match=says):
-        values.sound(name, given, task)
+        values.check_values(name, given, task)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_values_that_mean_nothing(name: str, task: str, given: Tensor, says: str
 def test_values_at_the_edge_of_meaning(name: str, task: str, given: Tensor) -> None:
     """A class that is ruled out, certainty, rounding, no noise, no example: taken as they are, and predicted with."""
     before = given.clone()
-    values.sound(name, given, task)
+    values.check_values(name, given, task)
     assert torch.equal(given, before)
     whole = {name: given, **({"mean": torch.zeros_like(given)} if name == "variance" else {})}
     made = mt.Prediction(**whole, task=task)  # type: ignore[arg-type]
@@ -139,10 +139,10 @@ def test_scores_without_classes() -> None:
 def test_pixels_are_examples() -> None:
     """Row by row, classes last."""
     given = torch.randn(2, 3, 4, 5, 6)
-    found = values.examples(given, "classes")
+    found = values.flatten_examples(given, "classes")
     assert found.shape == (2, 90, 4)
     assert torch.equal(found[:, 31], given[:, 1, :, 0, 1])
-    assert values.examples(given, "multilabel").shape == (2, 360)
+    assert values.flatten_examples(given, "multilabel").shape == (2, 360)
 
 
 @pytest.mark.parametrize("scale", [1, 1000])
@@ -161,10 +161,10 @@ def test_log_probabilities(scale: float) -> None:
 def test_two_sides_of_one_logit() -> None:
     """Have its difference, and the same softmax."""
     one = LOGITS[..., 0]
-    found = values.two_sided(one)
+    found = values.as_two_classes(one)
     torch.testing.assert_close(found[..., 1] - found[..., 0], one)
     torch.testing.assert_close(found.softmax(-1)[..., 1], one.sigmoid())
-    assert values.two_sided(LOGITS) is LOGITS
+    assert values.as_two_classes(LOGITS) is LOGITS
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from multitudes.report.groups import grouped
-from multitudes.report.lead import highlights, lead, warning
+from multitudes.report.lead import highlights, summary, warning
 from multitudes.report.row import Row
 from multitudes.report.table import columns
 
@@ -29,7 +29,7 @@ def test_it_says_what_was_compared_on_what_who_did_best_and_at_what_cost(scored:
         scored("single", accuracy=0.7, method="Single()", settings=settings, cost=twice(1)),
         scored("packed", accuracy=0.89, settings=settings, cost=twice(1)),
     ]  # fmt: skip
-    assert plain(lead(grouped(rows))) == (
+    assert plain(summary(grouped(rows))) == (
         "Of 3 methods compared on svhn with LeNet, deep did best: accuracy 0.9000, at 4.00 × the multiply-adds and 2.00 × the "
         "parameters of the single network; packed, at 1.00 ×, lies within its interval."
     )
@@ -38,27 +38,29 @@ def test_it_says_what_was_compared_on_what_who_did_best_and_at_what_cost(scored:
 def test_lower_is_better_where_it_is(scored: Make) -> None:
     rows = [scored("a", task="regression", rmse=2), scored("b", task="regression", rmse=1, seconds=90.0)]
     expected = "Of 2 methods compared at regression, b did best: RMSE 1.0000, after 1 min 30 s of training."
-    assert plain(lead(grouped(rows))) == expected
+    assert plain(summary(grouped(rows))) == expected
 
 
 def test_seeds_are_named_and_one_row_is_not_the_best_of_anything(scored: Make) -> None:
     rows = [scored("a", seed=seed, accuracy=0.5 + seed / 10, cost={"parameters": 2e6}) for seed in (0, 1)]
-    assert plain(lead(grouped(rows))) == "a at classification, 2 seeds each: accuracy 0.5500 ± 0.0707, at 2 M parameters."
+    assert plain(summary(grouped(rows))) == "a at classification, 2 seeds each: accuracy 0.5500 ± 0.0707, at 2 M parameters."
 
 
 def test_a_single_network_that_wins_is_said_to(scored: Make) -> None:
     rows = [scored("s", accuracy=0.9, method="Single()"), scored("b", accuracy=0.8)]
-    assert "s did best: accuracy 0.9000, and is the single network itself" in plain(lead(grouped(rows)))
+    assert "s did best: accuracy 0.9000, and is the single network itself" in plain(summary(grouped(rows)))
 
 
 def test_nan_and_unknown_scores_are_no_best(scored: Make) -> None:
     for scores in ({"accuracy": math.nan}, {"foo": 1.0}):
-        assert plain(lead(grouped([scored("a", **scores), scored("b", **scores)]))) == "2 methods compared at classification."
+        assert (
+            plain(summary(grouped([scored("a", **scores), scored("b", **scores)]))) == "2 methods compared at classification."
+        )
 
 
 def test_strings_are_escaped(scored: Make) -> None:
     rows = [scored("<i>", accuracy=0.9, settings={"data": "<i>", "network": "<i>"}), scored("b", accuracy=0.8)]
-    assert "<i>" not in lead(grouped(rows)) + highlights(grouped(rows), columns(grouped(rows))[0])
+    assert "<i>" not in summary(grouped(rows)) + highlights(grouped(rows), columns(grouped(rows))[0])
 
 
 def test_highlights_have_a_card_for_each_kind_of_score(scored: Make) -> None:

@@ -19,7 +19,7 @@ import multitudes as mt
 from multitudes.errors import FileError, InputError
 from multitudes.prediction.prediction import Prediction
 from multitudes.report import report
-from multitudes.report.row import Row, rows
+from multitudes.report.row import Row, load_rows
 from multitudes.scores.scores import Scores
 
 Make = Callable[..., Row]
@@ -76,8 +76,8 @@ def unadorned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "gaussian", "regression", "dense"])
 def test_every_task_has_its_page(made: Make, task: str, tmp_path: Path) -> None:
-    foreign = {"other": made(task=task, seed=9).prediction}
-    given = [made("packed", task, foreign=foreign, intervals=5)]
+    ood = {"other": made(task=task, seed=9).prediction}
+    given = [made("packed", task, ood=ood, intervals=5)]
     images = torch.rand(30, 3, 5, 4) if task != "multilabel" else None
     found = checked(report(given, tmp_path / "page.html", images=images))
     assert {"scores", "reliability", "ood", "diversity", "reproduce"} <= set(found.ids)
@@ -97,7 +97,7 @@ def test_plain_scores_are_enough(tmp_path: Path) -> None:
 
 def test_strings_from_anywhere_are_escaped(made: Make, tmp_path: Path) -> None:
     row = made(
-        EVIL, method=EVIL, command=EVIL, foreign={EVIL: made(seed=3).prediction}, cost={EVIL: 3.0, "parameters": 1.0},
+        EVIL, method=EVIL, command=EVIL, ood={EVIL: made(seed=3).prediction}, cost={EVIL: 3.0, "parameters": 1.0},
         settings={"data": EVIL, "network": EVIL, EVIL: {EVIL: [EVIL]}, "plain": EVIL},
     )  # fmt: skip
     scores = Scores({**row.scores, EVIL: 1.0, f"{EVIL}/auroc/entropy": 0.5}, task="classes")
@@ -128,7 +128,7 @@ def test_twelve_rows_with_seeds_are_a_small_page(made: Make, tmp_path: Path) -> 
     cost = {"parameters": 1e6, "multiply_adds": 1e9}
     shifted = {severity: {"accuracy": 0.5} for severity in range(1, 6)}
     others = {"svhn": made(seed=50).prediction}
-    given = [made(f"m{i}", seed=seed, cost=cost, shifted=shifted, foreign=others) for i in range(12) for seed in (0, 1)]
+    given = [made(f"m{i}", seed=seed, cost=cost, shifted=shifted, ood=others) for i in range(12) for seed in (0, 1)]
     path = report(given, tmp_path / "page.html", images=torch.rand(30, 3, 32, 32))
     found = checked(path)
     assert {"scores", "cost", "reliability", "ood", "corruption", "diversity", "examples", "reproduce"} <= set(found.ids)
@@ -147,7 +147,7 @@ def test_rows_from_files_make_the_page_of_those_in_memory(made: Make, tmp_path: 
     for row in given:
         row.save(tmp_path / "runs" / row.name)
     one = report(given, tmp_path / "one.html").read_text()
-    two = report(rows([tmp_path / "runs"]), tmp_path / "two.html").read_text()
+    two = report(load_rows([tmp_path / "runs"]), tmp_path / "two.html").read_text()
     assert one == two
     assert "type this" in one
 

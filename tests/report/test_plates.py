@@ -10,7 +10,7 @@ import pytest
 
 from multitudes.report import svg
 from multitudes.report.groups import grouped
-from multitudes.report.plates import RUNS, cast, corruption, cost_quality, diversity, ood, plates
+from multitudes.report.plates import RUNS, corruption, cost_quality, diversity, drawn_groups, ood, page_figures
 from multitudes.report.row import Row
 
 Make = Callable[..., Row]
@@ -23,7 +23,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts(rows: list[Row]) -> list[str]:
-    return [plate.part for plate in plates(grouped(rows))]
+    return [plate.part for plate in page_figures(grouped(rows))]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_scores_with_their_examples_have_figures(made: Make) -> None:
 def test_the_cast_is_the_single_network_and_the_best(scored: Make) -> None:
     rows = [scored(f"m{index}", accuracy=index / 100) for index in range(20)]
     rows.insert(3, scored("single", accuracy=0.0, method="Single(members=1)"))
-    found = cast(grouped(rows))
+    found = drawn_groups(grouped(rows))
     assert [group.label for group in found.groups] == ["single", "m19", "m18", "m17", "m16", "m15"]
     assert len(found.groups) == RUNS
     assert found.said == "Drawn are the single network and the 5 best others by accuracy."
-    assert cast(grouped(rows[:2])).said == ""
+    assert drawn_groups(grouped(rows[:2])).said == ""
 
 
 def test_names_in_figures_are_short_and_different(scored: Make) -> None:
     rows = [scored(name, accuracy=0.5) for name in ("x" * 80, "x" * 81, "x" * 82, "_hidden", "$a$")]
-    names = list(cast(grouped(rows)).names.values())
+    names = list(drawn_groups(grouped(rows)).names.values())
     assert len(set(names)) == 5
     assert max(map(len, names)) < 36
     assert not any(name.startswith("_") for name in names)
@@ -71,12 +71,12 @@ def test_cost_is_drawn_against_the_single_network_or_in_its_unit(scored: Make) -
         for name, size in (("a", 1), ("b", 4))
     ]
     groups = grouped(rows)
-    plate = cost_quality(groups, cast(groups), "accuracy")
+    plate = cost_quality(groups, drawn_groups(groups), "accuracy")
     assert plate is not None
     assert "multiply-adds (G): the upper left is best" in plate.caption
     assert "parameters (M)" in plate.caption
     groups = grouped([dataclasses.replace(row, method="Single()") if row.name == "a" else row for row in rows])
-    plate = cost_quality(groups, cast(groups), "accuracy")
+    plate = cost_quality(groups, drawn_groups(groups), "accuracy")
     assert plate is not None
     assert "multiply-adds, single network = 1" in plate.caption
 
@@ -88,16 +88,16 @@ def test_cost_is_not_drawn_of_what_is_unknown(scored: Make) -> None:
         {"accuracy": 0.5, "cost": {"parameters": 0}},
     ):
         groups = grouped([scored("a", accuracy=0.9, cost={"parameters": 1}), scored("b", **second)])
-        assert cost_quality(groups, cast(groups), "accuracy") is None
+        assert cost_quality(groups, drawn_groups(groups), "accuracy") is None
 
 
 def test_corruptions_are_boxes_while_they_are_few(scored: Make) -> None:
     by_name = {f"c{index}__{severity}__accuracy": 0.5 + index / 10 for index in range(3) for severity in (1, 2)}
     few, many = ([scored(f"m{i}", accuracy=0.9, **by_name) for i in range(count)] for count in (2, 5))
-    captions = [plate.caption for rows in (few, many) if (plate := corruption(cast(grouped(rows)), "accuracy"))]
+    captions = [plate.caption for rows in (few, many) if (plate := corruption(drawn_groups(grouped(rows)), "accuracy"))]
     assert "quartiles" in captions[0]
     assert "mean over corruptions" in captions[1]
-    assert corruption(cast(grouped(few)), "nll") is None
+    assert corruption(drawn_groups(grouped(few)), "nll") is None
 
 
 def test_severities_are_lines(scored: Make) -> None:
@@ -105,9 +105,9 @@ def test_severities_are_lines(scored: Make) -> None:
     assert parts(rows) == ["corruption"]
 
 
-def test_foreign_sets_have_a_figure_each_in_two_widths(made: Make) -> None:
+def test_ood_sets_have_a_figure_each_in_two_widths(made: Make) -> None:
     others = {"<svhn>": made(seed=3).prediction, "textures": made(seed=4).prediction}
-    chosen = cast(grouped([made(foreign=others)]))
+    chosen = drawn_groups(grouped([made(ood=others)]))
     first, second = (ood(chosen, name) for name in others)
     assert first is not None
     assert second is not None
@@ -118,7 +118,7 @@ def test_foreign_sets_have_a_figure_each_in_two_widths(made: Make) -> None:
 
 
 def test_diversity_says_whose_it_is(made: Make) -> None:
-    chosen = cast(grouped([made("a"), made("b", task="gaussian")]))
+    chosen = drawn_groups(grouped([made("a"), made("b", task="gaussian")]))
     captions = [plate.caption for group in chosen.groups if (plate := diversity(chosen, group))]
     assert captions[0].startswith("a: share of examples")
     assert captions[1].startswith("b: root mean square")

@@ -15,7 +15,7 @@ import multitudes as mt
 from multitudes.errors import FileError, InputError
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.temperature import Calibrator
-from multitudes.report.row import Row, rows
+from multitudes.report.row import Row, load_rows
 from multitudes.scores.scores import Scores
 
 TARGETS = torch.arange(12) % 3
@@ -32,7 +32,7 @@ def row(name: str = "packed", seed: int = 0, **more: Any) -> Row:
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     given = row(
-        foreign={"svhn": classes(5, None), "a/b ü": classes(4, None)}, shifted={1: {"accuracy": 0.5}, 5: {"nll": math.inf}},
+        ood={"svhn": classes(5, None), "a/b ü": classes(4, None)}, shifted={1: {"accuracy": 0.5}, 5: {"nll": math.inf}},
         cost={"parameters": 12, "latency": math.nan}, settings={"recipe": {"epochs": 3, "rates": [0.1]}, "data": "x"},
         command="multitudes bench 'ü'", seconds=1.5,
     )  # fmt: skip
@@ -44,8 +44,8 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         assert getattr(found, field) == getattr(given, field), field
     assert found.cost["parameters"] == 12
     assert math.isnan(found.cost["latency"])
-    assert list(found.foreign) == ["svhn", "a/b ü"]
-    for one, other in [(found.prediction, given.prediction), *zip(found.foreign.values(), given.foreign.values(), strict=True)]:
+    assert list(found.ood) == ["svhn", "a/b ü"]
+    for one, other in [(found.prediction, given.prediction), *zip(found.ood.values(), given.ood.values(), strict=True)]:
         torch.testing.assert_close(one.members.logits, other.members.logits, rtol=0, atol=0)
     torch.testing.assert_close(found.prediction.targets, TARGETS)
     assert mt.score(found.prediction) == given.scores
@@ -82,7 +82,7 @@ def test_a_row_may_hold_scores_alone(tmp_path: Path) -> None:
     found = Row.load(tmp_path)
     assert found.prediction is None
     assert math.isnan(found.scores["accuracy"])
-    assert not found.foreign
+    assert not found.ood
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_row_may_hold_scores_alone(tmp_path: Path) -> None:
         ({"name": " "}, "needs a name"),
         ({"scores": {"accuracy": 1.0}}, "mt.score"),
         ({"prediction": torch.zeros(3)}, "mt.predict"),
-        ({"foreign": {"svhn": None}}, "foreign='svhn' is NoneType"),
+        ({"ood": {"svhn": None}}, "ood='svhn' is NoneType"),
         ({"shifted": {"fog": {}}}, "severities"),
         ({"settings": {"a": torch.zeros(1)}}, "JSON"),
         ({"settings": {"a": math.nan}}, "JSON"),
@@ -197,17 +197,17 @@ def test_rows_are_found_below_and_sorted(tmp_path: Path) -> None:
     row("b", 1).save(tmp_path / "x" / "1")
     row("b", 0).save(tmp_path / "y" / "deep" / "down")
     row("a", 7).save(tmp_path / "z")
-    found = rows([tmp_path / "x", tmp_path / "z", tmp_path / "y"])
+    found = load_rows([tmp_path / "x", tmp_path / "z", tmp_path / "y"])
     assert [(one.name, one.seed) for one in found] == [("a", 7), ("b", 0), ("b", 1)]
-    assert len(rows([tmp_path, tmp_path / "z"])) == 3, "what is named twice is one"
-    assert [one.name for one in rows(tmp_path / "z")] == ["a"]
-    assert [one.name for one in rows([str(tmp_path / "z" / "row.json")])] == ["a"]
+    assert len(load_rows([tmp_path, tmp_path / "z"])) == 3, "what is named twice is one"
+    assert [one.name for one in load_rows(tmp_path / "z")] == ["a"]
+    assert [one.name for one in load_rows([str(tmp_path / "z" / "row.json")])] == ["a"]
 
 
 def test_no_rows_are_told(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no row in"):
-        rows([tmp_path])
+        load_rows([tmp_path])
     with pytest.raises(FileError, match="there is no row in"):
-        rows([])
+        load_rows([])
     with pytest.raises(FileError, match=r"there is no .*nowhere, no .*else"):
-        rows([tmp_path / "nowhere", tmp_path / "else"])
+        load_rows([tmp_path / "nowhere", tmp_path / "else"])

@@ -21,7 +21,7 @@ Make = Callable[..., Row]
 def test_the_calibration_error_of_what_is_drawn_is_that_of_the_table(made: Make, task: str) -> None:
     row = made(task=task)
     for given in (row, dataclasses.replace(row, prediction=None)):
-        pair = evidence.judged(given)
+        pair = evidence.confidence_and_correct(given)
         assert pair is not None
         assert calibration.ece(*pair) == pytest.approx(row.scores["ece"], abs=1e-6)
 
@@ -32,18 +32,18 @@ def test_targets_that_are_no_class_do_not_count(made: Make) -> None:
     targets = row.prediction.targets.clone()  # type: ignore[union-attr]
     targets[:, 0] = 255
     row.prediction.targets = targets
-    pair = evidence.judged(row)
+    pair = evidence.confidence_and_correct(row)
     assert pair is not None
     assert len(pair[0]) == 30 * 4 * 4
 
 
 def test_nothing_is_drawn_from_nothing(made: Make, scored: Make) -> None:
     bare = scored("a", accuracy=0.5)
-    assert evidence.judged(bare) is None
-    assert evidence.told(bare, "svhn") is None
+    assert evidence.confidence_and_correct(bare) is None
+    assert evidence.ood_scores(bare, "svhn") is None
     assert evidence.differences(bare) is None
     assert evidence.covered(bare) is None
-    assert evidence.judged(made(task="gaussian")) is None
+    assert evidence.confidence_and_correct(made(task="gaussian")) is None
     assert evidence.covered(made()) is None
     assert evidence.differences(made(members=1)) is None
 
@@ -55,16 +55,16 @@ def test_the_auroc_of_what_is_drawn_is_that_of_the_table(made: Make, task: str) 
     other = made(task=task, seed=5).prediction
     scores = mt.score(row.prediction, ood={"svhn": other})
     for given in (
-        dataclasses.replace(row, foreign={"svhn": other}),
+        dataclasses.replace(row, ood={"svhn": other}),
         dataclasses.replace(row, prediction=None, scores=scores),
     ):
-        found = evidence.told(given, "svhn")
+        found = evidence.ood_scores(given, "svhn")
         assert found is not None
         inside, outside, criterion = found
         assert criterion == ("entropy" if task == "classes" else "variance")
         score = torch.cat([inside, outside])
         assert detection.auroc(score, torch.arange(len(score)) >= len(inside)) == pytest.approx(scores[f"auroc/{criterion}"])
-        assert evidence.foreign_sets(given) == ["svhn"]
+        assert evidence.ood_sets(given) == ["svhn"]
 
 
 def test_members_differ_by_labels_or_by_means(made: Make) -> None:

@@ -13,9 +13,9 @@ from sklearn.metrics import log_loss, multilabel_confusion_matrix
 from torch import Tensor
 
 import multitudes as mt
-from multitudes.prediction.targets import matched
+from multitudes.prediction.targets import checked_targets
 from multitudes.prediction.temperature import Calibrator
-from multitudes.scores.columns import criteria, of_classes, of_numbers
+from multitudes.scores.columns import classification_evidence, ood_criteria, regression_evidence
 from multitudes.scores.evidence import Evidence, Settings
 from multitudes.scores.meaning import CRITERIA
 
@@ -32,7 +32,7 @@ def drawn(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
 
 def columns(pred: mt.Prediction, targets: Tensor, ignore: int | None = None) -> Evidence:
     """Of targets as `score` reads them."""
-    return of_classes(pred, matched(pred, targets, ignore), SETTINGS)
+    return classification_evidence(pred, checked_targets(pred, targets, ignore), SETTINGS)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -112,9 +112,9 @@ def test_all_is_ignored(pred: mt.Prediction) -> None:
     """There is nothing to score then, of members and of moments."""
     wanted = torch.full(pred.shape, -1)
     with pytest.raises(mt.InputError, match="there is no example to score"):
-        of_classes(pred, wanted, SETTINGS)
+        classification_evidence(pred, wanted, SETTINGS)
     with pytest.raises(mt.InputError, match="there is no example to score"):
-        of_classes(moments(pred), wanted, SETTINGS)
+        classification_evidence(moments(pred), wanted, SETTINGS)
 
 
 def moments(pred: mt.Prediction) -> mt.Prediction:
@@ -201,7 +201,7 @@ def test_criteria_are_larger_for_what_is_unknown() -> None:
     """All of them: of members that are sure and agree against others that do neither."""
     sure, unsure = drawn(4, 50, 6, scale=0.1), drawn(4, 50, 6, scale=0.5)
     sure[:, :, 2] += 9
-    known, unknown = criteria(mt.Prediction(logits=sure)), criteria(mt.Prediction(logits=unsure))
+    known, unknown = ood_criteria(mt.Prediction(logits=sure)), ood_criteria(mt.Prediction(logits=unsure))
     assert set(known) == set(CRITERIA)
     for name in CRITERIA:
         assert float(known[name].mean()) < float(unknown[name].mean()), name
@@ -209,16 +209,16 @@ def test_criteria_are_larger_for_what_is_unknown() -> None:
 
 def test_criteria_of_one_member() -> None:
     """Without those that one member has nothing to say of."""
-    assert set(criteria(mt.Prediction(logits=drawn(1, 5, 3)))) == {"msp", "max_logit", "entropy", "energy"}
-    assert set(criteria(mt.Prediction(probs=drawn(1, 5, 3).softmax(2)))) == {"msp", "entropy"}
-    assert set(criteria(mt.Prediction(mean=drawn(1, 5), variance=torch.ones(1, 5)))) == {"variance"}
-    assert set(criteria(mt.Prediction(mean=drawn(2, 5)))) == {"variance", "epistemic"}
+    assert set(ood_criteria(mt.Prediction(logits=drawn(1, 5, 3)))) == {"msp", "max_logit", "entropy", "energy"}
+    assert set(ood_criteria(mt.Prediction(probs=drawn(1, 5, 3).softmax(2)))) == {"msp", "entropy"}
+    assert set(ood_criteria(mt.Prediction(mean=drawn(1, 5), variance=torch.ones(1, 5)))) == {"variance"}
+    assert set(ood_criteria(mt.Prediction(mean=drawn(2, 5)))) == {"variance", "epistemic"}
 
 
 def test_criteria_of_several_labels() -> None:
     """One for each example: the mean over labels, and of energies the sum."""
     pred = mt.Prediction(logits=drawn(3, 6, 4), task="multilabel")
-    found = criteria(pred)
+    found = ood_criteria(pred)
     torch.testing.assert_close(found["entropy"], pred.entropy.mean(1))
     torch.testing.assert_close(found["msp"], 1 - pred.confidence.mean(1))
     torch.testing.assert_close(found["energy"], pred.energy.sum(1))
@@ -227,7 +227,7 @@ def test_criteria_of_several_labels() -> None:
 def test_columns_of_a_regression() -> None:
     """Against scipy: densities and intervals of the mixture, not of one Gaussian."""
     mean, variance, targets = drawn(3, 12), drawn(3, 12, seed=1) ** 2 + 0.1, drawn(12, seed=2)
-    found = of_numbers(mt.Prediction(mean=mean, variance=variance), targets, Settings(level=0.8)).columns
+    found = regression_evidence(mt.Prediction(mean=mean, variance=variance), targets, Settings(level=0.8)).columns
     centre = mean.mean(0)
     whole = (variance + mean**2).mean(0) - centre**2
     np.testing.assert_allclose(found["squares"], (targets - centre) ** 2)
@@ -247,15 +247,18 @@ def test_columns_of_a_regression() -> None:
 
 def test_columns_of_a_regression_without_variances() -> None:
     """Have no density, and no interval to be covered."""
-    found = of_numbers(mt.Prediction(mean=drawn(3, 12)), drawn(12), SETTINGS).columns
+    found = regression_evidence(mt.Prediction(mean=drawn(3, 12)), drawn(12), SETTINGS).columns
     assert set(found) == {"squares", "variance", "epistemic", "crps", "member_squares"}
-    assert set(of_numbers(mt.Prediction(mean=drawn(1, 12)), drawn(12), SETTINGS).columns) == set(found) - {"epistemic"}
+    assert set(regression_evidence(mt.Prediction(mean=drawn(1, 12)), drawn(12), SETTINGS).columns) == set(found) - {"epistemic"}
 
 
 def test_moments_of_a_regression() -> None:
     """Errors and the Gaussian of the same moments; the mixture itself is not known any more."""
     pred, targets = mt.Prediction(mean=drawn(3, 12), variance=drawn(3, 12) ** 2 + 1), drawn(12, seed=2)
-    found, expected = of_numbers(moments(pred), targets, SETTINGS).columns, of_numbers(pred, targets, SETTINGS).columns
+    found, expected = (
+        regression_evidence(moments(pred), targets, SETTINGS).columns,
+        regression_evidence(pred, targets, SETTINGS).columns,
+    )
     assert set(expected) - set(found) == {"crps", "log_density", "member_squares"}
     for name in ("squares", "variance", "epistemic", "gaussian_nll"):
         torch.testing.assert_close(found[name], expected[name])
@@ -265,6 +268,6 @@ def test_moments_of_a_regression() -> None:
 def test_no_example_at_all() -> None:
     """Is said."""
     with pytest.raises(mt.InputError, match="there is no example to score"):
-        of_numbers(mt.Prediction(mean=torch.zeros(2, 0)), torch.zeros(0), SETTINGS)
+        regression_evidence(mt.Prediction(mean=torch.zeros(2, 0)), torch.zeros(0), SETTINGS)
     with pytest.raises(mt.InputError, match="there is no example to score"):
-        of_classes(mt.Prediction(logits=torch.zeros(2, 0, 3)), torch.zeros(0, dtype=torch.int64), SETTINGS)
+        classification_evidence(mt.Prediction(logits=torch.zeros(2, 0, 3)), torch.zeros(0, dtype=torch.int64), SETTINGS)

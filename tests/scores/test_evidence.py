@@ -122,7 +122,7 @@ def test_rows_are_drawn_together() -> None:
         "regression", Settings(), {"squares": rows, "width": -rows}, {"classwise": torch.ones(1)},
         {"variance": rows}, {"far": {"variance": others, "epistemic": -others}},
     )  # fmt: skip
-    drawn = found.again(rng(1))
+    drawn = found.resampled(rng(1))
     assert len(drawn) == 50
     assert torch.equal(drawn.columns["width"], -drawn.columns["squares"])
     assert torch.equal(drawn.inside["variance"], drawn.columns["squares"])
@@ -130,14 +130,14 @@ def test_rows_are_drawn_together() -> None:
     assert len(drawn.ood["far"]["variance"]) == 30
     assert set(drawn.columns["squares"].tolist()) < set(rows.tolist())
     assert drawn.sums == {}
-    assert torch.equal(found.again(rng(1)).columns["squares"], drawn.columns["squares"])
-    assert not torch.equal(found.again(rng(2)).columns["squares"], drawn.columns["squares"])
+    assert torch.equal(found.resampled(rng(1)).columns["squares"], drawn.columns["squares"])
+    assert not torch.equal(found.resampled(rng(2)).columns["squares"], drawn.columns["squares"])
 
 
 def test_all_rows_are_as_likely() -> None:
     """Each is drawn once on average."""
     found = evidence(squares=torch.arange(10))
-    times = torch.stack([found.again(rng(seed)).columns["squares"].bincount(minlength=10) for seed in range(400)])
+    times = torch.stack([found.resampled(rng(seed)).columns["squares"].bincount(minlength=10) for seed in range(400)])
     np.testing.assert_allclose(times.double().mean(0), np.ones(10), atol=0.25)
     np.testing.assert_allclose(times.double().var(0), np.full(10, 0.9), atol=0.3)
 
@@ -148,7 +148,7 @@ def test_images_are_drawn_whole() -> None:
     sizes = {0: 3, 1: 1, 3: 2}
     found = evidence("classes", correct=torch.arange(6.0), example=example)
     for seed in range(20):
-        drawn = found.again(rng(seed))
+        drawn = found.resampled(rng(seed))
         number = drawn.columns["example"]
         assert int(number.max()) <= 2
         for one in range(int(number.max()) + 1):
@@ -170,7 +170,7 @@ def test_a_bootstrap_of_pixels_draws_images() -> None:
     logits, targets = dense()
     found = scored(logits, targets, ood=mt.Prediction(logits=logits))
     for seed in range(10):
-        drawn = found.again(rng(seed))
+        drawn = found.resampled(rng(seed))
         for column in (drawn.columns["msp"], drawn.inside["msp"], drawn.ood["ood"]["msp"]):
             sure = float((column < 1e-4).double().mean()) * 20
             assert sure == pytest.approx(round(sure), abs=1e-9)
@@ -183,9 +183,9 @@ def test_a_bootstrap_of_labels_and_of_several_numbers_draws_examples() -> None:
     labels = torch.where(wanted % 2 > 0, 9.0, -9.0) + torch.randn(2, 20, 4)
     multi = mt.score(mt.Prediction(logits=labels, task="multilabel"), torch.ones(20, 4)).evidence
     for seed in range(5):
-        right = multi.again(rng(seed)).columns["correct"].reshape(20, 4)
+        right = multi.resampled(rng(seed)).columns["correct"].reshape(20, 4)
         assert bool((right == right[:, :1]).all())
-        squares = several.again(rng(seed)).columns["squares"].sqrt().round().reshape(20, 4)
+        squares = several.resampled(rng(seed)).columns["squares"].sqrt().round().reshape(20, 4)
         assert bool((squares == squares[:, :1]).all())
 
 
@@ -196,7 +196,7 @@ def test_a_bootstrap_of_frames_draws_anchors() -> None:
     frames = (mt.Prediction(logits=logits), torch.zeros(60), torch.arange(60) // 6)
     found = scored(LOGITS, TARGETS, shift={"video": frames})
     assert found.scores()["stability"] == 0
-    assert [found.again(rng(seed)).scores()["stability"] for seed in range(5)] == [0.0] * 5
+    assert [found.resampled(rng(seed)).scores()["stability"] for seed in range(5)] == [0.0] * 5
 
 
 def test_frames_of_one_anchor_in_two_parts() -> None:
@@ -217,7 +217,7 @@ def test_shifted_sets_are_drawn_too() -> None:
     """Each by itself."""
     shift = {"fog": {1: (mt.Prediction(logits=LOGITS), TARGETS)}, "sketches": (mt.Prediction(logits=LOGITS), TARGETS)}
     found = scored(LOGITS, TARGETS, shift=shift)
-    drawn = found.again(rng(1))
+    drawn = found.resampled(rng(1))
     assert {key: len(one) for key, one in drawn.shifts.items()} == {("fog", 1): 8, ("sketches", None): 8}
     assert not torch.equal(drawn.shifts["fog", 1].columns["nll"], found.shifts["fog", 1].columns["nll"])
 
@@ -237,6 +237,6 @@ def test_evidence_is_not_changed_by_what_is_made_of_it() -> None:
     """Drawing again and putting together leave it as it was."""
     found = scored(LOGITS, TARGETS, ood=mt.Prediction(logits=LOGITS))
     before = dataclasses.replace(found, columns={name: column.clone() for name, column in found.columns.items()}).scores()
-    found.again(rng())
+    found.resampled(rng())
     Evidence.cat([found, found])
     assert found.scores() == before

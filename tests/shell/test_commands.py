@@ -33,7 +33,7 @@ def own():
 
 def small():
     return Job(name="small", network=network, train=Data(x[:64], y[:64]), test=Data(x[64:96], y[64:96]),
-               validation=Data(x[96:], y[96:]), foreign={"far": Data(x[:20] + 9, y[:20])},
+               validation=Data(x[96:], y[96:]), ood={"far": Data(x[:20] + 9, y[:20])},
                recipe=mt.Recipe(epochs=2, batch=16, lr=0.05))
 """
 

@@ -24,7 +24,7 @@ def test_what_is_embedded(name: str) -> None:
     output = what.network()(what.example)
     assert output.shape == (2, 10 if what.task == "classes" else 2)
     assert what.validation is not None
-    for other in what.foreign.values():
+    for other in what.ood.values():
         assert other.shape == what.test.shape
         assert torch.equal(other.mean, what.test.mean)
 

@@ -12,7 +12,7 @@ from multitudes.shell import parse as spoken
 
 
 def test_every_method_has_a_name() -> None:
-    assert [spoken.method(name) for name in spoken.names()] == [kind() for kind in mt.Method.all()]
+    assert [spoken.method(name) for name in spoken.methods_by_name()] == [kind() for kind in mt.Method.all()]
     assert spoken.method("Packed") == mt.Packed()
 
 
@@ -53,8 +53,8 @@ def test_what_cannot_be_meant(text: str, says: str) -> None:
 
 
 def test_a_list_is_cut_at_commas_outside_of_brackets() -> None:
-    assert spoken.methods("single, packed(alpha=2, gamma=2) ,mimo") == ["single", "packed(alpha=2, gamma=2)", "mimo"]
-    assert spoken.methods("") == []
+    assert spoken.split_list("single, packed(alpha=2, gamma=2) ,mimo") == ["single", "packed(alpha=2, gamma=2)", "mimo"]
+    assert spoken.split_list("") == []
 
 
 def test_a_factory_of_the_folder_that_the_shell_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +63,14 @@ def test_a_factory_of_the_folder_that_the_shell_stands_in(tmp_path: Path, monkey
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    assert isinstance(spoken.imported("nets_of_mine:Nets.make")(), nn.Linear)
+    assert isinstance(spoken.import_by_name("nets_of_mine:Nets.make")(), nn.Linear)
     with pytest.raises(mt.InputError, match=r"no name in nets_of_mine 'Net': did you mean|there are"):
-        spoken.imported("nets_of_mine:Net")
+        spoken.import_by_name("nets_of_mine:Net")
     for text in ("nets_of_mine", ":make", "nets_of_mine:"):
         with pytest.raises(mt.InputError, match="MODULE:NAME"):
-            spoken.imported(text)
+            spoken.import_by_name(text)
     with pytest.raises(mt.InputError, match=r"no module 'nowhere\.nets'"):
-        spoken.imported("nowhere.nets:make")
+        spoken.import_by_name("nowhere.nets:make")
 
 
 def test_a_module_that_lacks_something_says_so_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +78,4 @@ def test_a_module_that_lacks_something_says_so_itself(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        spoken.imported("needs_more:make")
+        spoken.import_by_name("needs_more:make")

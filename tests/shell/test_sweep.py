@@ -10,7 +10,7 @@ import pytest
 import multitudes as mt
 from multitudes.report.row import Row
 from multitudes.shell import sweep as benches
-from multitudes.shell.sweep import bench, trials
+from multitudes.shell.sweep import run_trials, trials
 from multitudes.shell.trial import Trial
 
 MODULE = """
@@ -82,12 +82,12 @@ def test_what_cannot_be_meant(task: str, options: dict[str, object], says: str) 
 @pytest.mark.slow
 def test_one_by_one_and_over_processes_are_the_same(task: str) -> None:
     told: list[str] = []
-    serial = bench(wanted(task), tell=lambda trial, outcome: told.append(trial.name))
+    serial = run_trials(wanted(task), tell=lambda trial, outcome: told.append(trial.name))
     assert told == ["single", "deep(members=2)"] * 2
     Path("kill-one").touch()
-    assert numbers(bench(wanted(task, "other"), workers=2)) == numbers(serial)
+    assert numbers(run_trials(wanted(task, "other"), workers=2)) == numbers(serial)
     assert not Path("kill-one").exists()
-    assert numbers(bench(wanted(task))) == numbers(serial)
+    assert numbers(run_trials(wanted(task))) == numbers(serial)
 
 
 def test_what_fails_is_named_and_the_rest_is_done(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_what_fails_is_named_and_the_rest_is_done(task: str, monkeypatch: pytest
     with pytest.raises(
         mt.RunError, match=r"1 of 4 trials failed; the same command tries them again\nsingle \(seed 1\): .*no luck"
     ):
-        bench(wanted(task))
+        run_trials(wanted(task))
     assert [trial.done() for trial in wanted(task)] == [True, True, False, True]
     monkeypatch.undo()
 
@@ -121,31 +121,31 @@ def test_what_may_pass_is_tried_again(task: str, error: Exception, times: int, m
     monkeypatch.setattr(Trial, "run", failing)
     one = wanted(task)[:1]
     if times == 3:
-        assert bench(one)[0].name == "single"
+        assert run_trials(one)[0].name == "single"
     else:
         with pytest.raises(mt.RunError, match="never"):
-            bench(one)
+            run_trials(one)
     assert len(seen) == times
 
 
 def test_workers_and_ray_that_cannot_be(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, True, 1.5):
         with pytest.raises(mt.InputError, match="--workers"):
-            bench(wanted(task), workers=workers)  # type: ignore[arg-type]
+            run_trials(wanted(task), workers=workers)  # type: ignore[arg-type]
 
     def missing(name: str) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr(benches, "import_module", missing)
     with pytest.raises(mt.InputError, match=r"multitudes\[ray\]"):
-        bench(wanted(task), ray=True)
+        run_trials(wanted(task), ray=True)
 
 
 @pytest.mark.slow
 def test_on_ray_with_a_worker_killed(task: str) -> None:
     """The same table as one after another."""
     pytest.importorskip("ray")
-    serial = bench(wanted(task))
+    serial = run_trials(wanted(task))
     Path("kill-one").touch()
-    assert numbers(bench(wanted(task, "ray"), workers=2, ray=True)) == numbers(serial)
+    assert numbers(run_trials(wanted(task, "ray"), workers=2, ray=True)) == numbers(serial)
     assert not Path("kill-one").exists()

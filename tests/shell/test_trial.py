@@ -16,7 +16,7 @@ from multitudes.report.row import Row
 from multitudes.shell import trial
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, job
-from multitudes.shell.trial import Trial, corrupted, in_units
+from multitudes.shell.trial import Trial, corrupted, in_original_units
 
 FEW = data.fashion("train").subset(range(96))
 TEST = data.fashion("test").subset(range(60))
@@ -25,7 +25,7 @@ TEST = data.fashion("test").subset(range(60))
 def small() -> Job:
     return Job(
         name="small", network=LeNet, train=FEW, test=TEST, validation=data.fashion("validation").subset(range(32)),
-        foreign={"digits": data.digits().subset(range(40))}, recipe=mt.Recipe(epochs=2, batch=32, lr=0.01),
+        ood={"digits": data.digits().subset(range(40))}, recipe=mt.Recipe(epochs=2, batch=32, lr=0.01),
         corruptions=("contrast", "pixelate"), corrupted=10,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def test_a_row_has_all_that_a_report_shows(tmp_path: Path) -> None:
     assert row.prediction is not None
     assert row.prediction.count == 2
     assert len(row.prediction) == 60
-    assert len(row.foreign["digits"]) == 40
+    assert len(row.ood["digits"]) == 40
     assert row.scores.intervals["accuracy"][0] <= row.scores["accuracy"] <= row.scores.intervals["accuracy"][1]
     assert "auroc/msp" in row.scores
     assert list(row.shifted) == [1, 2, 3, 4, 5]
@@ -117,9 +117,9 @@ def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
 
 
 def test_what_is_foreign_is_in_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test set itself as foreign cannot be told apart."""
+    """The test set itself as the out-of-distribution set cannot be told apart."""
     what = job("yacht")
-    monkeypatch.setattr(trial, "loaded", lambda task, root: replace(what, foreign={"itself": what.test}))
+    monkeypatch.setattr(trial, "loaded", lambda task, root: replace(what, ood={"itself": what.test}))
     row = tried(tmp_path / "a", "yacht", mt.Deep(members=2), "2 epochs").run()
     found = [row.scores[name] for name in row.scores if "auroc" in name]
     assert found
@@ -129,18 +129,20 @@ def test_what_is_foreign_is_in_the_same_units(tmp_path: Path, monkeypatch: pytes
 def test_units() -> None:
     """Means are moved and stretched, variances stretched twice; classes are left alone."""
     held = data.Data(torch.zeros(4, 2), torch.zeros(4, 1), target_mean=[3.0], target_std=[2.0])
-    found = in_units(mt.Prediction(mean=torch.ones(2, 4, 1), variance=torch.ones(2, 4, 1), targets=torch.zeros(4, 1)), held)
+    found = in_original_units(
+        mt.Prediction(mean=torch.ones(2, 4, 1), variance=torch.ones(2, 4, 1), targets=torch.zeros(4, 1)), held
+    )
     assert torch.equal(found.members.mean, torch.full((2, 4, 1), 5.0))
     assert torch.equal(found.members.variance, torch.full((2, 4, 1), 4.0))
     assert torch.equal(found.targets, torch.full((4, 1), 3.0))
     classes = mt.Prediction(logits=torch.zeros(2, 4, 3))
-    assert in_units(classes, held) is classes
+    assert in_original_units(classes, held) is classes
 
 
 def test_milestones_move_with_the_epochs() -> None:
     how = mt.Recipe(epochs=75, schedule="multistep", milestones=(25, 50))
-    assert trial._stretched(how, 9) == {"epochs": 9, "milestones": (3, 6)}
-    assert trial._stretched(how, 2) == {"epochs": 2, "milestones": (1,)}
+    assert trial._rescaled(how, 9) == {"epochs": 9, "milestones": (3, 6)}
+    assert trial._rescaled(how, 2) == {"epochs": 2, "milestones": (1,)}
 
 
 def test_a_network_of_vectors_has_no_corruptions() -> None:

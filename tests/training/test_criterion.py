@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import multitudes as mt
 from multitudes import data
 from multitudes.training import criterion as judging
-from multitudes.training.criterion import Judge
+from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
@@ -361,7 +361,7 @@ def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_it_is_known_by() -> None:
-    assert Judge("classes", F.cross_entropy, ignore=3).settings() == {
+    assert TaskCriterion("classes", F.cross_entropy, ignore=3).settings() == {
         "criterion": "cross_entropy", "output": None, "class_axis": 1, "ignore": 3,
     }  # fmt: skip
-    assert Judge("classes").settings()["criterion"] is None
+    assert TaskCriterion("classes").settings()["criterion"] is None

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from multitudes.data import Data
 from multitudes.storage import digest
 from multitudes.training import fingerprint
-from multitudes.training.fingerprint import of_criterion, of_set, of_tensors
+from multitudes.training.fingerprint import criterion_fingerprint, dataset_fingerprint, tensor_fingerprint
 
 X, Y = torch.arange(23.0)[:, None].repeat(1, 3), torch.arange(23)
 SET = TensorDataset(X, Y)
@@ -42,11 +42,11 @@ def test_sets_in_memory() -> None:
         SET, TensorDataset(X, changed(Y)), TensorDataset(changed(X), Y), Data(X, Y), Data(changed(X), Y), Data(X, changed(Y)),
         Data(X, Y, mean=[0.0] * 3, std=[2.0] * 3), Subset(SET, range(5)), Subset(SET, range(5, 10)), ConcatDataset([SET, SET]),
     ]  # fmt: skip
-    found = [of_set(one) for one in sets]
+    found = [dataset_fingerprint(one) for one in sets]
     assert len(set(found)) == len(sets)
     assert found[0].startswith("23 examples, ")
     assert found[-1].startswith("46 examples, ")
-    assert of_set(TensorDataset(X.clone(), Y.clone())) == of_set(DataLoader(SET, 4)) == found[0]
+    assert dataset_fingerprint(TensorDataset(X.clone(), Y.clone())) == dataset_fingerprint(DataLoader(SET, 4)) == found[0]
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
@@ -58,9 +58,9 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 def test_sets_that_are_read() -> None:
     """Are known by their length, or their kind."""
-    assert of_set(list(SET)) == "23 examples"
-    assert of_set(Stream()) == "Stream"
-    assert of_set(Subset({"a": 1}, ["a"])) == "1 examples"  # type: ignore[arg-type]
+    assert dataset_fingerprint(list(SET)) == "23 examples"
+    assert dataset_fingerprint(Stream()) == "Stream"
+    assert dataset_fingerprint(Subset({"a": 1}, ["a"])) == "1 examples"  # type: ignore[arg-type]
 
 
 ODD = {
@@ -72,23 +72,23 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_a_fingerprint_fails_no_run(name: str) -> None:
     """What cannot be read is known by its length."""
-    assert of_set(TensorDataset(ODD[name], Y)).startswith("23 examples")
-    assert (of_tensors([ODD[name]]) == "") == (name in ("sparse", "meta"))
+    assert dataset_fingerprint(TensorDataset(ODD[name], Y)).startswith("23 examples")
+    assert (tensor_fingerprint([ODD[name]]) == "") == (name in ("sparse", "meta"))
 
 
 def test_one_example_of_many() -> None:
-    assert of_set(TensorDataset(X[:1], Y[::23])) == of_set(TensorDataset(X[:1].clone(), Y[:1]))
+    assert dataset_fingerprint(TensorDataset(X[:1], Y[::23])) == dataset_fingerprint(TensorDataset(X[:1].clone(), Y[:1]))
 
 
 def test_some_numbers_of_very_large_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not rows, of which there may be few."""
     monkeypatch.setattr(fingerprint, "MUCH", 1000)
     large = torch.zeros(1, 2000, dtype=torch.bool)
-    before = of_tensors([large])
+    before = tensor_fingerprint([large])
     large[0, -1] = True
-    assert of_tensors([large]) == before
+    assert tensor_fingerprint([large]) == before
     large[0, -2] = True
-    assert of_tensors([large]) != before
+    assert tensor_fingerprint([large]) != before
 
 
 def test_criteria() -> None:
@@ -97,7 +97,7 @@ def test_criteria() -> None:
     some += [nn.CrossEntropyLoss(label_smoothing=0.1), partial(F.cross_entropy, label_smoothing=0.1)]
     some += [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (1, 2)]
     some += [partial(F.cross_entropy, weight=torch.tensor([1.0, weight])) for weight in (1, 2)]
-    found = [json.dumps(of_criterion(one)) for one in some]
+    found = [json.dumps(criterion_fingerprint(one)) for one in some]
     assert len(set(found)) == len(some)
-    assert json.dumps(of_criterion(nn.CrossEntropyLoss())) in found
-    assert "0x" not in json.dumps(of_criterion(partial(F.cross_entropy, inner=[len, lambda x: x])))
+    assert json.dumps(criterion_fingerprint(nn.CrossEntropyLoss())) in found
+    assert "0x" not in json.dumps(criterion_fingerprint(partial(F.cross_entropy, inner=[len, lambda x: x])))

@@ -12,13 +12,13 @@ from torch import nn
 
 import multitudes as mt
 from multitudes.storage import write
-from multitudes.training.run_folder import Folder, optimizer_tensors, restore_optimizer
+from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer
 
 CONFIG = {"recipe": {"epochs": 3, "lr": 0.1}, "method": "Deep"}
 
 
 def test_a_new_folder(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "a" / "b")
+    folder = RunFolder(tmp_path / "a" / "b")
     folder.start(CONFIG, resume=False)
     assert json.loads((tmp_path / "a" / "b" / "config.json").read_text()) == CONFIG
     with pytest.raises(mt.FileError, match="resume=True goes on with it"):
@@ -31,12 +31,12 @@ def test_a_new_folder(tmp_path: Path) -> None:
 def test_files_can_be_read_by_whom_others_can(tmp_path: Path) -> None:
     """As the system makes files, and not for their writer alone."""
     (tmp_path / "plain").write_text("")
-    Folder(tmp_path / "a").start(CONFIG, resume=False)
+    RunFolder(tmp_path / "a").start(CONFIG, resume=False)
     assert (tmp_path / "a" / "config.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     folder.save(1, {}, {"w": torch.zeros(2)})
     left = folder.checkpoints / ".000002.safetensors.0a1b2c3d.part"
@@ -47,12 +47,12 @@ def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     """A folder that is being written is not taken up, until whoever writes it has ended, well or not."""
-    with pytest.raises(KeyboardInterrupt), Folder(tmp_path) as first:
+    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path) as first:
         first.start(CONFIG, resume=False)
-        with pytest.raises(mt.FileError, match="is being written by another process"), Folder(tmp_path) as second:
+        with pytest.raises(mt.FileError, match="is being written by another process"), RunFolder(tmp_path) as second:
             second.start(CONFIG, resume=True)
         raise KeyboardInterrupt
-    with Folder(tmp_path) as third:
+    with RunFolder(tmp_path) as third:
         third.start(CONFIG, resume=True)
 
 
@@ -67,18 +67,18 @@ def test_two_runs_that_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr("multitudes.training.run_folder.os.fstat", late)
-    with pytest.raises(mt.FileError, match="another process has started a run"), Folder(tmp_path) as first:
+    with pytest.raises(mt.FileError, match="another process has started a run"), RunFolder(tmp_path) as first:
         first.start(CONFIG, resume=False)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(mt.FileError, match="cannot make the folder"):
-        Folder(tmp_path / "file" / "run").start(CONFIG, resume=False)
+        RunFolder(tmp_path / "file" / "run").start(CONFIG, resume=False)
 
 
 def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     for epoch in range(1, 5):
         folder.save(epoch, {"best": None}, {"w": torch.full((2,), float(epoch))})
@@ -91,7 +91,7 @@ def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: b"", lambda data: data[:-1] + b"\xff"])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
     """And the one before it is taken; with none left, there is none."""
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     assert folder.newest() is None
     for epoch in (1, 2):
@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
 
 def test_checkpoints_that_cannot_be_used_make_room(tmp_path: Path) -> None:
     """Where none is whole that is said, and those of the run that starts anew stay, however late the damaged ones were."""
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     for epoch in (8, 9):
         (folder.checkpoints / f"{epoch:06d}.safetensors").write_bytes(b"")
@@ -123,9 +123,9 @@ def test_checkpoints_that_cannot_be_used_make_room(tmp_path: Path) -> None:
 
 
 def test_lines_of_metrics(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.note([{"epoch": 1}])
-    folder.note([{"epoch": 1}, {"epoch": 2}])
+    folder = RunFolder(tmp_path)
+    folder.write_metrics([{"epoch": 1}])
+    folder.write_metrics([{"epoch": 1}, {"epoch": 2}])
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [{"epoch": 1}, {"epoch": 2}]
 
 
@@ -164,7 +164,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     for file in others:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"mine")
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     for epoch in range(4):
         folder.save(epoch, {}, {"w": torch.zeros(2)})
@@ -176,7 +176,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_checkpoints_without_a_config(tmp_path: Path, resume: bool) -> None:
     """They may be of any run."""
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     folder.save(1, {}, {"w": torch.zeros(2)})
     (tmp_path / "config.json").unlink()
@@ -186,25 +186,25 @@ def test_checkpoints_without_a_config(tmp_path: Path, resume: bool) -> None:
 
 def test_another_torch(tmp_path: Path) -> None:
     """A run may go on, and it is said that it will not be bit for bit."""
-    Folder(tmp_path).start({**CONFIG, "torch": "2.9"}, resume=False)
+    RunFolder(tmp_path).start({**CONFIG, "torch": "2.9"}, resume=False)
     with pytest.warns(UserWarning, match=r"begun with torch 2\.9 and goes on with 2\.10: not bit for bit"):
-        Folder(tmp_path).start({**CONFIG, "torch": "2.10"}, resume=True)
+        RunFolder(tmp_path).start({**CONFIG, "torch": "2.10"}, resume=True)
 
 
 def test_only_what_was_made_is_forgotten(tmp_path: Path) -> None:
     """A log that was there before stays, and so does a run that is gone on with."""
     (tmp_path / "log.txt").write_text("mine\n")
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.start(CONFIG, resume=False)
     folder.save(0, {}, {"w": torch.zeros(2)})
-    folder.note([])
-    folder.forget()
+    folder.write_metrics([])
+    folder.remove_new_files()
     assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["log.txt"]
     folder.start(CONFIG, resume=False)
     folder.save(3, {}, {"w": torch.zeros(2)})
-    again = Folder(tmp_path)
+    again = RunFolder(tmp_path)
     again.start(CONFIG, resume=True)
-    again.forget()
+    again.remove_new_files()
     assert (tmp_path / "config.json").exists()
     assert again.newest() is not None
 
@@ -212,4 +212,4 @@ def test_only_what_was_made_is_forgotten(tmp_path: Path) -> None:
 def test_metrics_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("mine\n")
     with pytest.raises(mt.FileError, match=r"holds a metrics\.jsonl, and no run that it is of"):
-        Folder(tmp_path).start(CONFIG, resume=False)
+        RunFolder(tmp_path).start(CONFIG, resume=False)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import multitudes as mt
-from multitudes.training.validation import best_by, validate, worth
+from multitudes.training.validation import best_by, selection_score, validate
 
 Y = torch.tensor([0, 1, 1, 0])
 
@@ -24,7 +24,7 @@ def test_scores_of_an_epoch() -> None:
     assert found["val_accuracy"] == mt.score(said(4, 2))["accuracy"]
     assert found["val_nll"] == pytest.approx(mt.score(said(4, 2))["nll"])
     assert each.tolist() == [1.0, 0.5]
-    assert worth(found) == found["val_accuracy"]
+    assert selection_score(found) == found["val_accuracy"]
     numbers = mt.Prediction(
         mean=torch.tensor([[1.0, 2.0], [1.0, 4.0]]), variance=torch.ones(2, 2), targets=torch.tensor([1.0, 2.0])
     )
@@ -32,7 +32,7 @@ def test_scores_of_an_epoch() -> None:
     assert found["val_rmse"] == pytest.approx(0.5**0.5)
     assert found["val_lpd"] == pytest.approx(mt.score(numbers)["lpd"])
     assert each.tolist() == [0.0, -2.0]
-    assert worth(found) == -found["val_rmse"]
+    assert selection_score(found) == -found["val_rmse"]
 
 
 def filled(value: float, method: mt.Method | None = None) -> mt.Ensemble:
@@ -47,10 +47,10 @@ def filled(value: float, method: mt.Method | None = None) -> mt.Ensemble:
 def test_the_best_of_the_ensemble() -> None:
     """The first of equal ones; weights are copied."""
     best = best_by(filled(0), "ensemble")
-    assert best.see(filled(1), 1, {"val_accuracy": 0.5}, torch.zeros(2))
-    assert not best.see(filled(2), 2, {"val_accuracy": 0.5}, torch.ones(2))
-    assert best.see(filled(3), 3, {"val_accuracy": 0.6}, torch.zeros(2))
-    assert not best.see(filled(4), 4, {"val_accuracy": 0.1}, torch.zeros(2))
+    assert best.update(filled(1), 1, {"val_accuracy": 0.5}, torch.zeros(2))
+    assert not best.update(filled(2), 2, {"val_accuracy": 0.5}, torch.ones(2))
+    assert best.update(filled(3), 3, {"val_accuracy": 0.6}, torch.zeros(2))
+    assert not best.update(filled(4), 4, {"val_accuracy": 0.1}, torch.zeros(2))
     assert best.epoch == 3
     assert best.state["weight"].unique().tolist() == [3]
 
@@ -58,8 +58,8 @@ def test_the_best_of_the_ensemble() -> None:
 def test_the_best_of_each_member() -> None:
     """Each at its own epoch."""
     best = best_by(filled(0), "members")
-    assert best.see(filled(1), 1, {"val_accuracy": 0.5}, torch.tensor([0.5, 0.2]))
-    assert best.see(filled(2), 2, {"val_accuracy": 0.1}, torch.tensor([0.4, 0.3]))
+    assert best.update(filled(1), 1, {"val_accuracy": 0.5}, torch.tensor([0.5, 0.2]))
+    assert best.update(filled(2), 2, {"val_accuracy": 0.1}, torch.tensor([0.4, 0.3]))
     assert best.state["weight"][0].unique().tolist() == [1]
     assert best.state["weight"][1].unique().tolist() == [2]
     assert best.value == pytest.approx([0.5, 0.3])

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Budget, Candidate, Recommendation
+from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Candidate, Limit, Recommendation
 from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.structure import heads, observe
 from multitudes.conversion.arguments import check_method
 from multitudes.conversion.convert import ensemble
 from multitudes.conversion.cost import cost
-from multitudes.conversion.draft import draft
+from multitudes.conversion.draft import make_draft
 from multitudes.engine import tree
-from multitudes.engine.inputs import BatchAxis, Inputs, fresh_inputs, rows, take_rows
-from multitudes.engine.modules import Factory, bake, inside, owner
-from multitudes.engine.proof.outcome import aside
+from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs, take_rows
+from multitudes.engine.modules import Factory, detached_copy, inside, owning_module
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, MultitudesError
 from multitudes.method import Method
@@ -111,12 +111,19 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
 default, and ranks as the single network."""
 
 
-@aside()
+@clean_autograd()
 def recommend(
-    model: nn.Module | Factory, example: Any, *, latency: float | str | None = None, memory: float | str | None = None,
-    training: str = "scratch", methods: Sequence[Method] | None = None, batch_axis: BatchAxis = 0, repeats: int = 10,
+    model: nn.Module | Factory,
+    example: Any,
+    *,
+    latency: float | str | None = None,
+    memory: float | str | None = None,
+    training: str = "scratch",
+    methods: Sequence[Method] | None = None,
+    batch_axis: BatchAxis = 0,
+    repeats: int = 10,
     progress: bool | None = None,
-) -> Recommendation:  # fmt: skip
+) -> Recommendation:
     """Which methods and settings fit, best first, with reasons; the model given is left untouched.
 
     latency     of one call with the example: a multiple of the single network's (1.5, "1.5x"), or a time ("20 ms")
@@ -131,7 +138,7 @@ def recommend(
     >>> mt.recommend(net, torch.randn(8, 4), training="head", methods=[mt.Deep(), mt.MultiHead(members=5)]).best
     MultiHead(members=5, reduction='sum', head=None)
     """
-    budgets = Budget.read("latency", latency, TIMES, "20 ms"), Budget.read("memory", memory, SIZES, "2 GB")
+    budgets = Limit.read("latency", latency, TIMES, "20 ms"), Limit.read("memory", memory, SIZES, "2 GB")
     if training not in LEVELS:
         from difflib import get_close_matches
 
@@ -170,7 +177,7 @@ class Search:
     """Two rows of the example, for conversion."""
     axis: BatchAxis
     training: str
-    budgets: tuple[Budget | None, Budget | None]
+    budgets: tuple[Limit | None, Limit | None]
     repeats: int
     first: set[str]
     """The layers on the network's input."""
@@ -185,8 +192,8 @@ class Search:
         whole = Inputs.of(example)
         if any(tensor.is_meta for tensor in whole.tensors()):
             raise InputError("the example is on the meta device, where nothing can be timed: give it and the model values")
-        begun = draft(model, Single(), example, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
-        few = take_rows(whole, axis, torch.arange(min(2, rows(whole, axis))))
+        begun = make_draft(model, Single(), example, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
+        few = take_rows(whole, axis, torch.arange(min(2, count_rows(whole, axis))))
         if begun.plan.refused:
             ensemble(model, Single(), few, batch_axis=axis, seed=0)  # which says what no method can take
         structure = observe(begun.base, begun.inputs)
@@ -241,7 +248,9 @@ class Search:
 
     def needed(self, method: Method, start: str) -> tuple[str, set[str]]:
         """The least training that a method takes, and the parameters that are members' own or not the given ones."""
-        begun = draft(self.model, method, self.few, keep=(), at=None, seed=0, start=start, batch_axis=self.axis, chunk=None)
+        begun = make_draft(
+            self.model, method, self.few, keep=(), at=None, seed=0, start=start, batch_axis=self.axis, chunk=None
+        )
         if begun.plan.refused:
             ensemble(self.model, method, self.few, start=start, seed=0, batch_axis=self.axis)  # which says all that is refused
         given, net = dict(begun.base.named_parameters()), dict(begun.model.named_parameters())
@@ -252,10 +261,10 @@ class Search:
         new = {name for name in net if name not in same or name in owned}
         if not new and (method.draws or method.members == 1):
             return "none", new
-        if new and all(name in self.late or owner(name) in self.late for name in new):
+        if new and all(name in self.late or owning_module(name) in self.late for name in new):
             return "head", new
         kept = 2 * sum(given[name].numel() for name in same) >= sum(value.numel() for value in given.values())
-        kept = kept and not self.first & {owner(name) for name in net.keys() - same}
+        kept = kept and not self.first & {owning_module(name) for name in net.keys() - same}
         given_to_all = method.keeps_weights or method.shares_weights or start == "copies"
         return "finetune" if given_to_all or kept else "scratch", new
 
@@ -323,7 +332,7 @@ class Search:
         known = f"NLL {found.nll:.2f} × the single network's ({variant.source})" if found.nll is not None else ""
         parts.append(known or "no result is known")
         if self.training == "head" and found.needs == "head":
-            parts.append(f"train {', '.join(sorted({owner(name) or name for name in new}))}, freeze the rest")
+            parts.append(f"train {', '.join(sorted({owning_module(name) or name for name in new}))}, freeze the rest")
         if found.distance is not None:
             parts.append(f"members are {found.distance:.0%} off the network's outputs")
         return "; ".join(parts)
@@ -331,7 +340,7 @@ class Search:
     def distance(self, ens: Ensemble) -> float:
         """How far members are off the network's outputs, as a share of these, by root mean squares over the example."""
         outputs = []
-        for net in (bake(self.single, {}), ens):
+        for net in (detached_copy(self.single, {}), ens):
             own = fresh_inputs(self.example)
             with torch.no_grad():
                 outputs.append([t.double() for t in tree.tensors(net.eval()(*own.args, **own.kwargs)) if t.is_floating_point()])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from multitudes.conversion.cost import Cost, Row
+from multitudes.conversion.cost import Cost, CostRow
 from multitudes.errors import FileError, InputError
 from multitudes.method import Method
 from multitudes.terminal import megabytes, rendered
@@ -38,14 +38,14 @@ SIZES = (
 
 
 @dataclass(frozen=True)
-class Budget:
+class Limit:
     """At most so much: a multiple of the single network's, or an amount in seconds or bytes."""
 
     value: float
     ratio: bool
 
     @classmethod
-    def read(cls, name: str, given: Any, units: Mapping[str, float], typed: str) -> Budget | None:
+    def read(cls, name: str, given: Any, units: Mapping[str, float], typed: str) -> Limit | None:
         """A budget as it is typed; None stays None."""
         if given is None:
             return None
@@ -126,8 +126,8 @@ class Recommendation:
 
     model: str
     training: str
-    latency: Budget | None
-    memory: Budget | None
+    latency: Limit | None
+    memory: Limit | None
     candidates: tuple[Candidate, ...]
 
     @property
@@ -162,7 +162,7 @@ class Recommendation:
         head.add_row("training", f"{self.training}: {LEVELS[self.training]}")
         single = next((c.cost.base for c in self.candidates if c.cost), None)
         for name, shown in SHOWN.items():
-            budget: Budget | None = getattr(self, name)
+            budget: Limit | None = getattr(self, name)
             most = (
                 "any" if budget is None else f"at most {budget.value:g} ×" if budget.ratio else f"at most {shown(budget.value)}"
             )
@@ -206,10 +206,10 @@ class Recommendation:
             listed = []
             for entry in found["candidates"]:
                 method = kinds[entry["method"]](**entry.pop("settings"))
-                measured = entry["cost"] and Cost(*(Row(**entry["cost"][name]) for name in ("ensemble", "base")))
+                measured = entry["cost"] and Cost(*(CostRow(**entry["cost"][name]) for name in ("ensemble", "base")))
                 entry.pop("code")
                 listed.append(Candidate(**{**entry, "method": method, "cost": measured}))
-            budgets = [found[name] and Budget(**found[name]) for name in ("latency", "memory")]
+            budgets = [found[name] and Limit(**found[name]) for name in ("latency", "memory")]
             return cls(found["model"], found["training"], budgets[0], budgets[1], tuple(listed))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(f"this is no JSON of a recommendation: {type(error).__name__}: {error}") from error

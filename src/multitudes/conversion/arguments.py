@@ -54,9 +54,9 @@ def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | 
         if type(other) is not type(method) or other.members != method.members:
             raise InputError(f"at={{{glob!r}: {other}}} must be a {type(method).__name__} with members={method.members}")
         mine, theirs = method.settings(), other.settings()
-        wrong = [name for name in mine if mine[name] != theirs[name] and name not in method.by_layer]
+        wrong = [name for name in mine if mine[name] != theirs[name] and name not in method.layer_settings]
         if wrong:
-            may = f"only {', '.join(method.by_layer)} may" if method.by_layer else "no setting may"
+            may = f"only {', '.join(method.layer_settings)} may" if method.layer_settings else "no setting may"
             raise InputError(f"at={{{glob!r}: {other}}}: {', '.join(wrong)} cannot differ by layer; {may}")
         for name in hits[glob]:
             found.pop(name, None)

@@ -17,23 +17,23 @@ import torch
 
 from multitudes.engine import EXECUTORS, MODES, tree
 from multitudes.engine.choose import DROPOUTS
-from multitudes.engine.inputs import Inputs, checked_example, fresh_inputs, rows, take_rows
-from multitudes.engine.modules import bake, named_tensors
-from multitudes.engine.proof.executors import few_members
+from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, take_rows
+from multitudes.engine.modules import detached_copy, named_tensors
+from multitudes.engine.proof.executors import first_members
 from multitudes.engine.proof.independence import leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
-    aside,
+    clean_autograd,
     close,
-    copied,
     difference,
     gradients_of,
+    in_double,
     is_random,
-    precise,
+    restored,
     run,
     run_plain,
     run_reference,
-    undone,
+    trainable_copy,
 )
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
@@ -68,10 +68,10 @@ class Check:
         return rendered([table])
 
 
-@aside()
+@clean_autograd()
 def check(ensemble: Ensemble, x: Any) -> Check:
     """Proves the laws for this ensemble on `x`, on copies; raises CheckError with all that are broken."""
-    engine, inputs = precise(ensemble.engine, checked_example(ensemble.template, x, ensemble.engine.batch_axis))
+    engine, inputs = in_double(ensemble.engine, checked_example(ensemble.template, x, ensemble.engine.batch_axis))
     laws = tuple(_laws(engine, inputs))
     broken = [law for law in laws if law.broken]
     if broken:
@@ -82,7 +82,7 @@ def check(ensemble: Ensemble, x: Any) -> Check:
 
 def self_check(ensemble: Ensemble, begun: Draft) -> None:
     """What conversion proves of its own work, on a few members; a broken law is a refusal."""
-    engine, inputs = precise(few_members(ensemble.engine, begun.trial_members), begun.inputs)
+    engine, inputs = in_double(first_members(ensemble.engine, begun.trial_members), begun.inputs)
     laws = [*_neutral(begun), *_members(engine, inputs)]  # that members are independent was proved before executors were tried
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
@@ -93,7 +93,7 @@ def self_check(ensemble: Ensemble, begun: Draft) -> None:
 def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     yield from _members(engine, inputs)
     one = take_rows(inputs, engine.batch_axis, torch.zeros(1, dtype=torch.long))
-    if rows(inputs, engine.batch_axis) != 1 and _takes(engine, one):
+    if count_rows(inputs, engine.batch_axis) != 1 and _takes(engine, one):
         yield from _members(engine, one)
     for name, executor in EXECUTORS.items():
         yield from (Law("independent", *found) for found in leaks(engine, inputs, name, executor))
@@ -104,7 +104,7 @@ def _takes(engine: Engine, inputs: Inputs) -> bool:
     """Whether the plain network takes this batch."""
     own = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
     try:
-        run_plain(bake(engine.template, own), inputs)
+        run_plain(detached_copy(engine.template, own), inputs)
     except Exception:
         return False
     return True
@@ -117,9 +117,9 @@ def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
         return
     parameters = dict(engine.template.named_parameters())
     own = [{n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned} for m in range(engine.members)]
-    plain = [bake(engine.template, tensors) for tensors in own]
+    plain = [detached_copy(engine.template, tensors) for tensors in own]
     broken = None
-    with undone(engine.template, "eval"), torch.enable_grad():
+    with restored(engine.template, "eval"), torch.enable_grad():
         outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))
         for m, module in enumerate(plain):
             expected = run_plain(module, inputs)
@@ -128,7 +128,7 @@ def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
             found = {n: g[m] if n in engine.owned else g for n, g in gradients.items()}
             odd = difference(Outcome([t.detach() for t in tree.tensors(mine)], found, expected.buffers), expected)
             broken = broken or (odd and f"member {m}: {odd} from the plain module's")
-    yield Law("members", f"{rows(inputs, engine.batch_axis)} row(s)", broken)
+    yield Law("members", f"{count_rows(inputs, engine.batch_axis)} row(s)", broken)
 
 
 def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
@@ -145,15 +145,15 @@ def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 def _neutral(begun: Draft) -> Iterator[Law]:
     """Copies under neutral settings against the model given."""
     neutral = replace(begun.with_method(begun.method.neutral(), {}), start="copies")
-    engine, inputs = precise(neutral.stack(neutral.method.members), begun.inputs)
-    base = copied(begun.base, torch.float64 if inputs is not begun.inputs else None)
+    engine, inputs = in_double(neutral.stack(neutral.method.members), begun.inputs)
+    base = trainable_copy(begun.base, torch.float64 if inputs is not begun.inputs else None)
     for part in base.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0
     expected = run_plain(base, inputs).values
     if is_random(engine, inputs, "eval"):
         return
-    with undone(engine.template, "eval"), torch.enable_grad():  # as the base model: without, torch takes other paths
+    with restored(engine.template, "eval"), torch.enable_grad():  # as the base model: without, torch takes other paths
         outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))
     same = all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))
     yield Law("neutral", "copies", None if same else "the ensemble does not give the base model's output")

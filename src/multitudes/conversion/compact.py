@@ -22,15 +22,24 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes.conversion.anatomy.known_layers import channel_axis, weight_of
 from multitudes.conversion.anatomy.structure import Structure, observe, own_tensors
-from multitudes.conversion.cut_layers import Cut, Link, cuttable, thinned, width
+from multitudes.conversion.cut_layers import ChannelCut, Link, cuttable, width, without_channels
 from multitudes.conversion.plan import Counts
 from multitudes.engine import tree
 from multitudes.engine.counting import multiply_adds
-from multitudes.engine.inputs import Inputs, fresh_inputs, rows
+from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import bake, batch_norms, copy_with, inside, like, named_tensors, owner, plain_attention
-from multitudes.engine.proof.executors import few_members, pick, settle
-from multitudes.engine.proof.outcome import aside
+from multitudes.engine.modules import (
+    as_same_kind,
+    batch_norms,
+    copy_with,
+    detached_copy,
+    inside,
+    named_tensors,
+    owning_module,
+    plain_attention,
+)
+from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.replay import STEERS
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
@@ -47,8 +56,8 @@ BINARY = ("Add", "Sub", "Mul", "Div")
 WORKED_IN = "masks are worked into its weights, and all its channels stay: "
 
 
-@aside()
-def compacted(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) -> Ensemble:
+@clean_autograd()
+def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) -> Ensemble:
     """The ensemble without the channels that masks ``[M, C]`` drop, each before or behind its layer."""
     plain = [ensemble.member(m).eval() for m in range(ensemble.members)]
     before, call = position == "before", _noise(ensemble)
@@ -66,7 +75,7 @@ def compacted(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) ->
             left[name] = WORKED_IN + ("attention reads them together" if attention else "they stand in groups")
             continue
         kept = torch.stack([row.nonzero().flatten() for row in mask])
-        cut = Cut(name, kept, before, linked.get(name))
+        cut = ChannelCut(name, kept, before, linked.get(name))
         if cut.link is not None and not _pays(cut, plain[0], once):
             cut = replace(cut, link=None)
         if name in once and not before:
@@ -79,10 +88,10 @@ def compacted(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) ->
         left |= dict.fromkeys(inexact, f"{WORKED_IN}without some of them it would give something else")
     if not cuts:
         raise ConversionError("nothing can be compacted:\n" + "\n".join(f"  {name}: {why}" for name, why in left.items()))
-    new = _stacked(ensemble, [thinned(member, m, cuts) for m, member in enumerate(plain)], cuts, left)
+    new = _stacked(ensemble, [without_channels(member, m, cuts) for m, member in enumerate(plain)], cuts, left)
     apart = [replace(cut, link=None, constants=None) if cut.link and cut.link.source in once else cut for cut in cuts]
     if _work(new) > _work(ensemble) and trial.holds(apart):  # what works once for all members had better go on so
-        new = _stacked(ensemble, [thinned(member, m, apart) for m, member in enumerate(plain)], apart, left)
+        new = _stacked(ensemble, [without_channels(member, m, apart) for m, member in enumerate(plain)], apart, left)
     if not trial.agrees(new):
         raise ConversionError(
             f"{type(ensemble.method).__name__} cannot be compacted: put together, members give something else"
@@ -94,9 +103,9 @@ def _work(ensemble: Ensemble) -> int:
     return ensemble.plan.counts.multiply_adds if ensemble.plan.counts else 0
 
 
-def _one_by_one(trial: _Trial, cuts: list[Cut]) -> list[Cut]:
+def _one_by_one(trial: _Trial, cuts: list[ChannelCut]) -> list[ChannelCut]:
     """The cuts that change nothing, each on both sides of a link, or else where the mask stands alone."""
-    good: list[Cut] = []
+    good: list[ChannelCut] = []
     for cut in cuts:
         alone = replace(cut, link=None, constants=None)
         good += next(([way] for way in (cut, alone) if trial.holds([*good, way])), [])
@@ -107,7 +116,7 @@ def _once(structure: Structure, masked: Collection[str], before: bool) -> set[st
     """The layers whose products are the same for all members: what no mask comes before."""
     layers = structure.layers()
     feeding = {
-        name: _feeding(structure, [n for call in structure.taken[name] for n in call], set(layers))[0] for name in layers
+        name: _feeding(structure, [n for call in structure.inputs_of[name] for n in call], set(layers))[0] for name in layers
     }
     found: set[str] = set()
     for name in layers:  # in the order in which they run
@@ -117,7 +126,7 @@ def _once(structure: Structure, masked: Collection[str], before: bool) -> set[st
     return found
 
 
-def _pays(cut: Cut, member: nn.Module, once: set[str]) -> bool:
+def _pays(cut: ChannelCut, member: nn.Module, once: set[str]) -> bool:
     """Whether to cut on both sides of a link: a layer that works once for all members would work for each of them."""
     assert cut.link is not None
     if cut.link.source not in once:
@@ -155,7 +164,7 @@ class _Trial:
     """Members as they were, in double precision where they run in it, and whether cutting them changes anything."""
 
     def __init__(self, members: list[nn.Module], inputs: Inputs, watched: list[str]) -> None:
-        self.members = [bake(member, {}).double() for member in members]
+        self.members = [detached_copy(member, {}).double() for member in members]
         self.dtype: torch.dtype | None = torch.float64
         self.inputs = inputs.refill([t.double() if t.is_floating_point() else t for t in inputs.tensors()])
         self.read: list[dict[str, Tensor]] = []
@@ -163,7 +172,12 @@ class _Trial:
         try:
             self.expected = [self._watch(member, watched) for member in self.members]
         except Exception:  # the model fixes a precision somewhere: it is tried in its own
-            self.members, self.inputs, self.read, self.dtype = [bake(member, {}) for member in members], inputs, [], None
+            self.members, self.inputs, self.read, self.dtype = (
+                [detached_copy(member, {}) for member in members],
+                inputs,
+                [],
+                None,
+            )
             self.expected = [self._watch(member, watched) for member in self.members]
 
     def _watch(self, member: nn.Module, watched: list[str]) -> list[Tensor]:
@@ -187,7 +201,7 @@ class _Trial:
                 found += tree.tensors(member(*call.args, **call.kwargs))
         return found
 
-    def with_constants(self, cut: Cut) -> Cut:
+    def with_constants(self, cut: ChannelCut) -> ChannelCut:
         """The cut with what its link's target reads in dropped channels; without the link where that is no constant."""
         assert cut.link is not None
         found = []
@@ -209,11 +223,11 @@ class _Trial:
             _same(a, b) for mine, theirs in zip(found, self.expected, strict=True) for a, b in zip(mine, theirs, strict=True)
         )
 
-    def holds(self, cuts: list[Cut]) -> bool:
+    def holds(self, cuts: list[ChannelCut]) -> bool:
         """Whether members without these channels give what they gave."""
         for m, (member, expected) in enumerate(zip(self.members, self.expected, strict=True)):
             try:
-                found = self._run(thinned(member, m, cuts))
+                found = self._run(without_channels(member, m, cuts))
             except (RuntimeError, ValueError, IndexError):  # what does not run without these channels cannot go without them
                 return False
             if not all(_same(a, b) for a, b in zip(found, expected, strict=True)):
@@ -259,9 +273,9 @@ def _noise(ensemble: Ensemble) -> Inputs:
 def links(structure: Structure) -> list[Link]:
     """Pairs of layers with nothing between them but norms and what has no parameters, the first feeding the second alone."""
     model, layers = structure.model, set(structure.layers())
-    feeding = {name: _feeding(structure, [n for call in structure.taken[name] for n in call], layers) for name in layers}
+    feeding = {name: _feeding(structure, [n for call in structure.inputs_of[name] for n in call], layers) for name in layers}
     users = Counter(source for sources, *_ in feeding.values() for source in sources)
-    users.update(_feeding(structure, list(structure.ends), layers)[0])
+    users.update(_feeding(structure, list(structure.output_nodes), layers)[0])
     found = []
     for name in sorted(layers, key=structure.order.__getitem__):
         sources, norms, between = feeding[name]
@@ -269,7 +283,7 @@ def links(structure: Structure) -> list[Link]:
         if len(sources) != 1 or norms is None or users[source] != 1 or source == name:
             continue
         ends = model.get_submodule(source), model.get_submodule(name)
-        once = len(structure.taken[source]) == len(structure.taken[name]) == 1
+        once = len(structure.inputs_of[source]) == len(structure.inputs_of[name]) == 1
         fits = all(map(cuttable, ends)) and width(ends[0], reads=False) == width(ends[1], reads=True)
         if once and fits and all(_by_channel(node, channel_axis(ends[0])) for node in between):
             found.append(Link(source, name, tuple(sorted(norms))))
@@ -306,13 +320,13 @@ def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[
         if node is None or node in seen:
             continue
         seen.add(node)
-        made_by = structure.made.get(node, ("", 0))[0]
+        made_by = structure.produced_by.get(node, ("", 0))[0]
         if made_by in layers:
             sources.add(made_by)
             continue
         between_nodes.append(node)
         leaf = structure.names.get(id(getattr(node, "variable", None)))
-        between = owner(leaf) if leaf is not None else made_by
+        between = owning_module(leaf) if leaf is not None else made_by
         part = structure.model.get_submodule(between)
         if leaf is not None or (between and own_tensors(part)):
             norms = norms | {between} if norms is not None and isinstance(part, (_BatchNorm, nn.PReLU)) else None
@@ -320,25 +334,27 @@ def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[
     return sources, norms, between_nodes
 
 
-def _stacked(ensemble: Ensemble, members: list[nn.Module], cuts: list[Cut], left: dict[str, str]) -> Ensemble:
+def _stacked(ensemble: Ensemble, members: list[nn.Module], cuts: list[ChannelCut], left: dict[str, str]) -> Ensemble:
     """Thin members as an ensemble; what no cut has touched is shared as before."""
-    touched = frozenset(owner(name) for name in ensemble.engine.owned)
+    touched = frozenset(owning_module(name) for name in ensemble.engine.owned)
     touched |= {n for cut in cuts if cut.link for n in (cut.link.source, cut.link.target, *cut.link.norms)}
     parts = [dict(named_tensors(member)) for member in members]
     whole = {cut.layer for cut in cuts if cut.whole is not None and cut.link is None}
-    owned = frozenset(n for n in parts[0] if inside(owner(n), touched) and (owner(n) not in whole or n.endswith(".gives")))
+    owned = frozenset(
+        n for n in parts[0] if inside(owning_module(n), touched) and (owning_module(n) not in whole or n.endswith(".gives"))
+    )
     values = {}
     for name, tensor in parts[0].items():
         own = torch.stack([part[name].detach() for part in parts]) if name in owned else tensor.detach()
-        values[name] = like(tensor, own)
+        values[name] = as_same_kind(tensor, own)
     template = copy_with(members[0], values)
     norms = frozenset(name for name in batch_norms(template) if name not in touched)
     before = ensemble.engine
     engine = Engine(template, ensemble.members, owned, norms, batch_axis=before.batch_axis, chunk=before.chunk)
     engine.refresh()
     inputs = _noise(ensemble)
-    few = few_members(engine, 2 if rows(inputs, engine.batch_axis) != 2 else 3)
-    settle(few, inputs)
+    few = first_members(engine, 2 if count_rows(inputs, engine.batch_axis) != 2 else 3)
+    prove_executors(few, inputs)
     engine.adopt(few)
     pick(engine)
     said = {name: _said(name, cuts, left) for name in touched}
@@ -363,7 +379,7 @@ def _stacked(ensemble: Ensemble, members: list[nn.Module], cuts: list[Cut], left
     )
 
 
-def _said(name: str, cuts: list[Cut], left: dict[str, str]) -> str:
+def _said(name: str, cuts: list[ChannelCut], left: dict[str, str]) -> str:
     """What has become of a module."""
     for cut in cuts:
         count = cut.kept.shape[1]
@@ -381,7 +397,7 @@ def _counted(ensemble: Ensemble, engine: Engine, inputs: Inputs) -> Counts:
     assert was is not None, "a plan without counts"
     engine.template.eval()
     work = [
-        multiply_adds(functools.partial(run_loop, few_members(engine, count), fresh_inputs(inputs)))
+        multiply_adds(functools.partial(run_loop, first_members(engine, count), fresh_inputs(inputs)))
         for count in (1, engine.members)
     ]
     each = (work[1] - work[0]) // max(engine.members - 1, 1)

@@ -9,23 +9,23 @@ from typing import Any
 from torch import nn
 
 from multitudes.conversion.check import self_check
-from multitudes.conversion.draft import Draft, draft
+from multitudes.conversion.draft import Draft, make_draft
 from multitudes.conversion.plan import Counts, Plan
 from multitudes.engine.counting import multiply_adds, saved_numbers
-from multitudes.engine.draws import draw_apart
+from multitudes.engine.draws import draw_distinct
 from multitudes.engine.inputs import BatchAxis, fresh_inputs
 from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import Factory, bake, copy_with, like, named_tensors
-from multitudes.engine.proof.executors import few_members, pick, settle
-from multitudes.engine.proof.outcome import aside
+from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors
+from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, RunError
 from multitudes.method import Method
-from multitudes.prediction.tasks import checked
+from multitudes.prediction.tasks import checked_task
 
 
-@aside()
+@clean_autograd()
 def plan(
     model: nn.Module | Factory,
     method: Method,
@@ -39,13 +39,13 @@ def plan(
     chunk: int | None = None,
 ) -> Plan:
     """A dry run of `ensemble` with the same arguments: every module as converted, shared or refused, and what it costs."""
-    begun = draft(
+    begun = make_draft(
         model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk
     )  # fmt: skip
-    return begun.plan if begun.plan.refused else settled(begun, begun.stack(begun.trial_members))
+    return begun.plan if begun.plan.refused else completed_plan(begun, begun.stack(begun.trial_members))
 
 
-@aside()
+@clean_autograd()
 def ensemble(
     model: nn.Module | Factory,
     method: Method,
@@ -80,21 +80,21 @@ def ensemble(
     >>> ens(torch.randn(5, 4)).shape
     torch.Size([4, 5, 3])
     """
-    checked(task)
-    begun = draft(
+    checked_task(task)
+    begun = make_draft(
         model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk
     )  # fmt: skip
     if begun.plan.refused:
         raise ConversionError(_refusal_text(begun.plan))
     engine = begun.stack(method.members)
-    planned = settled(begun, engine)
+    planned = completed_plan(begun, engine)
     ens = Ensemble(engine, method, task=task, seed=begun.seed, base=skeleton(begun.base), plan=planned)
     if check and not begun.on_meta:
         self_check(ens, begun)
     return ens
 
 
-def settled(begun: Draft, engine: Engine) -> Plan:
+def completed_plan(begun: Draft, engine: Engine) -> Plan:
     """The plan with what a trial on a few members finds; the engine is told too."""
     anew = begun.start == "fresh" or begun.method.shares_weights
     rules = begun.fresh(0)[1] if anew and begun.owned and not begun.on_meta else {}
@@ -103,17 +103,17 @@ def settled(begun: Draft, engine: Engine) -> Plan:
         few = engine
     else:
         more = begun.method.draws and engine.members < begun.trial_members
-        few = begun.stack(begun.trial_members) if more else few_members(engine, begun.trial_members)
+        few = begun.stack(begun.trial_members) if more else first_members(engine, begun.trial_members)
         if begun.method.draws and few.members > 1:
-            draw_apart(few.template, few.owned, few.members)
+            draw_distinct(few.template, few.owned, few.members)
             few.refresh()
         try:
-            settle(few, begun.inputs)
+            prove_executors(few, begun.inputs)
         except RunError as error:
             raise ConversionError(f"{begun.method} cannot take this {begun.plan.model}: {error}") from error
         engine.adopt(few)
         pick(engine)
-    counts, memory, each = _costs(begun, engine, few_members(few, begun.trial_members))
+    counts, memory, each = _costs(begun, engine, first_members(few, begun.trial_members))
     engine.input_bytes = each / max(sum(tensor.numel() for tensor in begun.inputs.tensors()), 1)
     notes = begun.plan.notes
     if engine.traits.coupled:
@@ -129,7 +129,7 @@ def settled(begun: Draft, engine: Engine) -> Plan:
 def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int], int]:
     """Counts are exact; memory, and what each further member takes of it, is estimated from one network and a few members."""
     members = begun.method.members
-    base = bake(begun.base, {}).eval()
+    base = detached_copy(begun.base, {}).eval()
     few.template.eval()
 
     def single() -> Any:
@@ -137,7 +137,7 @@ def _costs(begun: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
         return base(*own.args, **own.kwargs)
 
     def some(count: int) -> Callable[[], Any]:
-        engine = few_members(few, count)
+        engine = first_members(few, count)
         return lambda: run_loop(engine, fresh_inputs(begun.inputs))
 
     def line(measure: Callable[[Callable[[], Any]], int]) -> tuple[int, int]:
@@ -169,4 +169,4 @@ def _refusal_text(planned: Plan) -> str:
 
 def skeleton(model: nn.Module) -> nn.Module:
     """The architecture on the meta device: enough to count and to rebuild, and no memory."""
-    return copy_with(model, {name: like(tensor, tensor.detach().to("meta")) for name, tensor in named_tensors(model)})
+    return copy_with(model, {name: as_same_kind(tensor, tensor.detach().to("meta")) for name, tensor in named_tensors(model)})

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from multitudes.engine.counting import multiply_adds, saved_numbers
-from multitudes.engine.inputs import Inputs, checked_example, fresh_inputs, rows
-from multitudes.engine.modules import copy_with, like, named_tensors
+from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs
+from multitudes.engine.modules import as_same_kind, copy_with, named_tensors
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.terminal import megabytes, rendered
 
 
 @dataclass(frozen=True)
-class Row:
+class CostRow:
     """What one network or ensemble costs on one batch."""
 
     parameters: int
@@ -35,8 +35,8 @@ class Row:
 class Cost:
     """An ensemble's cost and the base model's, on the same batch."""
 
-    ensemble: Row
-    base: Row
+    ensemble: CostRow
+    base: CostRow
 
     def __str__(self) -> str:
         from rich.table import Table
@@ -60,7 +60,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
     inputs = checked_example(ensemble.template, x, ensemble.engine.batch_axis, rows_at_least=1)
     if repeats < 1:
         raise InputError(f"repeats={repeats}: a latency takes at least one call")
-    same = {name: like(tensor, tensor.detach()) for name, tensor in named_tensors(ensemble.template)}  # no copies
+    same = {name: as_same_kind(tensor, tensor.detach()) for name, tensor in named_tensors(ensemble.template)}  # no copies
     engine = replace(ensemble.engine, template=copy_with(ensemble.template, same))
     twin = Ensemble(engine, ensemble.method, task=ensemble.task, seed=0, base=ensemble.base, plan=ensemble.plan).eval()
     base = _materialised(ensemble.base, ensemble).eval()
@@ -77,7 +77,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
         ours()
     except RuntimeError as error:
         raise InputError(f"the model rejects {inputs}: {error}") from error
-    count = rows(inputs, ensemble.engine.batch_axis)
+    count = count_rows(inputs, ensemble.engine.batch_axis)
 
     def step() -> Any:
         if ensemble.is_compact:  # which is not trained
@@ -90,7 +90,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
     for net, run, learn, seconds in ((ensemble, ours, step, times[0]), (base, theirs, theirs, times[1])):
         weights = sum(p.numel() for p in net.parameters())
         size = max((p.element_size() for p in net.parameters()), default=4)
-        found.append(Row(weights, multiply_adds(run), (weights + saved_numbers(learn)) * size, seconds))
+        found.append(CostRow(weights, multiply_adds(run), (weights + saved_numbers(learn)) * size, seconds))
     return Cost(*found)
 
 
@@ -102,7 +102,7 @@ def _materialised(skeleton: nn.Module, ensemble: Ensemble) -> nn.Module:
     for name, tensor in named_tensors(skeleton):
         weight = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
         value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=tensor.dtype, device=places.get(name, anywhere))
-        values[name] = like(tensor, value)
+        values[name] = as_same_kind(tensor, value)
     return copy_with(skeleton, values)
 
 

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS, TRANSPOSED, channel_axis, product_of
 from multitudes.conversion.anatomy.structure import own_tensors
-from multitudes.engine.converted import Mixed, mixed_class
-from multitudes.engine.modules import bake, like, owner
+from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
 
 ADDED = ("reads", "gives", "one")
 """What a cut layer has beside its own tensors: the channels it reads, where those it gives belong, and the channel of ones."""
@@ -29,7 +29,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ChannelCut:
     """What becomes of a layer with masks."""
 
     layer: str
@@ -59,14 +59,14 @@ def _weight_axis(layer: nn.Module, reads: bool) -> int:
     return int(reads) ^ int(isinstance(layer, TRANSPOSED))
 
 
-def thinned(member: nn.Module, m: int, cuts: list[Cut]) -> nn.Module:
+def without_channels(member: nn.Module, m: int, cuts: list[ChannelCut]) -> nn.Module:
     """A copy of member m without these channels."""
-    new = bake(member, {})
+    new = detached_copy(member, {})
     for cut in cuts:
         layer, kept = new.get_submodule(cut.layer), cut.kept[m]
         if cut.link is None and cut.before:
             _take(layer, kept, reads=True)
-            _be_cut(layer)
+            _as_cut_layer(layer)
             layer.register_buffer("reads", kept.clone())
             continue
         if cut.link is None:
@@ -77,7 +77,7 @@ def thinned(member: nn.Module, m: int, cuts: list[Cut]) -> nn.Module:
             else:
                 _put(layer, *cut.whole)
                 given = kept
-            _be_cut(layer)
+            _as_cut_layer(layer)
             nothing = torch.full((every,), width(layer, reads=False), device=kept.device)  # behind the last: a channel of zeros
             layer.register_buffer("gives", nothing.scatter(0, kept, given))
             continue
@@ -103,33 +103,33 @@ def _carry(layer: Any, kept: Tensor, constants: Tensor) -> None:
         bias = said.flatten() if layer.bias is None else layer.bias.detach() + said.flatten()
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
         return
-    layer.weight = like(layer.weight, torch.cat([layer.weight.detach(), said], axis))
-    _be_cut(layer)
+    layer.weight = as_same_kind(layer.weight, torch.cat([layer.weight.detach(), said], axis))
+    _as_cut_layer(layer)
     layer.register_buffer("one", weight.new_ones(1))
-    fit(layer)
+    update_sizes(layer)
 
 
 def _put(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
-    layer.weight = like(layer.weight, weight.detach().to(layer.weight, copy=True))
+    layer.weight = as_same_kind(layer.weight, weight.detach().to(layer.weight, copy=True))
     if bias is not None:
-        layer.bias = like(layer.bias, bias.detach().to(layer.bias, copy=True))
+        layer.bias = as_same_kind(layer.bias, bias.detach().to(layer.bias, copy=True))
 
 
 def _take(layer: Any, kept: Tensor, reads: bool) -> None:
-    layer.weight = like(layer.weight, layer.weight.detach().index_select(_weight_axis(layer, reads), kept))
+    layer.weight = as_same_kind(layer.weight, layer.weight.detach().index_select(_weight_axis(layer, reads), kept))
     if not reads and layer.bias is not None:
-        layer.bias = like(layer.bias, layer.bias.detach()[kept])
-    fit(layer)
+        layer.bias = as_same_kind(layer.bias, layer.bias.detach()[kept])
+    update_sizes(layer)
 
 
 def _take_norm(norm: Any, kept: Tensor) -> None:
     for key, tensor in own_tensors(norm).items():
         if tensor.ndim and tensor.numel() > 1:
-            setattr(norm, key, like(tensor, tensor.detach()[kept]))
-    fit(norm)
+            setattr(norm, key, as_same_kind(tensor, tensor.detach()[kept]))
+    update_sizes(norm)
 
 
-def fit(layer: Any) -> None:
+def update_sizes(layer: Any) -> None:
     """Makes a layer's numbers those of its tensors."""
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
@@ -142,7 +142,7 @@ def fit(layer: Any) -> None:
         layer.num_parameters = len(layer.weight)
 
 
-class CutLayer(Mixed):
+class CutLayer(Converted):
     """A layer without some of its channels: what is in its class before the layer's own."""
 
     _buffers: dict[str, Tensor | None]
@@ -151,30 +151,30 @@ class CutLayer(Mixed):
         """Shape: as that of the whole layer."""
         axis, (reads, gives, one) = channel_axis(self), map(self._buffers.get, ADDED)
         x = input if reads is None else input.index_select(axis, reads)
-        x = x if one is None else torch.cat([x, one.expand(_one_channel(x, axis))], axis)
+        x = x if one is None else torch.cat([x, one.expand(_ones_channel(x, axis))], axis)
         y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
         if gives is None:
             return y
-        return torch.cat([y, y.new_zeros(_one_channel(y, axis))], axis).index_select(axis, gives)
+        return torch.cat([y, y.new_zeros(_ones_channel(y, axis))], axis).index_select(axis, gives)
 
 
-def _one_channel(x: Tensor, axis: int) -> list[int]:
+def _ones_channel(x: Tensor, axis: int) -> list[int]:
     return [*x.shape[:axis], 1, *(x.shape[axis + 1 :] if axis != -1 else ())]
 
 
-def _be_cut(layer: nn.Module) -> None:
+def _as_cut_layer(layer: nn.Module) -> None:
     if not isinstance(layer, CutLayer):
-        layer.__class__ = mixed_class(CutLayer, type(layer))
+        layer.__class__ = converted_class(CutLayer, type(layer))
 
 
-def hollow(network: nn.Module, tensors: Mapping[str, Tensor], owned: frozenset[str]) -> nn.Module:
+def empty_compact_network(network: nn.Module, tensors: Mapping[str, Tensor], owned: frozenset[str]) -> nn.Module:
     """A plain network in the shape of a compacted ensemble's tensors, whose values it does not have yet."""
-    new = bake(network, {})
+    new = detached_copy(network, {})
     for name, tensor in tensors.items():
-        part, key = new.get_submodule(owner(name)), name.rpartition(".")[2]
+        part, key = new.get_submodule(owning_module(name)), name.rpartition(".")[2]
         value = (tensor[0] if name in owned else tensor).clone()
         if key in ADDED and isinstance(part, (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)):
-            _be_cut(part)
+            _as_cut_layer(part)
             part.register_buffer(key, value)
         elif key in part._parameters:
             before = part._parameters[key]
@@ -182,5 +182,5 @@ def hollow(network: nn.Module, tensors: Mapping[str, Tensor], owned: frozenset[s
         elif key in part._buffers:
             part._buffers[key] = value
     for part in new.modules():
-        fit(part)
+        update_sizes(part)
     return new

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from multitudes.conversion.anatomy.initialise import built, fresh
+from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, observe, own_tensors
 from multitudes.conversion.arguments import check_method, check_names, check_options, layer_settings
 from multitudes.conversion.plan import Entry, Plan
-from multitudes.engine.inputs import BatchAxis, Inputs, checked_example, rows
+from multitudes.engine.inputs import BatchAxis, Inputs, checked_example, count_rows
 from multitudes.engine.modules import (
     Factory,
+    as_same_kind,
     batch_norms,
     copy_with,
     in_layout,
     inside,
-    like,
     named_tensors,
     names_matching,
-    owner,
+    owning_module,
 )
 from multitudes.engine.seeds import member_seed, seeded
 from multitudes.engine.state import Engine
@@ -61,8 +61,8 @@ class Draft:
         """The draft of another method for the same model, but for what is shared on purpose."""
         model = method.prepare(self.base, self.factory, self.inputs, self.seed, at)
         for name in kept:
-            method.plain(model.get_submodule(name))
-        method.measure(model, self.inputs, self.batch_axis)
+            method.bake(model.get_submodule(name))
+        method.fit_shapes(model, self.inputs, self.batch_axis)
         return replace(self, method=method, at=at, model=model)
 
     @property
@@ -79,7 +79,7 @@ class Draft:
     @property
     def trial_members(self) -> int:
         """How many members are enough to try executors on: not as many as there are rows, lest the two be confused."""
-        few = 2 if rows(self.inputs, self.batch_axis) != 2 else 3
+        few = 2 if count_rows(self.inputs, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a step may have more draws than there are members
 
     def stack(self, members: int) -> Engine:
@@ -95,13 +95,13 @@ class Draft:
         values = {}
         for name, tensor in tensors.items():
             value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
-            values[name] = like(tensor, value)
+            values[name] = as_same_kind(tensor, value)
         template = copy_with(self.model, values)
         engine = Engine(
             template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk, summed=self.summed
         )
         engine.refresh()
-        engine.traits = replace(engine.traits, plain=self.plain)
+        engine.traits = replace(engine.traits, plain_weights=self.plain)
         return engine
 
     def fresh(self, m: int) -> tuple[nn.Module, dict[str, str]]:
@@ -111,8 +111,8 @@ class Draft:
             own = self.method.start(self.base, self.model, self.inputs, self.seed, m, self.at)
             return own, dict.fromkeys(dict(named_tensors(own)), self.method.origin)
         if self.factory is None:
-            return fresh(self.model, seed)
-        made = self.method.prepare(built(self.factory, 1.0, seed), self.factory, self.inputs, seed, self.at)
+            return reinitialised(self.model, seed)
+        made = self.method.prepare(build(self.factory, 1.0, seed), self.factory, self.inputs, seed, self.at)
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.model, made))
         if ours != theirs:
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
@@ -120,7 +120,7 @@ class Draft:
         return made, dict.fromkeys(ours, "the factory")
 
 
-def draft(
+def make_draft(
     model: nn.Module | Factory,
     method: Method,
     example: Any,
@@ -140,7 +140,7 @@ def draft(
     elif isinstance(seed, bool) or not isinstance(seed, int):
         raise InputError(f"seed={seed!r}: give a whole number, or None")
     factory = None if isinstance(model, nn.Module) else model
-    net = model if isinstance(model, nn.Module) else built(model, 1.0, seed)
+    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     check_names(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, example, batch_axis)
@@ -170,8 +170,8 @@ def draft(
     if kept and not owned and method.members > 1:
         raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
     norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
-    converted = {owner(name) for name in owned}
-    plain = not any(owner(name) in converted for name in structure.elsewhere)
+    converted = {owning_module(name) for name in owned}
+    plain = not any(owning_module(name) in converted for name in structure.read_elsewhere)
     planned = _entries(begun, layout, owned | layout.summed)
     return replace(begun, owned=owned, summed=layout.summed, shared_norms=norms, plain=plain, plan=planned)
 
@@ -196,13 +196,13 @@ def kept_modules(model: nn.Module, keep: Sequence[str]) -> list[str]:
 def without(layout: Layout, kept: Sequence[str]) -> Layout:
     """The layout without what is shared on purpose."""
     modules = frozenset(name for name in layout.modules if not inside(name, kept))
-    loose = frozenset(name for name in layout.tensors if not inside(owner(name), kept))
+    loose = frozenset(name for name in layout.tensors if not inside(owning_module(name), kept))
     return replace(layout, modules=modules, tensors=loose)
 
 
 def with_norms(model: nn.Module, layout: Layout) -> Layout:
     """A BatchNorm layer whose affine part belongs to members has statistics for each of them: it belongs to them whole."""
-    affine = {owner(name) for name in layout.tensors if name.rpartition(".")[2] in ("weight", "bias")}
+    affine = {owning_module(name) for name in layout.tensors if name.rpartition(".")[2] in ("weight", "bias")}
     norms = affine & batch_norms(model).keys()
     return replace(layout, modules=layout.modules | norms)
 
@@ -220,7 +220,7 @@ def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _belongs(name: str, layout: Layout) -> bool:
-    return name in layout.tensors or owner(name) in layout.modules
+    return name in layout.tensors or owning_module(name) in layout.modules
 
 
 def _owned(model: nn.Module, layout: Layout) -> frozenset[str]:
@@ -229,7 +229,7 @@ def _owned(model: nn.Module, layout: Layout) -> frozenset[str]:
     return frozenset(name for name, tensor in named_tensors(model) if id(tensor) in ours)
 
 
-def _torn(model: nn.Module, layout: Layout) -> dict[str, str]:
+def _tied_across(model: nn.Module, layout: Layout) -> dict[str, str]:
     """Modules of members whose tensor is tied to one that is shared, and what to do about it."""
     names: dict[int, list[str]] = {}
     for name, tensor in _all_names(model):
@@ -238,7 +238,7 @@ def _torn(model: nn.Module, layout: Layout) -> dict[str, str]:
     for tied in names.values():
         ours, theirs = [n for n in tied if _belongs(n, layout)], [n for n in tied if not _belongs(n, layout)]
         if ours and theirs:
-            found[owner(ours[0])] = (
+            found[owning_module(ours[0])] = (
                 f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give it a tensor of its own"
             )
     return found
@@ -255,7 +255,7 @@ def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None
 
 def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
     converted, shared, refused = [], [], []
-    torn = _torn(begun.model, layout)
+    torn = _tied_across(begun.model, layout)
     given = (
         {name: type(part) for name, part in begun.base.named_modules()} if begun.method.keeps_weights or layout.summed else {}
     )

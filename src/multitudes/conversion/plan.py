@@ -88,7 +88,7 @@ class Plan:
         head.add_row("model", self.model)
         head.add_row("method", str(self.method))
         for name, other in self.at.items():
-            head.add_row(f"at {name}", ", ".join(f"{key}={getattr(other, key)!r}" for key in other.by_layer))
+            head.add_row(f"at {name}", ", ".join(f"{key}={getattr(other, key)!r}" for key in other.layer_settings))
         for note in self.notes:
             head.add_row("", note)
         if self.executor:

@@ -19,9 +19,18 @@ from multitudes.errors import InputError
 
 
 def of(
-    dataset: Any, *, input: int | str = 0, target: int | str = 1, targets: Any = None, lazy: bool = False,
-    name: str | None = None, classes: Sequence[str] | None = None, mean: Any = None, std: Any = None, ignore: int | None = None,
-) -> Data:  # fmt: skip
+    dataset: Any,
+    *,
+    input: int | str = 0,
+    target: int | str = 1,
+    targets: Any = None,
+    lazy: bool = False,
+    name: str | None = None,
+    classes: Sequence[str] | None = None,
+    mean: Any = None,
+    std: Any = None,
+    ignore: int | None = None,
+) -> Data:
     """A dataset of pairs, or of dicts such as Hugging Face's, as Data: read once into memory, or item by item with lazy=True.
 
     input, target  where they stand in an item: a place in a pair, or a key: of(hf, input="image", target="label")

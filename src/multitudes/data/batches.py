@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from multitudes.data.dataset import Data
-from multitudes.engine.inputs import Inputs, rows, take_rows
+from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
 
 NOTHING = "there are no examples to predict"
@@ -28,7 +28,7 @@ def batched(
         raise InputError(f"batch_size={batch_size!r}: a whole number, at least 1")
     if isinstance(data, (Tensor, Inputs)):
         call = Inputs.of(data)
-        count = rows(call, batch_axis)
+        count = count_rows(call, batch_axis)
         if not count:
             raise InputError(NOTHING)
         starts = range(0, count, batch_size)
@@ -39,9 +39,9 @@ def batched(
             f"a {type(data).__name__} may mean several things: give a tensor, mt.Inputs(...), a dataset or a loader"
         )
     if isinstance(data, DataLoader):
-        _whole(data)
+        _check_complete(data)
         return None if isinstance(data.dataset, IterableDataset) else _sized(data), _split(data, split)
-    if isinstance(data, Data) and split is pair:
+    if isinstance(data, Data) and split is input_and_target:
         starts = range(0, len(data), batch_size)
         pairs = (data.batch(slice(s, min(s + batch_size, len(data)))) for s in starts)
         return len(data), ((Inputs.of(x), targets) for x, targets in pairs)
@@ -64,7 +64,7 @@ def _sampler(loader: DataLoader[Any]) -> Any:
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
-def pair(batch: Any) -> tuple[Any, Any]:
+def input_and_target(batch: Any) -> tuple[Any, Any]:
     """A batch that is a tensor or Inputs is the input; a pair is input and targets."""
     if isinstance(batch, (Tensor, Inputs)):
         return batch, None
@@ -91,7 +91,7 @@ def _one_tensor(targets: Any) -> Tensor:
         raise InputError(f"targets are a {kind}, and a prediction takes one tensor of them: split= says which") from error
 
 
-def _whole(loader: DataLoader[Any]) -> None:
+def _check_complete(loader: DataLoader[Any]) -> None:
     """A loader that leaves examples out would do so silently."""
     streamed = isinstance(loader.dataset, IterableDataset)
     by = loader if streamed or loader.batch_sampler is None else loader.batch_sampler

@@ -19,9 +19,14 @@ OBJECTNET = Source("objectnet", "https://objectnet.dev", "objectnet-1.0.zip", ("
 
 
 def folder(
-    root: str | os.PathLike[str], *, classes: str | Mapping[str, int] | None = None, size: int = 224,
-    resize: int | None = None, border: int = 0, name: str | None = None,
-) -> Data:  # fmt: skip
+    root: str | os.PathLike[str],
+    *,
+    classes: str | Mapping[str, int] | None = None,
+    size: int = 224,
+    resize: int | None = None,
+    border: int = 0,
+    name: str | None = None,
+) -> Data:
     """Images in a folder for each class, read when asked for; a path that is not there is looked for in MULTITUDES_DATA.
 
     classes  None: the folders' names in order, numbers by their size. "imagenet": names are WordNet ids or numbers of

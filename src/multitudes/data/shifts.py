@@ -57,9 +57,7 @@ def cifar_c(root: Root = None, *, classes: int = 10) -> Mapping[str, Mapping[int
     return Opened(names, lambda name: Opened(SEVERITIES, lambda severity: _severity(place, name, severity, classes)))
 
 
-def imagenet_c(
-    root: str | PathLike[str], *, size: int = 224, resize: int | None = None
-) -> Mapping[str, Mapping[int, Data]]:  # fmt: skip
+def imagenet_c(root: str | PathLike[str], *, size: int = 224, resize: int | None = None) -> Mapping[str, Mapping[int, Data]]:
     """ImageNet-C, a folder CORRUPTION/SEVERITY/WORDNET-ID for each class; its images are already 224×224."""
     place = existing(Path(root).expanduser())
     found = {part.name: _severities(part) for part in sorted(place.iterdir()) if part.is_dir()}

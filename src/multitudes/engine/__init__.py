@@ -4,14 +4,14 @@ from multitudes.engine.fold import (
     batch_coupled,
     forbidden,
     rows_lie_together,
-    run_each_row,
     run_fold,
+    run_fold_each_row,
     run_fold_rows,
     takes_rows,
 )
-from multitudes.engine.loop import run_loop, run_rows
+from multitudes.engine.loop import run_loop, run_loop_rows
 from multitudes.engine.state import MODES, Engine, Traits
-from multitudes.engine.vmap import run_apart, run_vmap
+from multitudes.engine.vmap import run_vmap, run_vmap_rows
 
 EXECUTORS = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 
@@ -23,12 +23,12 @@ __all__ = [
     "batch_coupled",
     "forbidden",
     "rows_lie_together",
-    "run_apart",
-    "run_each_row",
     "run_fold",
+    "run_fold_each_row",
     "run_fold_rows",
     "run_loop",
-    "run_rows",
+    "run_loop_rows",
     "run_vmap",
+    "run_vmap_rows",
     "takes_rows",
 ]

@@ -22,7 +22,7 @@ def choose(engine: Engine, per_member: bool = False) -> str:
     training = engine.template.training
     compiling = torch.compiler.is_dynamo_compiling()
     if engine.members > 1 and engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
-        right = engine.traits.fold_slots if per_member else "fold" in engine.proven["train"]
+        right = engine.traits.fold_per_member if per_member else "fold" in engine.proven["train"]
         wanted = engine.picked["train"] == "vmap" or compiling or not right
         if wanted and vmap_is_right(engine, per_member):
             return "vmap"
@@ -47,7 +47,7 @@ def vmap_is_right(engine: Engine, per_member: bool) -> bool:
     laid_out = engine.channels_last or (not torch.compiler.is_compiling() and bool(hooked(engine.template)))
     chunked = engine.chunk is not None and engine.chunk < engine.members
     in_chunks = chunked and engine.shares and training and not engine.traits.coupled
-    proven = "vmap" in engine.proven["train" if training else "eval"] and (engine.traits.slots or not per_member)
+    proven = "vmap" in engine.proven["train" if training else "eval"] and (engine.traits.vmap_per_member or not per_member)
     device = next((tensor.device.type for _, tensor in named_tensors(engine.template)), "cpu")
     return proven and not is_exporting() and not in_chunks and not laid_out and not torch.is_autocast_enabled(device)
 
@@ -57,7 +57,7 @@ def draws_in_trunk(engine: Engine) -> bool:
     if not engine.template.training or engine.members == 1 or not engine.shares:
         return False
     live = any(isinstance(part, DROPOUTS) and part.p > 0 for part in engine.template.modules())
-    return live or engine.traits.random or bool(engine.traits.private)
+    return live or engine.traits.random or bool(engine.traits.written_buffers)
 
 
 def is_exporting() -> bool:

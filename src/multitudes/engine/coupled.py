@@ -54,9 +54,16 @@ class CoupledNorms(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _norm(
-        self, x: Tensor, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
-        training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         if not training or not any(t is mark for mark in self.marks for t in (mean, weight)):
             return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
         given, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

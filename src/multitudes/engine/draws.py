@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs, axes
-from multitudes.engine.modules import bake, named_tensors, slots_of
+from multitudes.engine.modules import detached_copy, named_tensors, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS, Engine
 from multitudes.errors import InputError
 
 
-class Drawing(Mixed):
+class Drawing(Converted):
     """A layer that reads what is drawn for it: what is in its class before the layer's own."""
 
     draws: tuple[str, ...]
@@ -34,7 +34,7 @@ class Drawing(Mixed):
         """One member's values for them, on the CPU."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def bake(self) -> None:
         """Becomes the plain layer with what is drawn now worked in, in place."""
         raise NotImplementedError
 
@@ -69,12 +69,12 @@ def draw_all(network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
     drawn = [draw(network, seed) for seed in seeds]
     stacked = {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
     buffers = dict(network.named_buffers())
-    return moved({name: value.to(buffers[name].dtype) for name, value in stacked.items()}, buffers[SEEDS].device)
+    return on_device({name: value.to(buffers[name].dtype) for name, value in stacked.items()}, buffers[SEEDS].device)
 
 
-def draw_apart(network: nn.Module, owned: Collection[str], members: int) -> None:
+def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> None:
     """Draws, in place, so that members differ wherever they can: what is tried on equal members proves nothing."""
-    slots, buffers, generator = slots_of(network), dict(network.named_buffers()), torch.Generator().manual_seed(0)
+    slots, buffers, generator = registers_of(network), dict(network.named_buffers()), torch.Generator().manual_seed(0)
     for name, layer in drawing_layers(network):
         for _ in range(16):
             drawn = [layer.draw(generator) for _ in range(members)]
@@ -87,7 +87,7 @@ def draw_apart(network: nn.Module, owned: Collection[str], members: int) -> None
                 register[own] = value
 
 
-def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Tensors on a device: those of one type in one piece, since each transfer takes longer than what is drawn."""
     if device.type == "cpu":
         return dict(tensors)
@@ -102,7 +102,7 @@ def moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tens
 
 def drawn_member(network: nn.Module, seed: int) -> nn.Module:
     """A copy of a network with what this seed draws."""
-    new = bake(network, {})
+    new = detached_copy(network, {})
     own = dict(named_tensors(new))
     for name, value in draw_all(new, [seed]).items():
         own[name].copy_(value[0])
@@ -146,17 +146,17 @@ class Replaced(Drawing):
             module = module._modules[step]
         return module._parameters, name
 
-    def settle(self) -> None:
+    def bake(self) -> None:
         """Becomes the plain layer with the tensors that its forward finds now."""
         layer: Any = self
         values = [self.formed(key) for key in self.replaced]
         for key, value in zip(self.replaced, values, strict=True):
             register, name = self._place(key)
             register[name] = nn.Parameter(value.detach().clone(), requires_grad=register[name].requires_grad)
-        unmixed(layer)
+        remove_draws(layer)
 
 
-def unmixed(layer: Any) -> None:
+def remove_draws(layer: Any) -> None:
     """A drawing layer without its draws, and with the class that it had."""
     for key in layer.draws:
         delattr(layer, key)
@@ -165,16 +165,16 @@ def unmixed(layer: Any) -> None:
     layer.__class__ = type(layer).made_of[1]
 
 
-def mixed(layer: Any, kind: type[Drawing], **values: Any) -> None:
+def make_drawing(layer: Any, kind: type[Drawing], **values: Any) -> None:
     """Makes a layer draw, in place; its own tensors and names stay."""
-    layer.__class__ = mixed_class(kind, type(layer), (("ADDED", ("draws", *values)),))
+    layer.__class__ = converted_class(kind, type(layer), (("ADDED", ("draws", *values)),))
     vars(layer).update(values)
 
 
-def settled(member: nn.Module) -> None:
+def bake_draws(member: nn.Module) -> None:
     """A member's layers as plain ones, in place, with what was drawn worked in."""
     for _, layer in list(drawing_layers(member)):
-        layer.settle()
+        layer.bake()
     if SEEDS in member._buffers:
         delattr(member, SEEDS)
 
@@ -196,7 +196,7 @@ def redraw(engine: Engine) -> None:
         return
     with torch.inference_mode(False):  # what is drawn may be needed for gradients later
         for name, value in draw_all(engine.template, seeds.tolist()).items():
-            for register, key in engine.slots[name] if name in engine.owned else ():
+            for register, key in engine.registers[name] if name in engine.owned else ():
                 register[key] = value
     engine.refresh()
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from multitudes.engine import tree
-from multitudes.engine.inputs import Inputs, join_slots, rows, take_rows, tile_rows
+from multitudes.engine.inputs import Inputs, count_rows, join_slots, take_rows, tile_rows
 from multitudes.engine.loop import OUTPUT, output_axes, slices
-from multitudes.engine.modules import batch_norms, has_attention, named_tensors, owner, plain_attention, uses_batch
+from multitudes.engine.modules import batch_norms, has_attention, named_tensors, owning_module, plain_attention, uses_batch
 from multitudes.engine.state import SEEDS, Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -27,7 +27,7 @@ from multitudes.errors import RunError
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """All members at once, on M times the rows. Shape: ``[M, B, ...]``."""
     folded = join_slots(inputs, engine.batch_axis) if per_member else tile_rows(inputs, engine.batch_axis, engine.members)
-    count = rows(folded, engine.batch_axis) // engine.members
+    count = count_rows(folded, engine.batch_axis) // engine.members
     if takes_rows(engine):
         with _counted_once(engine) if not per_member else contextlib.nullcontext():
             output = call(engine, _of_rows(engine, count), folded)[0]
@@ -48,7 +48,7 @@ def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     return _run(engine, inputs, [(members == m).nonzero().flatten() for m in range(engine.members)])
 
 
-def run_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
+def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     """The same in one pass, where every layer with member tensors takes those of each row, ``[B, ...]``."""
     own = [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
     return call(engine, {name: tensor[members.to(tensor.device)] for name, tensor in own}, inputs)[0]
@@ -74,12 +74,12 @@ def takes_rows(engine: Engine) -> bool:
 
 def rows_lie_together(engine: Engine) -> bool:
     """Whether each row has its own entries, equally many, next to each other: proven by fold on the example."""
-    return "fold" in engine.proven["eval"] and not engine.traits.selects
+    return "fold" in engine.proven["eval"] and not engine.traits.ragged
 
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
     """The outermost modules that own member tensors themselves."""
-    owners = {owner(name) for name in engine.owned if name != SEEDS}
+    owners = {owning_module(name) for name in engine.owned if name != SEEDS}
     names = [n for n, _ in engine.template.named_modules() if n in owners]
     outermost = [n for n in names if not any(o != n and (o == "" or n.startswith(f"{o}.")) for o in owners)]
     return {name: engine.template.get_submodule(name) for name in outermost}
@@ -100,7 +100,7 @@ def learn_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
 
     Seen from one member at two batch sizes: the axis that grows is the rows'. Nothing is guessed from a size.
     """
-    count = rows(inputs, engine.batch_axis)
+    count = count_rows(inputs, engine.batch_axis)
     more = take_rows(inputs, engine.batch_axis, torch.tensor([*range(count), 0]))
     first, second = _shapes(engine, inputs), _shapes(engine, more)
     learned: dict[str, list[Any]] = {}
@@ -116,7 +116,7 @@ def learn_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
 
 def learn_output(engine: Engine, inputs: Inputs) -> list[int | None]:
     """Where the rows are in each tensor of an output, seen from one member at two batch sizes."""
-    count = rows(inputs, engine.batch_axis)
+    count = count_rows(inputs, engine.batch_axis)
     more = take_rows(inputs, engine.batch_axis, torch.tensor([*range(count), 0]))
     with torch.no_grad():
         few, many = (tree.tensors(call(engine, next(slices(engine)), one)[0]) for one in (inputs, more))

@@ -100,7 +100,7 @@ def axes(call: Inputs, batch_axis: BatchAxis) -> list[int | None]:
     return list(batch_axis)
 
 
-def rows(call: Inputs, batch_axis: BatchAxis) -> int:
+def count_rows(call: Inputs, batch_axis: BatchAxis) -> int:
     """The number of rows B, on which all batched inputs must agree."""
     sizes = set()
     for tensor, axis in zip(call.tensors(), axes(call, batch_axis), strict=True):
@@ -169,7 +169,7 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
     for tensor in inputs.tensors():
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
             raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input")
-    count = rows(inputs, batch_axis)
+    count = count_rows(inputs, batch_axis)
     if count == 0:
         raise InputError(f"the example {inputs} has no rows")
     places = {tensor.device.type for _, tensor in named_tensors(model)}
@@ -178,12 +178,12 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
         raise InputError(f"the model is on {places.pop()}, the example on {others.pop()}")
 
     def told_apart(tensor: Tensor, axis: int) -> Tensor:
-        return _told_apart(tensor, axis, max(count, rows_at_least))
+        return _distinct_rows(tensor, axis, max(count, rows_at_least))
 
     return each_row(inputs, batch_axis, told_apart)
 
 
-def _told_apart(tensor: Tensor, axis: int, count: int) -> Tensor:
+def _distinct_rows(tensor: Tensor, axis: int, count: int) -> Tensor:
     """At least so many rows; of equal ones each a little off, since equal rows tell BatchNorm nothing."""
     first = tensor.narrow(axis, 0, 1)
     if tensor.shape[axis] >= count and (count == 1 or tensor.is_meta or not torch.equal(tensor, first.expand_as(tensor))):

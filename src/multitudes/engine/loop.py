@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, slot, take_rows
-from multitudes.engine.replay import Replay, Strayed
+from multitudes.engine.replay import Diverged, Replay
 from multitudes.engine.state import Engine, call, write_back
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -34,7 +34,7 @@ def members(
 ) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
     """Each member's output in turn, with the buffers that its forward replaced or wrote into."""
     common = _copied(inputs) if engine.traits.mutates else inputs
-    own = {n: b for n, b in engine.buffers().items() if n in engine.traits.private and n not in engine.owned}
+    own = {n: b for n, b in engine.buffers().items() if n in engine.traits.written_buffers and n not in engine.owned}
     shared = {name: buffer.clone() for name, buffer in own.items()}
     replay = replay or remembering(engine)
     if replay is not None:
@@ -55,7 +55,7 @@ def members(
         try:
             with turn(replay, m):
                 result = call(engine, {**shared, **tensors}, mine)
-        except Strayed:  # this member and those behind it are run by themselves
+        except Diverged:  # this member and those behind it are run by themselves
             assert replay is not None
             replay.blind = True
             shared = {name: buffer.clone() for name, buffer in own.items()}
@@ -63,7 +63,7 @@ def members(
         yield result
 
 
-def run_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
+def run_loop_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     """Each row by the member that `members` ``[B]`` gives it. Shape: ``[B, ...]``."""
     pieces, places = [], []
     changed: list[dict[str, Tensor]] = [{} for _ in range(engine.members)]
@@ -103,7 +103,7 @@ def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:
     parts = {name: tensor.unbind(0) for name, tensor in engine.parameters().items() if name in engine.owned}
     buffers = {name: tensor for name, tensor in engine.buffers().items() if name in engine.owned}
     for m in range(engine.members):
-        own = {n: b[m].clone() if n in engine.traits.private else b[m] for n, b in buffers.items()}
+        own = {n: b[m].clone() if n in engine.traits.written_buffers else b[m] for n, b in buffers.items()}
         yield {**{n: p[m] for n, p in parts.items()}, **own}
 
 
@@ -113,7 +113,7 @@ def _copied(inputs: Inputs) -> Inputs:
 
 def remembering(engine: Engine) -> Replay | None:
     """The memory of what is common to all members, where there is anything to share."""
-    if not engine.shares or engine.members == 1 or engine.traits.blind or torch.compiler.is_compiling():
+    if not engine.shares or engine.members == 1 or engine.traits.no_replay or torch.compiler.is_compiling():
         return None
     return Replay({n: t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned})
 

@@ -50,7 +50,7 @@ def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tenso
     return placed.unflatten(0, tensor.shape[:2]) if owned else placed
 
 
-def slots_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
     """The registers that hold each tensor of a module, under the tensor's first name; parameters first."""
     first: dict[int, str] = {}
     found: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -71,7 +71,7 @@ def hooked(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in kinds)]
 
 
-def owner(name: str) -> str:
+def owning_module(name: str) -> str:
     """The name of the module that a tensor belongs to; for a parametrized tensor, the module that uses it."""
     head, found, _ = name.partition(".parametrizations.")
     if found:
@@ -112,15 +112,15 @@ def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return found
 
 
-def like(model: Tensor, value: Tensor) -> Tensor:
+def as_same_kind(model: Tensor, value: Tensor) -> Tensor:
     """A value as a parameter, if that is what the tensor it stands for is."""
     return nn.Parameter(value, requires_grad=model.requires_grad) if isinstance(model, nn.Parameter) else value
 
 
-def bake(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """A detached copy of the module with these values as its own parameters and buffers."""
     own = named_tensors(module)
-    return copy_with(module, {name: like(tensor, tensors.get(name, tensor).detach().clone()) for name, tensor in own})
+    return copy_with(module, {name: as_same_kind(tensor, tensors.get(name, tensor).detach().clone()) for name, tensor in own})
 
 
 @contextlib.contextmanager

@@ -56,11 +56,11 @@ MARKS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad"
 """Functions that change how a tensor takes part in backward, and must act on it once."""
 
 
-class Strayed(BaseException):
+class Diverged(BaseException):
     """A member goes another way than the first, and would write into what they share."""
 
 
-class _Before:
+class ValueBeforeWrite:
     """A result as it was before the first member wrote into it."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -114,7 +114,7 @@ class Replay(TorchFunctionMode):
     def arrive(self) -> None:
         """Called behind each member: one that passed by a write which the first one made has seen its traces."""
         if not self.blind and not self.first and any(self.seen.get(key, 0) < count for key, count in self.writes.items()):
-            raise Strayed
+            raise Diverged
 
     def is_shared(self, tensor: Tensor) -> bool:
         """Whether this tensor is the same for all members."""
@@ -140,16 +140,22 @@ class Replay(TorchFunctionMode):
         self.seen[key] = turn + 1
         if turn < len(self.results[key]):
             result = self.results[key][turn]
-            return result.tensor.clone() if isinstance(result, _Before) else result
+            return result.tensor.clone() if isinstance(result, ValueBeforeWrite) else result
         return self._note(key, rooted, func, name, args, kwargs)
 
     def _note(
-        self, key: Hashable, rooted: bool, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        key: Hashable,
+        rooted: bool,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """A common operation, run for the first time."""
         written = _written(func, name, args, kwargs)
         if written and not self.first:
-            raise Strayed
+            raise Diverged
         self.blind |= name in RESHAPES or any(_storage(tensor) in self.read for tensor in written)
         state = None if rooted else torch.get_rng_state()
         result = func(*args, **kwargs)
@@ -190,7 +196,7 @@ class Replay(TorchFunctionMode):
             self.blind |= not self.first
             self._forget(storage)
         elif self.first and self.stateful[storage] == 1 and len(makers) == 1 and storage not in self.consumed:
-            results, before = self.results[makers[0]], _Before(target.clone())
+            results, before = self.results[makers[0]], ValueBeforeWrite(target.clone())
             self._forget(storage)
             self.results[makers[0]] = [before if result is target else result for result in results]
         else:

@@ -13,15 +13,15 @@ from multitudes.engine import (
     batch_coupled,
     forbidden,
     rows_lie_together,
-    run_apart,
-    run_each_row,
+    run_fold_each_row,
     run_fold_rows,
-    run_rows,
+    run_loop_rows,
+    run_vmap_rows,
     takes_rows,
     tree,
 )
 from multitudes.engine.choose import choose, draws_in_trunk
-from multitudes.engine.inputs import Inputs, rows
+from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.modules import is_channels_last
 from multitudes.engine.state import SEEDS
 from multitudes.errors import InputError, RunError
@@ -38,7 +38,7 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
     name = choose(engine, per_member)
     if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
         name = "loop"  # vmap has no rule for that layout
-    untraceable = engine.traits.private or (name == "loop" and draws_in_trunk(engine))
+    untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
         return _untraced_loop(engine, call, per_member)
     return EXECUTORS[name](engine, call, per_member)
@@ -46,7 +46,7 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:
     """Members that add up their first layers' outputs, each with inputs of its own; only vmap can do that."""
-    if not engine.traits.slots:
+    if not engine.traits.vmap_per_member:
         why = engine.why.get("vmap", "slots with the same inputs gave something else")
         raise RunError(f"slots with inputs of their own are trained by vmap, which cannot run this model: {why}")
     return EXECUTORS["vmap"](engine, call, per_member=True)
@@ -60,11 +60,11 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     if not len(members):
         return tree.take(EXECUTORS["loop"](engine, call), 0)
     coupled = SEEDS in engine.template._buffers and batch_coupled(engine, per_member=True)
-    if engine.traits.slots and (engine.drawn or coupled):
-        with engine.with_draws(engine.taken(members)):
-            return run_apart(engine, call)
+    if engine.traits.vmap_per_member and (engine.drawn or coupled):
+        with engine.with_draws(engine.tensors_of_rows(members)):
+            return run_vmap_rows(engine, call)
     if takes_rows(engine):
-        return run_each_row(engine, call, members)
+        return run_fold_each_row(engine, call, members)
     shared = batch_coupled(engine, per_member=True)
     apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows have differently many entries")
     if shared and (why := forbidden(engine) or apart):
@@ -72,12 +72,12 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
             f"BatchNorm {', '.join(shared)} is shared by members and would need all rows at once, but they cannot be told "
             f"apart: {why}. Put it into eval mode"
         )
-    return (run_fold_rows if shared else run_rows)(engine, call, members)
+    return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
 
 
 def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
     """Checks that `rows=` names one member for each row."""
-    count = rows(call, engine.batch_axis)
+    count = count_rows(call, engine.batch_axis)
     members = torch.as_tensor(members)
     if members.shape != (count,) or members.dtype not in WHOLE:
         raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")

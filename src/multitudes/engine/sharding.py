@@ -34,12 +34,12 @@ def is_sharded(ensemble: Ensemble) -> bool:
     return isinstance(ensemble, FSDPModule)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor, whose parts are on several processes, which must all ask for it; any other is itself."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def like_part(value: Tensor, own: Any) -> Tensor:
+def shard_like(value: Tensor, own: Any) -> Tensor:
     """A whole tensor laid out as one of the ensemble's is."""
     if not hasattr(own, "full_tensor") or value.shape != own.shape:
         return value
@@ -48,17 +48,17 @@ def like_part(value: Tensor, own: Any) -> Tensor:
     return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
 
 
-def apart(ensemble: Ensemble) -> None:
+def reshard(ensemble: Ensemble) -> None:
     """Weights in parts again, where a call has left them whole."""
     if is_sharded(ensemble):
         ensemble.reshard()  # type: ignore[operator]
 
 
-def load_whole(ensemble: Ensemble, state: Mapping[str, Tensor]) -> None:
+def load_full(ensemble: Ensemble, state: Mapping[str, Tensor]) -> None:
     """Loads whole tensors."""
-    apart(ensemble)
+    reshard(ensemble)
     own = ensemble.state_dict()
-    ensemble.load_state_dict({name: like_part(value, own[name]) for name, value in state.items()})
+    ensemble.load_state_dict({name: shard_like(value, own[name]) for name, value in state.items()})
 
 
 @contextlib.contextmanager
@@ -71,4 +71,4 @@ def gathered(ensemble: Ensemble) -> Iterator[None]:
     try:
         yield
     finally:
-        apart(ensemble)
+        reshard(ensemble)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import copy_with, is_channels_last, named_tensors, slots_of
+from multitudes.engine.modules import copy_with, is_channels_last, named_tensors, registers_of
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
@@ -27,27 +27,27 @@ SEEDS = "draw_seeds"
 class Traits:
     """What the trial runs at conversion found out about the template."""
 
-    copies: bool = False
+    copy_per_member: bool = False
     """Its forward is run again during backward (checkpointing), so each member needs a copy of its own."""
-    blind: bool = False
+    no_replay: bool = False
     """It writes into tensors in ways that cannot be followed, so nothing may be remembered from member to member."""
     mutates: bool = False
     """It writes into its inputs, so each member gets its own."""
     coupled: frozenset[str] = frozenset()
     """Shared BatchNorm layers that see what depends on members: in training they take statistics over all members' rows."""
-    private: frozenset[str] = frozenset()
+    written_buffers: frozenset[str] = frozenset()
     """Buffers, BatchNorm's apart, that forward writes into or replaces: it is given copies, and they are stored afterwards."""
     random: bool = False
     """Another seed gives another output in training, dropout modules apart."""
-    slots: bool = False
+    vmap_per_member: bool = False
     """vmap is also right where each member has inputs of its own."""
-    fold_slots: bool = False
+    fold_per_member: bool = False
     """fold is right in training where each member has inputs of its own."""
-    plain: bool = True
+    plain_weights: bool = True
     """Nothing but a layer itself reads its weights, so that what a method adds can be worked into them."""
-    steered: bool = False
+    data_dependent: bool = False
     """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
-    selects: bool = False
+    ragged: bool = False
     """Values, of inputs too, decide how many entries there are, so that rows may have differently many."""
 
 
@@ -79,11 +79,11 @@ class Engine:
     """For each executor that is not proven, the operation that forbids it."""
     picked: dict[str, str] = field(default_factory=lambda: dict.fromkeys(MODES, "loop"))
     """The executor in use, for each mode."""
-    slots: dict[str, list[tuple[dict[str, Any], str]]] = field(init=False, repr=False, compare=False)
+    registers: dict[str, list[tuple[dict[str, Any], str]]] = field(init=False, repr=False, compare=False)
     """Where each tensor stands: the registers and keys of the modules that hold it, several for a tied one."""
 
     def __post_init__(self) -> None:
-        self.slots = slots_of(self.template)
+        self.registers = registers_of(self.template)
         self.channels_last = False
         self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Engine:
     @property
     def shares(self) -> bool:
         """Whether some tensors are shared, so that there may be work to do once for all members."""
-        return len(self.owned) < len(self.slots)
+        return len(self.owned) < len(self.registers)
 
     @contextlib.contextmanager
     def with_draws(self, draws: Mapping[str, Tensor]) -> Iterator[None]:
@@ -114,7 +114,7 @@ class Engine:
         finally:
             self.drawn, self.members = before
 
-    def taken(self, members: Tensor) -> dict[str, Tensor]:
+    def tensors_of_rows(self, members: Tensor) -> dict[str, Tensor]:
         """Each row's own of what members own."""
         own = {name: buffer for name, buffer in self.buffers().items() if name in self.owned}
         return {name: buffer[members.to(buffer.device)] for name, buffer in own.items()}
@@ -131,14 +131,14 @@ class Engine:
     def _tensors(self) -> list[tuple[str, Tensor]]:
         if torch.compiler.is_compiling():
             return named_tensors(self.template)
-        return [(name, held[0][0][held[0][1]]) for name, held in self.slots.items()]
+        return [(name, held[0][0][held[0][1]]) for name, held in self.registers.items()]
 
     def refresh(self) -> None:
         """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
         names = self.owned - self.drawable
         whole = {n: b for n, b in self.buffers().items() if n in names and not (b.is_floating_point() or b.is_complex())}
         equal = (n for n, b in whole.items() if not b.is_meta and bool((b == b[:1]).all()))
-        self.uniform = frozenset(equal) - self.traits.private - {SEEDS}
+        self.uniform = frozenset(equal) - self.traits.written_buffers - {SEEDS}
         self.versions = {n: whole[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
         self.channels_last = any(is_channels_last(p[0] if n in self.owned else p) for n, p in self.parameters().items())
 
@@ -155,7 +155,7 @@ class Engine:
 
     def adopt(self, trial: Engine) -> None:
         """Takes over what a trial on a few members has found."""
-        self.traits = replace(trial.traits, plain=self.traits.plain)
+        self.traits = replace(trial.traits, plain_weights=self.traits.plain_weights)
         self.why, self.proven, self.row_axes = trial.why, trial.proven, trial.row_axes
         self.refresh()
 
@@ -165,10 +165,10 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
     given = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
     given.update(tensors)
     traced = torch.compiler.is_compiling()
-    marks = {name: None if traced else _mark(given[name]) for name in engine.traits.private if name in given}
-    if torch.compiler.is_compiling() and not engine.traits.private:
+    marks = {name: None if traced else _mark(given[name]) for name in engine.traits.written_buffers if name in given}
+    if torch.compiler.is_compiling() and not engine.traits.written_buffers:
         return functional_call(engine.template, given, inputs.args, inputs.kwargs), {}
-    if engine.traits.copies:
+    if engine.traits.copy_per_member:
         member = copy_with(engine.template, given)
         output, now = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
@@ -186,7 +186,7 @@ def _mark(tensor: Tensor) -> Any:
 
 def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
     """As torch.func.functional_call, by slots found once, and with what stands in the registers afterwards."""
-    places = [(register, key, tensor) for name, tensor in given.items() for register, key in engine.slots[name]]
+    places = [(register, key, tensor) for name, tensor in given.items() for register, key in engine.registers[name]]
     own = [register[key] for register, key, _ in places]
     recurrent = _as_they_lie(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
     try:
@@ -194,7 +194,7 @@ def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tupl
             register[key] = tensor
         with recurrent:
             output = engine.template(*inputs.args, **inputs.kwargs)
-        now = {name: engine.slots[name][0][0][engine.slots[name][0][1]] for name in given}
+        now = {name: engine.registers[name][0][0][engine.registers[name][0][1]] for name in given}
     finally:
         for (register, key, _), tensor in zip(places, own, strict=True):
             register[key] = tensor
@@ -229,7 +229,7 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
     with torch.no_grad():
         for name in [n for n in changed[0] if n in engine.owned and changed[0][n].shape != buffers[n].shape[1:]]:
             grown = torch.stack([entries.pop(name) for entries in changed]).detach()  # a table that grows with its input
-            for register, key in engine.slots[name]:
+            for register, key in engine.registers[name]:
                 register[key] = grown
         for m, entries in enumerate(changed):
             for name, value in entries.items():

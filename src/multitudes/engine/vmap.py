@@ -39,7 +39,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     coupled_names = engine.shared_norms if per_member and not engine.summed else engine.traits.coupled
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
-    with guard, coupled, noise, _lowered(inputs):
+    with guard, coupled, noise, _with_autocast(inputs):
         whole = norms or (engine.summed and per_member)  # what goes over all members cannot be run a chunk at a time
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
@@ -54,12 +54,12 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     return tree.refill(output, [torch.cat(column) for column in columns])
 
 
-def _lowered(inputs: Inputs) -> Any:
+def _with_autocast(inputs: Inputs) -> Any:
     """Under autocast, the mode that does its part."""
     device = next((tensor.device.type for tensor in inputs.tensors()), "cpu")
     if not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
-    return Lowered(torch.get_autocast_dtype(device))
+    return AutocastProducts(torch.get_autocast_dtype(device))
 
 
 def chunk_of(engine: Engine, inputs: Inputs) -> int:
@@ -73,7 +73,7 @@ def chunk_of(engine: Engine, inputs: Inputs) -> int:
     return max(1, min(engine.members, int(MEMORY.get(tensors[0].device.type, PLENTY) / needed)))
 
 
-def run_apart(engine: Engine, inputs: Inputs) -> Tree:
+def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
     """Each row by the member of its number, under vmap over rows. Shape: ``[B, ...]``."""
     alone = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
     device = next((t.device.type for t in inputs.tensors()), "cpu")
@@ -96,7 +96,7 @@ def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: i
     names_of = engine.owned | engine.summed if per_member else engine.owned
     owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in names_of and n not in counts]
     stacked = {name: tensor if size == engine.members else tensor[some] for name, tensor in owned}
-    stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.private})
+    stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.written_buffers})
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
     values = [t.clone() if engine.traits.mutates else t for t in inputs.tensors()]
     values = [t[some] if dim == 0 else t for t, dim in zip(values, dims, strict=True)]
@@ -145,7 +145,7 @@ PRODUCTS = (
 """What autocast takes to a lower precision and, under vmap, only where it meets some of the operands."""
 
 
-class Lowered(TorchFunctionMode):
+class AutocastProducts(TorchFunctionMode):
     """Products in autocast's precision, all operands of them."""
 
     def __init__(self, dtype: torch.dtype) -> None:

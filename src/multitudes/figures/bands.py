@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 
 def bands(
-    x: Numbers, mean: Numbers | Mapping[str, Numbers], variance: Numbers | Mapping[str, Numbers],
-    members: Numbers | Mapping[str, Numbers] | None = None, data: tuple[Numbers, Numbers] | None = None, *,
-    columns: int | None = None, theme: Theme = "light", ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+    x: Numbers,
+    mean: Numbers | Mapping[str, Numbers],
+    variance: Numbers | Mapping[str, Numbers],
+    members: Numbers | Mapping[str, Numbers] | None = None,
+    data: tuple[Numbers, Numbers] | None = None,
+    *,
+    columns: int | None = None,
+    theme: Theme = "light",
+    ax: Axes | None = None,
+) -> Figure:
     """The mean ``[N]`` over x ``[N]``, one and two standard deviations around it, members' curves ``[M, N]`` and data (x, y).
 
     `mean`, `variance` and `members` by name, {"single": mean, ...}, give a panel each, in rows of `columns`.

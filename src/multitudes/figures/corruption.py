@@ -55,7 +55,12 @@ def _by_severity(name: str, run: Mapping[int, Numbers]) -> dict[int, Floats]:
 
 
 def _boxes(
-    ax: Axes, values: list[Floats], middles: list[float], width: float, style: Style, look: Look
+    ax: Axes,
+    values: list[Floats],
+    middles: list[float],
+    width: float,
+    style: Style,
+    look: Look,
 ) -> tuple[Artist, Artist]:
     """Draws a run's boxes; a box and a marker stand for them in the legend.
 

@@ -27,9 +27,15 @@ LARGEST = 700.0
 
 
 def cost_quality(
-    methods: Iterable[Mapping[str, Any]], *, cost: str = "cost", quality: str = "quality", size: str = "size",
-    log: bool = False, theme: Theme = "light", ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+    methods: Iterable[Mapping[str, Any]],
+    *,
+    cost: str = "cost",
+    quality: str = "quality",
+    size: str = "size",
+    log: bool = False,
+    theme: Theme = "light",
+    ax: Axes | None = None,
+) -> Figure:
     """A disc for each method, its area in proportion to its size, with its name beside it.
 
     `methods` are {"name": ..., "cost": ..., "quality": ..., "size": ...}; `cost`, `quality` and `size` say what the numbers

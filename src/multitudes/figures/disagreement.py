@@ -21,9 +21,13 @@ READABLE = 16
 
 
 def disagreement(
-    matrix: Numbers, *, names: Sequence[str] | None = None, label: str = "Share of examples on which they differ",
-    theme: Theme = "light", ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+    matrix: Numbers,
+    *,
+    names: Sequence[str] | None = None,
+    label: str = "Share of examples on which they differ",
+    theme: Theme = "light",
+    ax: Axes | None = None,
+) -> Figure:
     """The matrix ``[M, M]`` in colours, with its numbers in the cells of up to 16 members.
 
     `names` of members are 0, 1, ... if not given; `label` says what the numbers are.

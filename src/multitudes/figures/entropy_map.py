@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 
 
 def entropy_map(
-    x: Numbers, y: Numbers, entropy: Numbers | Mapping[str, Numbers], points: tuple[Numbers, Numbers] | None = None, *,
-    top: float | None = None, columns: int | None = None, theme: Theme = "light", ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+    x: Numbers,
+    y: Numbers,
+    entropy: Numbers | Mapping[str, Numbers],
+    points: tuple[Numbers, Numbers] | None = None,
+    *,
+    top: float | None = None,
+    columns: int | None = None,
+    theme: Theme = "light",
+    ax: Axes | None = None,
+) -> Figure:
     """Entropy ``[H, G]`` over a grid x ``[G]``, y ``[H]``, with training points (xy ``[P, 2]``, labels ``[P]``).
 
     Entropies by name, {"single": entropy, ...}, give a panel each, in rows of `columns`, with common colours up to `top`: the

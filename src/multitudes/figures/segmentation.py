@@ -25,9 +25,17 @@ PER_LINE = {4: 8, 2: 5, 1: 4}
 
 
 def segmentation(
-    image: Numbers, labels: Numbers, predicted: Numbers, entropy: Numbers, *, classes: Sequence[str] | None = None,
-    ignore: int | None = None, top: float | None = None, columns: int = 4, theme: Theme = "light",
-) -> Figure:  # fmt: skip
+    image: Numbers,
+    labels: Numbers,
+    predicted: Numbers,
+    entropy: Numbers,
+    *,
+    classes: Sequence[str] | None = None,
+    ignore: int | None = None,
+    top: float | None = None,
+    columns: int = 4,
+    theme: Theme = "light",
+) -> Figure:
     """An image ``[3, H, W]`` or ``[1, H, W]``, in 0 to 1 or bytes, its labels, those predicted and their entropy, ``[H, W]``.
 
     `classes` are the names of labels 0, 1, ..., for a legend; pixels labelled `ignore` are left blank and not counted. Colours

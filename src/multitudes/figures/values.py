@@ -12,7 +12,7 @@ from torch import Tensor
 
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import IGNORED, matched
+from multitudes.prediction.targets import IGNORED, checked_targets
 
 Numbers: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 Floats: TypeAlias = NDArray[np.float64]
@@ -113,7 +113,7 @@ def entropy_limit(entropies: list[Floats], top: float | None) -> float:
 def _of_prediction(prediction: Predicted, targets: Any, name: str, ignore: int | None) -> tuple[Tensor, Tensor]:
     """Confidences and correctness of every example, or of every pixel, but those to be ignored."""
     if isinstance(prediction, Prediction):
-        wanted = matched(prediction, targets, ignore).flatten()
+        wanted = checked_targets(prediction, targets, ignore).flatten()
         kept = wanted != IGNORED
         return prediction.confidence.flatten().cpu()[kept], prediction.labels.flatten().cpu()[kept] == wanted[kept]
     labels, targets = prediction.labels, torch.as_tensor(targets)

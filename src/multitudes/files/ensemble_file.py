@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from multitudes import models
 from multitudes.conversion.anatomy.architecture import differences, settings
-from multitudes.conversion.anatomy.initialise import built
+from multitudes.conversion.anatomy.initialise import build
 from multitudes.conversion.convert import skeleton
-from multitudes.conversion.cut_layers import hollow
+from multitudes.conversion.cut_layers import empty_compact_network
 from multitudes.conversion.plan import Counts, Entry, Plan
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, bake, copy_with, like, named_tensors, owner
+from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, owning_module
 from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.ensemble import Ensemble
@@ -86,7 +86,7 @@ def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor])
 def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
     """The base model, and the network that one member is made of."""
     factory = None if isinstance(model, nn.Module) else model
-    base = model if isinstance(model, nn.Module) else built(model, 1.0, int(about["seed"]))
+    base = model if isinstance(model, nn.Module) else build(model, 1.0, int(about["seed"]))
     if type(method).prepare is Method.prepare:
         return base, base
     if wrong := _other_settings(about, base):
@@ -95,8 +95,8 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
     inputs = Inputs.like(about["plan"]["example"], place)
     network = method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
     for name in about["plan"].get("keep", ()):
-        method.plain(network.get_submodule(name))
-    method.measure(network, inputs, about["batch_axis"])
+        method.bake(network.get_submodule(name))
+    method.fit_shapes(network, inputs, about["batch_axis"])
     return base, network
 
 
@@ -118,8 +118,8 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     method = _method(source, about)
     given, network = _prepared(source, about, method, model)
     if about.get("compact"):
-        method.plain(network)
-        network = hollow(network, tensors, frozenset(about["owned"]))
+        method.bake(network)
+        network = empty_compact_network(network, tensors, frozenset(about["owned"]))
     template = _filled(source, about, network, tensors, [] if network is not given else _other_settings(about, given))
     engine = Engine(
         template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
@@ -150,7 +150,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
     """A copy of the model with the weights of a safetensors file or a state dict."""
     state = checkpoint if isinstance(checkpoint, Mapping) else _safetensors(Path(checkpoint))[1]
-    new = bake(model, {})
+    new = detached_copy(model, {})
     try:
         new.load_state_dict(dict(state))
     except RuntimeError as error:
@@ -251,7 +251,7 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
             wrong.append(f"{name} is {list(tensors[name].shape)} there and {list(expected)} here")
         if name in tensors:
             place = "cpu" if tensor.is_meta else tensor.device
-            values[name] = like(tensor, tensors[name].to(place, copy=True))  # aligned memory of its own
+            values[name] = as_same_kind(tensor, tensors[name].to(place, copy=True))  # aligned memory of its own
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
     if wrong or others:
         raise FileError(f"{path} is of another architecture: {'; '.join([*others[:1], *wrong, *others[1:]][:6])}")
@@ -264,13 +264,22 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
 
 def _blank(buffer: Tensor, members: int, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Room for what members draw: noise has the dtype of the layer's weights."""
-    dtype = next((t.dtype for n, t in tensors.items() if owner(n) == owner(name)), buffer.dtype)
+    dtype = next((t.dtype for n, t in tensors.items() if owning_module(n) == owning_module(name)), buffer.dtype)
     dtype = dtype if buffer.is_floating_point() else buffer.dtype
     return torch.zeros(members, *buffer.shape, dtype=dtype, device="cpu" if buffer.is_meta else buffer.device)
 
 
+OLD_TRAITS = {
+    "copies": "copy_per_member", "blind": "no_replay", "private": "written_buffers", "steered": "data_dependent",
+    "selects": "ragged", "slots": "vmap_per_member", "fold_slots": "fold_per_member", "plain": "plain_weights",
+}  # fmt: skip
+"""What traits were called in files of version 0.1.0."""
+
+
 def _traits(about: dict[str, Any]) -> Traits:
-    saved: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()}
+    saved: dict[str, Any] = {
+        OLD_TRAITS.get(k, k): frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()
+    }
     return Traits(**saved)
 
 

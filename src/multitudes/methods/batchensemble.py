@@ -23,18 +23,18 @@ from multitudes.conversion.anatomy.known_layers import (
     channels,
     known_layers,
     over_channels,
-    plain,
-    plain_projections,
     product_of,
     projections,
+    restore_layer,
+    restore_projections,
     unknown_layers,
     weight_of,
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, bake
+from multitudes.engine.modules import Factory, detached_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -79,7 +79,7 @@ class BatchEnsemble(Method):
         self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, BatchEnsemble]
     ) -> nn.Module:
         """The model with factors at one, and its own weights."""
-        new = bake(model, {})
+        new = detached_copy(model, {})
         for _, layer in known_layers(new):
             scale(layer)
         without_fast_path(new, Scaled)
@@ -91,10 +91,16 @@ class BatchEnsemble(Method):
         return True
 
     def start(
-        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, BatchEnsemble]
+        self,
+        model: nn.Module,
+        network: nn.Module,
+        inputs: Inputs,
+        seed: int,
+        m: int,
+        at: Mapping[str, BatchEnsemble],
     ) -> nn.Module:
         """Member m's factors."""
-        new = bake(network, {})
+        new = detached_copy(network, {})
         generator = torch.Generator().manual_seed(member_seed(seed, m))
         with torch.no_grad():
             for name, factor in new.named_parameters():
@@ -112,7 +118,7 @@ class BatchEnsemble(Method):
                 tensors |= {f"{name}.{key}" if name else key for key in keys}
         return Layout(tensors=frozenset(tensors))
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Forms W ∘ (s rᵀ)."""
         for layer in member.modules():
             if isinstance(layer, Scaled):
@@ -153,7 +159,7 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
     return 1 + 0.5 * torch.randn(shape, generator=generator)
 
 
-class Scaled(Mixed):
+class Scaled(Converted):
     """A layer with factors: what is in its class before the layer's own."""
 
     def form(self) -> None:
@@ -183,7 +189,7 @@ class ScaledProduct(Scaled):
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.alpha, self.gamma)
         del layer.alpha, layer.gamma
-        plain(layer, weight, self.bias)
+        restore_layer(layer, weight, self.bias)
 
 
 class ScaledAttention(Scaled, nn.MultiheadAttention):
@@ -195,9 +201,16 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
     gamma_out: Tensor
 
     def forward(  # noqa: D102
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         return attend(self, call, *self.weights())
 
@@ -213,7 +226,7 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
         weights, out = self.weights()
         for name in FACTORS:
             delattr(self, name)
-        plain_projections(self, weights, out)
+        restore_projections(self, weights, out)
 
 
 def scale(layer: Any) -> None:
@@ -225,11 +238,11 @@ def scale(layer: Any) -> None:
         return nn.Parameter(torch.ones(size, **options))
 
     if isinstance(layer, nn.MultiheadAttention):
-        layer.__class__ = mixed_class(ScaledAttention, type(layer))
+        layer.__class__ = converted_class(ScaledAttention, type(layer))
         layer.alpha, layer.gamma = ones(layer.embed_dim + layer.kdim + layer.vdim), ones(3 * layer.embed_dim)
         layer.alpha_out, layer.gamma_out = ones(layer.embed_dim), ones(layer.embed_dim)
         return
     product, (inputs, outputs) = product_of(layer), channels(layer)
     assert product is not None, f"{type(layer).__name__} is not a known layer"
-    layer.__class__ = mixed_class(ScaledProduct, type(layer), (("product", product),))
+    layer.__class__ = converted_class(ScaledProduct, type(layer), (("product", product),))
     layer.alpha, layer.gamma = ones(inputs), ones(outputs)

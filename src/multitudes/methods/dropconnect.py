@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_member, drawn_names, make_drawing
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, bake
+from multitudes.engine.modules import Factory, detached_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
@@ -58,7 +58,7 @@ class DropConnect(Method):
         self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, DropConnect]
     ) -> nn.Module:
         """The model with masks of ones over its weights."""
-        new = bake(model, {})
+        new = detached_copy(model, {})
         for _, layer in list(known_layers(new)):
             connect(layer, self.p)
         without_fast_path(new, Connected)
@@ -71,7 +71,13 @@ class DropConnect(Method):
         return True
 
     def start(
-        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, DropConnect]
+        self,
+        model: nn.Module,
+        network: nn.Module,
+        inputs: Inputs,
+        seed: int,
+        m: int,
+        at: Mapping[str, DropConnect],
     ) -> nn.Module:
         """Member m's masks."""
         return drawn_member(network, member_seed(seed, m))
@@ -82,9 +88,9 @@ class DropConnect(Method):
         because = dict.fromkeys(layers, f"each weight dropped with probability {self.p:g}")
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because)
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Works masks into weights."""
-        settled(member)
+        bake_draws(member)
 
     def neutral(self) -> DropConnect:
         """Nothing dropped."""
@@ -136,7 +142,7 @@ def _mask(key: str) -> str:
 def connect(layer: Any, p: float) -> None:
     """Gives a layer masks of ones over its weights, in place."""
     keys = tuple(key for key, _ in layer.named_parameters() if key.endswith("weight"))
-    mixed(layer, Connected, replaced=keys, p=p)
+    make_drawing(layer, Connected, replaced=keys, p=p)
     layer.draws = tuple(map(_mask, keys))
     for key, parameter in list(layer.named_parameters()):
         if key in keys:

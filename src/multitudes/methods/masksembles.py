@@ -25,19 +25,19 @@ from multitudes.conversion.anatomy.known_layers import (
     channels,
     known_layers,
     over_channels,
-    plain,
-    plain_projections,
     projections,
+    restore_layer,
+    restore_projections,
     unknown_layers,
     weight_of,
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
-from multitudes.conversion.compact import compacted
+from multitudes.conversion.compact import compact_members
 from multitudes.conversion.resize.resize import resized
-from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, bake, inside
+from multitudes.engine.modules import Factory, detached_copy, inside
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
@@ -76,7 +76,7 @@ class Masksembles(Method):
 
     shares_weights: ClassVar[bool] = True
     origin: ClassVar[str] = "masks by the seed"
-    by_layer: ClassVar[tuple[str, ...]] = ("scale",)
+    layer_settings: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +103,7 @@ class Masksembles(Method):
     ) -> nn.Module:
         """The model, grown or not, with masks that are all ones yet."""
         grows = self.width == "grow" and self.ratio != 1
-        new = bake(resized(model, factory, self.ratio, inputs, seed) if grows else model, {})
+        new = detached_copy(resized(model, factory, self.ratio, inputs, seed) if grows else model, {})
         structure = observe(new, inputs)
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in list(known_layers(new)):
@@ -147,10 +147,16 @@ class Masksembles(Method):
         return True
 
     def start(
-        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, Masksembles]
+        self,
+        model: nn.Module,
+        network: nn.Module,
+        inputs: Inputs,
+        seed: int,
+        m: int,
+        at: Mapping[str, Masksembles],
     ) -> nn.Module:
         """Member m's masks."""
-        new = bake(network, {})
+        new = detached_copy(network, {})
         for layer, key, own in _sites(new, seed):
             buffer = getattr(layer, key)
             buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
@@ -180,7 +186,7 @@ class Masksembles(Method):
         """Layers stay as wide as they are."""
         return replace(self, members=count, of=self.of or self.members)
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Works masks into weights."""
         for layer in member.modules():
             if isinstance(layer, Masked):
@@ -189,7 +195,7 @@ class Masksembles(Method):
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """Each member without the channels that its masks drop."""
         masked = {name: layer.mask for name, layer in ensemble.template.named_modules() if isinstance(layer, Masked)}
-        return compacted(ensemble, masked, self.position)
+        return compact_members(ensemble, masked, self.position)
 
     def neutral(self) -> Masksembles:
         """Masks of ones."""
@@ -206,7 +212,7 @@ def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
     return masks_of(features, members, ones, torch.Generator().manual_seed(seed)).bool()
 
 
-class Masked(Mixed):
+class Masked(Converted):
     """A layer with a mask: what is in its class before the layer's own."""
 
     mask: Tensor
@@ -251,7 +257,7 @@ class MaskedBefore(Masked):
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask, self.mask.new_ones(channels(layer)[1]))
         _unmasked(layer)
-        plain(layer, weight, layer.bias)
+        restore_layer(layer, weight, layer.bias)
 
 
 class MaskedAfter(Masked):
@@ -271,7 +277,7 @@ class MaskedAfter(Masked):
         weight = weight_of(layer) * over_channels(layer, self.mask.new_ones(channels(layer)[0]), self.mask)
         bias = None if layer.bias is None else layer.bias * self.mask
         _unmasked(layer)
-        plain(layer, weight, bias)
+        restore_layer(layer, weight, bias)
 
 
 class MaskedAttention(Masked, nn.MultiheadAttention):
@@ -280,9 +286,16 @@ class MaskedAttention(Masked, nn.MultiheadAttention):
     mask_out: Tensor
 
     def forward(  # noqa: D102
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         return attend(self, call, *self.weights())
 
@@ -295,7 +308,7 @@ class MaskedAttention(Masked, nn.MultiheadAttention):
         """Becomes plain attention with the weights that its masks leave it."""
         weights, out = self.weights()
         _unmasked(self)
-        plain_projections(self, weights, out)
+        restore_projections(self, weights, out)
 
 
 class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
@@ -313,7 +326,7 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
             self.out_proj.bias = nn.Parameter((bias * self.mask).detach(), requires_grad=bias.requires_grad)
         weights = projections(self)
         _unmasked(self)
-        plain_projections(self, weights, out)
+        restore_projections(self, weights, out)
 
 
 def mask(layer: Any, position: str, ones: int) -> None:
@@ -321,9 +334,9 @@ def mask(layer: Any, position: str, ones: int) -> None:
     weight = next(layer.parameters())
     attention, before = isinstance(layer, nn.MultiheadAttention), position == "before"
     if attention:
-        layer.__class__ = mixed_class(MaskedAttention if before else AttentionMaskedAfter, type(layer))
+        layer.__class__ = converted_class(MaskedAttention if before else AttentionMaskedAfter, type(layer))
     else:
-        layer.__class__ = mixed_class(MaskedBefore if before else MaskedAfter, type(layer))
+        layer.__class__ = converted_class(MaskedBefore if before else MaskedAfter, type(layer))
     size = layer.embed_dim if attention else channels(layer)[0 if before else 1]
     layer.ones, layer.overlap = ones, {}
     for key in ("mask", "mask_out") if attention and before else ("mask",):

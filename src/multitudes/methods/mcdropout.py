@@ -22,15 +22,15 @@ from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure, is_norm, observe
 from multitudes.engine import tree
-from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, unmixed
+from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, make_drawing, remove_draws
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import Factory, bake, names_matching
+from multitudes.engine.modules import Factory, detached_copy, names_matching
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Batch, Criterion, Layout, Method
-from multitudes.methods.layers.dropout import FILTERWISE, Dropped, DroppedBefore, Live, from_the_first, measure
+from multitudes.methods.layers.dropout import FILTERWISE, DropoutBefore, LiveDropout, MaskedDropout, measure, reset_call_counts
 
 WORDS = ("auto", "existing", "layers", "norm")
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -58,7 +58,7 @@ class MCDropout(Method):
 
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
-    by_shape: ClassVar[bool] = True
+    draws_by_shape: ClassVar[bool] = True
     works_in: ClassVar[bool] = False
     origin: ClassVar[str] = "drawn by the seed"
 
@@ -116,24 +116,26 @@ class MCDropout(Method):
         self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, MCDropout]
     ) -> nn.Module:
         """The model with live dropout, of which nothing is drawn yet."""
-        new = bake(model, {})
+        new = detached_copy(model, {})
         for name in self.sites(observe(model, inputs)):
             part: Any = new.get_submodule(name)
             if isinstance(part, ALPHA):
                 raise ConversionError(f"{name} is a {type(part).__name__}, which is no mask: it shifts what it keeps")
             if isinstance(part, _DropoutNd):
                 rate = part.p if self.p is None else self.p
-                mixed(part, Live, rate=rate, slots=[], at=0, filterwise=self.filterwise or isinstance(part, FILTERWISE))
+                make_drawing(
+                    part, LiveDropout, rate=rate, slots=[], at=0, filterwise=self.filterwise or isinstance(part, FILTERWISE)
+                )
                 part.p = rate
             else:
                 rate = 0.1 if self.p is None else self.p
-                mixed(part, DroppedBefore, rate=rate, slots=[], at=0, filterwise=self.filterwise)
+                make_drawing(part, DropoutBefore, rate=rate, slots=[], at=0, filterwise=self.filterwise)
             part.draws = ()
         without_fast_path(new, Drawing)
         add_seeds(new)
         return new
 
-    def measure(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
+    def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
         """The shapes in which each dropout is called, and where its rows are."""
         return measure(network, inputs, batch_axis)
 
@@ -143,7 +145,13 @@ class MCDropout(Method):
         return True
 
     def start(
-        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, MCDropout]
+        self,
+        model: nn.Module,
+        network: nn.Module,
+        inputs: Inputs,
+        seed: int,
+        m: int,
+        at: Mapping[str, MCDropout],
     ) -> nn.Module:
         """Member m's masks."""
         return drawn_member(network, member_seed(seed, m))
@@ -151,22 +159,22 @@ class MCDropout(Method):
     def layout(self, structure: Structure) -> Layout:
         """The masks, and the seeds; the plan names dropout that stays off."""
         because = {
-            name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, Live) else 'before it'}"  # type: ignore[attr-defined]
+            name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, LiveDropout) else 'before it'}"  # type: ignore[attr-defined]
             for name, layer in drawing_layers(structure.model)
         }
-        quiet = sorted(set(structure.dropping) | {n for n, part in structure.model.named_modules() if _quiet(part)})
+        quiet = sorted(set(structure.functional_dropout) | {n for n, part in structure.model.named_modules() if _quiet(part)})
         note = f"not live at prediction: dropout in {', '.join(quiet)}" if quiet else ""
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because, note=note)
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Keeps a member's masks, which no weight can hold; a part of one, kept on purpose, is as it was given."""
         if SEEDS in member._buffers:
             delattr(member, SEEDS)
             if any(len(layer.slots) > 1 for _, layer in drawing_layers(member)):  # type: ignore[attr-defined]
-                member.register_forward_pre_hook(from_the_first)
+                member.register_forward_pre_hook(reset_call_counts)
             return
         for _, layer in list(drawing_layers(member)):
-            unmixed(layer)
+            remove_draws(layer)
 
     def neutral(self) -> MCDropout:
         """Nothing dropped."""
@@ -200,4 +208,4 @@ def _quiet(part: nn.Module) -> bool:
         return part.dropout > 0
     if isinstance(part, nn.RNNBase):
         return part.dropout > 0 and part.num_layers > 1
-    return isinstance(part, _DropoutNd) and part.p > 0 and not isinstance(part, Dropped)
+    return isinstance(part, _DropoutNd) and part.p > 0 and not isinstance(part, MaskedDropout)

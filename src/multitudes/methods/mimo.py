@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
 from multitudes.conversion.anatomy.known_layers import along_channels, product_of
 from multitudes.conversion.anatomy.structure import Structure, heads, observe
-from multitudes.engine.converted import Mixed, mixed_class
+from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, bake, inside, like, owned_modules
+from multitudes.engine.modules import Factory, as_same_kind, detached_copy, inside, owned_modules
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Batch, Layout, Method, by_rank
@@ -62,7 +62,7 @@ class MIMO(Method):
                 found[name] = "it has groups, which would keep slots apart"
             elif name in last:
                 found[name] = "it is the first layer and the last, so that slots and heads would have nothing between them"
-            elif any(other.rpartition(".")[0] == name for other in structure.elsewhere):
+            elif any(other.rpartition(".")[0] == name for other in structure.read_elsewhere):
                 found[name] = "its weight is read outside the layer's own forward, where it would be that of all slots"
         for name in sorted(norms_before(structure, first)):
             found[name] = "it is a norm before the first layer, where slots stand side by side"
@@ -78,12 +78,12 @@ class MIMO(Method):
         if not first or around:
             why = around or "no layer with a weight stands on its input"
             raise ConversionError(f"MIMO cannot take this {type(model).__name__}: {why}")
-        new = bake(model, {})
+        new = detached_copy(model, {})
         for name in first:
             layer: Any = new.get_submodule(name)
             product = product_of(layer)
             assert product is not None, f"{name} is not a known layer"
-            layer.__class__ = mixed_class(Slotted, type(layer), (("product", product),))
+            layer.__class__ = converted_class(Slotted, type(layer), (("product", product),))
         return new
 
     def layout(self, structure: Structure) -> Layout:
@@ -101,7 +101,7 @@ class MIMO(Method):
         """Slots have examples of their own."""
         return True
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Adds up the slots' weights."""
         for layer in member.modules():
             if isinstance(layer, Slotted):
@@ -123,8 +123,8 @@ class MIMO(Method):
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """One network with M heads, whose first layer has the sum of the slots' weights."""
-        template = bake(ensemble.template, {})
-        self.plain(template)
+        template = detached_copy(ensemble.template, {})
+        self.bake(template)
         engine = replace(
             ensemble.engine, template=template, summed=frozenset(), picked=dict(ensemble.engine.picked),
             proven=dict(ensemble.engine.proven),
@@ -149,7 +149,7 @@ class MIMO(Method):
         return Ensemble(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
 
 
-class Slotted(Mixed):
+class Slotted(Converted):
     """A first layer with a weight for each slot: what is in its class before the layer's own."""
 
     weight: nn.Parameter
@@ -175,5 +175,5 @@ class Slotted(Mixed):
         layer: Any = self
         usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
         if self.weight.ndim > usual:
-            layer.weight = like(self.weight, self.weight.detach().sum(0))
+            layer.weight = as_same_kind(self.weight, self.weight.detach().sum(0))
         layer.__class__ = type(layer).made_of[1]

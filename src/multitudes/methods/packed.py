@@ -25,7 +25,7 @@ from multitudes.conversion.anatomy.structure import Structure, block_starts, obs
 from multitudes.conversion.resize.pruning import ADVICE, Chooser, pruned
 from multitudes.conversion.resize.resize import Resizing, reported, resized
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, bake, inside, owned_modules
+from multitudes.engine.modules import Factory, detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Layout, Method
@@ -51,7 +51,7 @@ class Packed(Method):
     """Of a subset: how many members there were, whose widths together are α."""
 
     origin: ClassVar[str] = "channels of the given model"
-    by_layer: ClassVar[tuple[str, ...]] = ("gamma",)
+    layer_settings: ClassVar[tuple[str, ...]] = ("gamma",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,12 +89,18 @@ class Packed(Method):
         return self.pretrained
 
     def start(
-        self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Mapping[str, Packed]
+        self,
+        model: nn.Module,
+        network: nn.Module,
+        inputs: Inputs,
+        seed: int,
+        m: int,
+        at: Mapping[str, Packed],
     ) -> nn.Module:
         """A share of the given model's channels, chosen by the member's own seed."""
         choose = important_and_random(member_seed(seed, m))
         try:
-            thin = pruned(model, self.ratio, inputs, choose) if self.ratio < 1 else bake(model, {})
+            thin = pruned(model, self.ratio, inputs, choose) if self.ratio < 1 else detached_copy(model, {})
         except ConversionError as error:
             what = str(error).replace(ADVICE, "Packed(pretrained=False) starts anew, and takes a factory too")
             raise ConversionError(what) from error
@@ -195,7 +201,7 @@ class GroupedLinear(nn.Linear):
 
 def regrouped(model: nn.Module, groups: Mapping[str, int]) -> nn.Module:
     """A copy whose named layers are in so many groups; of their weights the blocks on the diagonal stay."""
-    new = bake(model, {})
+    new = detached_copy(model, {})
     for name, count in groups.items():
         layer: Any = new.get_submodule(name)
         own, (inputs, outputs) = _sides(layer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multitudes.conversion.anatomy.structure import Structure, last_third
-from multitudes.engine.modules import names_matching, owned_modules, owner
+from multitudes.engine.modules import names_matching, owned_modules, owning_module
 from multitudes.errors import InputError
 from multitudes.method import Layout, Method
 
@@ -39,7 +39,7 @@ class TreeNet(Method):
 
         modules = owned_modules(structure.model, behind)
         _, met = structure.walk_back(lambda _, when: when < start)
-        loose = frozenset(n for n in met - structure.feeding(lambda _, when: when < start) if owner(n) not in modules)
+        loose = frozenset(n for n in met - structure.feeding(lambda _, when: when < start) if owning_module(n) not in modules)
         return Layout(modules, loose, note=f"branches begin at {split or 'the whole model'}")
 
     def _first(self, structure: Structure) -> str:

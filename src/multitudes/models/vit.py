@@ -34,9 +34,18 @@ class ViT(Network):
     """Patches, a class token, learned positions, and pre-norm blocks."""
 
     def __init__(
-        self, *, classes: int = 10, image: int = 32, patch: int = 4, size: int = 192, depth: int = 6, heads: int = 3,
-        ratio: float = 4.0, width: float = 1.0, channels: int = 3,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        classes: int = 10,
+        image: int = 32,
+        patch: int = 4,
+        size: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+        ratio: float = 4.0,
+        width: float = 1.0,
+        channels: int = 3,
+    ) -> None:
         super().__init__(locals())
         hidden = self.scaled(round(ratio * size))
         size = self.scaled(size, heads)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.data.batches import NOTHING, Split, batched, pair
-from multitudes.engine.inputs import Inputs, rows
+from multitudes.data.batches import NOTHING, Split, batched, input_and_target
+from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.prediction import tasks
@@ -24,10 +24,19 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def predict(
-    ensemble: Ensemble, data: Any, *, batch_size: int = 256, device: torch.device | str | None = None,
-    amp: bool | torch.dtype = False, progress: bool | None = None, task: str | None = None, output: str | None = None,
-    class_axis: int = 1, moments_only: bool = False, split: Split | None = None,
-) -> Prediction:  # fmt: skip
+    ensemble: Ensemble,
+    data: Any,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    amp: bool | torch.dtype = False,
+    progress: bool | None = None,
+    task: str | None = None,
+    output: str | None = None,
+    class_axis: int = 1,
+    moments_only: bool = False,
+    split: Split | None = None,
+) -> Prediction:
     """The members' answers to a tensor, `mt.Inputs`, a dataset, or a loader of batches, in eval mode and in the order given.
 
     device        where to compute, by default where the ensemble is; it goes back afterwards
@@ -42,29 +51,29 @@ def predict(
     if not isinstance(getattr(ensemble, "engine", None), Engine):
         shown = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
         raise InputError(f"predict is for ensembles, not {type(ensemble).__name__}: {shown} makes one")
-    task = tasks.checked(task or ensemble.task)
+    task = tasks.checked_task(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
-        no_batch(data[0], ensemble)
-    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or pair)
-    kept: Kept = (Moments if moments_only else Whole)(ensemble, task, output, class_axis, total)
+        refuse_batches(data[0], ensemble)
+    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or input_and_target)
+    kept: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
-            count = rows(inputs, ensemble.engine.batch_axis)
+            count = count_rows(inputs, ensemble.engine.batch_axis)
             kept.take(ensemble(*call.args, **call.kwargs), targets, count)
             advance(count)
     return kept.prediction()
 
 
-def no_batch(first: Any, ensemble: Ensemble) -> None:
+def refuse_batches(first: Any, ensemble: Ensemble) -> None:
     """A list is read as a dataset of examples; ready batches have one axis more, and are refused."""
     shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
-    tensors = Inputs.of(pair(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
+    tensors = Inputs.of(input_and_target(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
     if shapes and tensors and tensors[0].ndim >= len(shapes[0]):
         raise InputError("this is a list of batches, and a list is read as one of examples: predict(ens, iter(batches))")
 
 
-class Kept:
+class Collector:
     """What is kept of the batches' outputs."""
 
     def __init__(self, ensemble: Ensemble, task: str, output: str | None, class_axis: int, total: int | None) -> None:
@@ -107,7 +116,7 @@ class Kept:
         return InputError(NOTHING)
 
 
-class Whole(Kept):
+class AllMembers(Collector):
     """Every member's values, in memory that is taken once where the number of examples is known."""
 
     def __init__(self, *args: Any) -> None:
@@ -145,7 +154,7 @@ class Whole(Kept):
         )
 
 
-class Moments(Kept):
+class MomentsOnly(Collector):
     """What members come to, for each example."""
 
     def __init__(self, *args: Any) -> None:

@@ -18,17 +18,17 @@ from multitudes.errors import FileError, InputError
 from multitudes.prediction import uncertainty
 from multitudes.prediction.members import Members
 from multitudes.prediction.targets import reshaped
-from multitudes.prediction.tasks import checked
+from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.temperature import Calibrator
 from multitudes.prediction.values import (
     CLASSES,
+    as_member_tensor,
+    check_names,
+    check_values,
     describe,
-    examples,
-    fitting,
-    numbers,
+    flatten_examples,
     pooled,
     pooled_logs,
-    sound,
     with_classes_second,
 )
 
@@ -54,14 +54,23 @@ class Prediction:
     """
 
     def __init__(
-        self, *, logits: Tensor | None = None, probs: Tensor | None = None, mean: Tensor | None = None,
-        variance: Tensor | None = None, task: str | None = None, class_axis: int = 1, targets: Any = None,
+        self,
+        *,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        mean: Tensor | None = None,
+        variance: Tensor | None = None,
+        task: str | None = None,
+        class_axis: int = 1,
+        targets: Any = None,
         calibrator: Calibrator | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = {"logits": logits, "probs": probs, "mean": mean, "variance": variance}
-        values = {name: numbers(name, value) for name, value in given.items() if value is not None}
-        self.task = checked(task or ("gaussian" if variance is not None else "regression" if mean is not None else "classes"))
-        fitting(self.task, values)
+        values = {name: as_member_tensor(name, value) for name, value in given.items() if value is not None}
+        self.task = checked_task(
+            task or ("gaussian" if variance is not None else "regression" if mean is not None else "classes")
+        )
+        check_names(self.task, values)
         if self.task == "classes":
             values = {name: with_classes_second(value, class_axis) for name, value in values.items()}
         if self.task == "binary":
@@ -69,7 +78,7 @@ class Prediction:
                 name: value.squeeze(2) if value.ndim > 2 and value.shape[2] == 1 else value for name, value in values.items()
             }
         for name, value in values.items():
-            sound(name, value, self.task)
+            check_values(name, value, self.task)
         self.calibrator = calibrator
         self.temperature = 1.0
         if calibrator is not None:
@@ -123,7 +132,7 @@ class Prediction:
         step = max(1, size // max(1, math.prod(first.shape[2:]) * first.shape[0]))
         for start in range(0, len(self), step):
             rows = slice(start, min(start + step, len(self)))
-            yield rows, {name: examples(value[:, rows], self.task) for name, value in self._values.items()}
+            yield rows, {name: flatten_examples(value[:, rows], self.task) for name, value in self._values.items()}
 
     def described(self) -> dict[str, Tensor]:
         """Everything that is said of an example, by name, in the shape of what is predicted."""
@@ -217,7 +226,7 @@ class Prediction:
         """A prediction of which only what members come to is held: what `described` has and `probs`, or the moments."""
         new = cls.__new__(cls)
         shape = made["labels"].shape if task in CLASSES else made["mean"].shape
-        vars(new).update(task=checked(task), calibrator=None, temperature=1.0, _values={}, _count=count, _shape=shape)
+        vars(new).update(task=checked_task(task), calibrator=None, temperature=1.0, _values={}, _count=count, _shape=shape)
         vars(new).update(_made=dict(made), targets=None if targets is None else torch.as_tensor(targets))
         return new
 

@@ -19,7 +19,7 @@ IGNORED = -1
 """What stands for a pixel or token without a label, whatever number it was given as."""
 
 
-def matched(prediction: Prediction, targets: Any = None, ignore: int | None = None) -> Tensor:
+def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | None = None) -> Tensor:
     """The targets in the shape of the prediction; classes as whole numbers, `ignore` as −1.
 
     Without targets, those that travelled with the prediction.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TASKS = ("classes", "binary", "multilabel", "gaussian", "regression")
 
 
-def checked(task: str) -> str:
+def checked_task(task: str) -> str:
     """The task, if it is one."""
     if task not in TASKS:
         raise InputError(f"task={task!r}: say one of {', '.join(TASKS)}")
@@ -55,7 +55,7 @@ def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tenso
     members = members.detach()
     members = members.float() if members.dtype in (torch.float16, torch.bfloat16) else members
     if task == "gaussian":
-        mean, raw = halves(members)
+        mean, raw = mean_and_raw_variance(members)
         return {"mean": mean, "variance": variance_of(raw)}
     if task == "regression":
         tau = getattr(method, "tau_output", None)
@@ -63,7 +63,7 @@ def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tenso
     return {"logits": members}
 
 
-def halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
+def mean_and_raw_variance(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Means and raw variances, side by side: ``[M, B, 2 D, ...]`` → ``[M, B, D, ...]`` each"""
     if outputs.ndim < 3 or outputs.shape[2] % 2:
         raise InputError(f"task='gaussian' needs means and variances side by side [M, B, 2 D, ...]: {list(outputs.shape)}")
@@ -86,7 +86,7 @@ def combine(members: Tensor, task: str) -> Tensor:
     if task in ("binary", "multilabel"):
         return torch.logsumexp(F.logsigmoid(members), 0) - torch.logsumexp(F.logsigmoid(-members), 0)
     if task == "gaussian":
-        mean, raw = halves(members)
+        mean, raw = mean_and_raw_variance(members)
         variance = variance_of(raw).mean(0) + mean.var(0, correction=0)
         return torch.cat([mean.mean(0), variance + torch.log(-torch.expm1(-variance))], 1)
     return members.mean(0)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from multitudes.errors import InputError
 from multitudes.prediction import uncertainty
-from multitudes.prediction.targets import matched
+from multitudes.prediction.targets import checked_targets
 from multitudes.prediction.values import log_probs_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def calibrate(
         raise InputError("there are no examples to calibrate on")
     if prediction.calibrator is not None:
         raise InputError("this prediction is calibrated already: set ens.calibrator = None, and predict again")
-    log_probs, wanted = _held_out(prediction, matched(prediction, targets, ignore))
+    log_probs, wanted = _held_out(prediction, checked_targets(prediction, targets, ignore))
     if of == "mixture":
         return Calibrator(mixture=_temperature(uncertainty.pooled_log_probs(log_probs), wanted))
     return Calibrator(members=tuple(_temperature(member, wanted) for member in log_probs))

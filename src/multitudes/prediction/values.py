@@ -16,7 +16,7 @@ CLASSES = ("classes", "binary", "multilabel")
 """Tasks that answer with probabilities."""
 
 
-def numbers(name: str, value: Any) -> Tensor:
+def as_member_tensor(name: str, value: Any) -> Tensor:
     """The values as a tensor of real numbers with members and examples; half precision becomes single."""
     found = torch.as_tensor(value).detach()
     if not found.is_floating_point():
@@ -28,7 +28,7 @@ def numbers(name: str, value: Any) -> Tensor:
     return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
 
 
-def fitting(task: str, values: Mapping[str, Tensor]) -> None:
+def check_names(task: str, values: Mapping[str, Tensor]) -> None:
     """Values that the task has a meaning for, and that agree."""
     wanted = "logits= or probs=" if task in CLASSES else "mean= and variance=" if task == "gaussian" else "mean="
     names = sorted(values)
@@ -54,7 +54,7 @@ def with_classes_second(value: Tensor, class_axis: int) -> Tensor:
     return value.movedim(class_axis % rank + 1, 2)
 
 
-def sound(name: str, value: Tensor, task: str) -> None:
+def check_values(name: str, value: Tensor, task: str) -> None:
     """No NaN anywhere, probabilities that are some, variances that are not negative."""
     if not value.numel():
         return
@@ -88,7 +88,7 @@ def sound(name: str, value: Tensor, task: str) -> None:
             )
 
 
-def examples(value: Tensor, task: str) -> Tensor:
+def flatten_examples(value: Tensor, task: str) -> Tensor:
     """A piece with pixels and labels as examples: ``[M, n, K]`` for classes, else ``[M, n]``"""
     if task == "classes":
         return value.movedim(2, -1).flatten(1, -2)
@@ -136,10 +136,10 @@ def describe(values: Mapping[str, Tensor], temperature: float) -> dict[str, Tens
     first = (mean if shown is None else shown).topk(min(2, mean.shape[1])).values
     found["margin"] = first[:, 0] - first[:, 1] if first.shape[1] > 1 else first[:, 0]
     if "logits" in values:
-        found.update(uncertainty.of_logits(two_sided(values["logits"]), logs, labels))
+        found.update(uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels))
     return found
 
 
-def two_sided(logits: Tensor) -> Tensor:
+def as_two_classes(logits: Tensor) -> Tensor:
     """Scores of classes, ``[M, n, K]``; one logit z of yes against no is −z/2 and z/2."""
     return logits if logits.ndim == 3 else torch.stack([-logits / 2, logits / 2], -1)

@@ -19,7 +19,7 @@ HIGHLIGHTS = ("accuracy", "miou", "rmse", "lpd", "nll", "ece", "crps", "auroc", 
 """What is worth a card at the top, in this order."""
 
 
-def lead(groups: Sequence[Group]) -> str:
+def summary(groups: Sequence[Group]) -> str:
     """The sentence, as HTML."""
     key = primary(groups)
     order = ranked(groups, key)

@@ -19,8 +19,8 @@ from multitudes.figures.theme import LOOKS
 from multitudes.report import svg
 from multitudes.report.examples import examples
 from multitudes.report.groups import Group, grouped, primary, ranked
-from multitudes.report.lead import highlights, lead, warning
-from multitudes.report.plates import cast, plates
+from multitudes.report.lead import highlights, summary, warning
+from multitudes.report.plates import drawn_groups, page_figures
 from multitudes.report.row import Row
 from multitudes.report.table import Column, columns, glossary, legend, table
 from multitudes.report.wording import counted, duration, safe
@@ -40,9 +40,13 @@ PARTS = {
 
 
 def report(
-    rows: Sequence[Row | Scores], path: str | PathLike[str], *, title: str = "multitudes: a comparison",
-    images: Tensor | None = None, classes: Sequence[str] | None = None,
-) -> Path:  # fmt: skip
+    rows: Sequence[Row | Scores],
+    path: str | PathLike[str],
+    *,
+    title: str = "multitudes: a comparison",
+    images: Tensor | None = None,
+    classes: Sequence[str] | None = None,
+) -> Path:
     """Writes a page that compares these rows, or plain scores, and returns where it is.
 
     images    of the test set, in the order of the predictions: bytes, or floats from 0 to 1, ``[N, C, H, W]``
@@ -67,11 +71,11 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     """The page as text."""
     if isinstance(classes, str):
         raise InputError("classes are several names: give a list of them")
-    chosen = cast(groups)
+    chosen = drawn_groups(groups)
     best = ranked(groups, primary(groups))
     first, rest = columns(groups)
     drawn: dict[str, str] = {}
-    for plate in plates(groups):
+    for plate in page_figures(groups):
         drawn[plate.part] = drawn.get(plate.part, "") + plate.html()
     several = any(len(group.rows) > 1 for group in groups)
     said = {"cost": "Every method, the mean over its seeds." if several else ""}
@@ -80,11 +84,11 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"cost", "diversity"} else {}
     parts["scores"] = _scores(best, first, rest, colours)
     parts["examples"] = examples(best, images, classes)
-    parts["reproduce"] = "".join(_again(group) for group in best)
+    parts["reproduce"] = "".join(_reproduce(group) for group in best)
     kept = {name: parts[name] for name in PARTS if parts.get(name)}
     script = _file("page.js")
     return Template(_file("page.html")).substitute(
-        title=safe(title), script=script, style=_style(), lead=lead(groups), warning=warning(groups),
+        title=safe(title), script=script, style=_style(), lead=summary(groups), warning=warning(groups),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(), highlights=highlights(groups, first),
         links="".join(f'<li><a href="#{name}">{PARTS[name]}</a></li>' for name in kept),
         parts="".join(_part(name, body) for name, body in kept.items()), version=safe(_version()),
@@ -112,7 +116,7 @@ def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Col
     return found
 
 
-def _again(group: Group) -> str:
+def _reproduce(group: Group) -> str:
     """How to get a group's rows again: the method, the command of each seed, the settings."""
     row = group.first
     lines = [f"<dt>Method</dt><dd><code>{safe(row.method)}</code></dd>"] if row.method else []

@@ -11,7 +11,7 @@ from multitudes import figures
 from multitudes.report import curves, svg
 from multitudes.report.groups import Group, corruptions, primary, ranked, ratios
 from multitudes.report.row import Row
-from multitudes.report.sources import covered, differences, foreign_sets, judged, told
+from multitudes.report.sources import confidence_and_correct, covered, differences, ood_scores, ood_sets
 from multitudes.report.wording import cost, inside, listed, safe, shortened, title
 from multitudes.scores.meaning import meaning
 
@@ -59,7 +59,7 @@ class Cast(NamedTuple):
         return [order.index(label) for label in found]
 
 
-def cast(groups: Sequence[Group]) -> Cast:
+def drawn_groups(groups: Sequence[Group]) -> Cast:
     """Those that are drawn."""
     key = primary(groups)
     order = ranked(groups, key)
@@ -82,12 +82,12 @@ def cast(groups: Sequence[Group]) -> Cast:
     return Cast(tuple(chosen), names, f"Drawn are {', '.join(said)}." if said else "")
 
 
-def plates(groups: Sequence[Group]) -> list[Plate]:
+def page_figures(groups: Sequence[Group]) -> list[Plate]:
     """All figures that the rows have something for."""
-    chosen = cast(groups)
+    chosen = drawn_groups(groups)
     found = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
     found += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
-    found += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in foreign_sets(group.first))]
+    found += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
     found += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
     found += [diversity(chosen, group) for group in [g for g in chosen.groups if differences(g.first) is not None][:FEW]]
     return [plate for plate in found if plate is not None]
@@ -143,7 +143,12 @@ def _having(chosen: Cast, values: Mapping[str, T | None]) -> dict[str, T]:
 
 
 def _curves(
-    chosen: Cast, read: Callable[[Row], Any], draw: Callable[..., Any], name: str, label: str, caption: str
+    chosen: Cast,
+    read: Callable[[Row], Any],
+    draw: Callable[..., Any],
+    name: str,
+    label: str,
+    caption: str,
 ) -> Plate | None:
     """A figure of one curve for each run that has what it is drawn from."""
     found = _having(chosen, {group.label: read(group.first) for group in chosen.groups})
@@ -159,13 +164,13 @@ def reliability(chosen: Cast) -> Plate | None:
     """How often answers came true."""
     draw = functools.partial(figures.reliability, bins=chosen.groups[0].first.scores.settings.bins)
     text = "How often answers came true, by how sure they were; below, how many. Upright lines are the gaps that ECE sums."
-    return _curves(chosen, judged, draw, "reliability", "Reliability diagram", text)
+    return _curves(chosen, confidence_and_correct, draw, "reliability", "Reliability diagram", text)
 
 
 def risk_coverage(chosen: Cast) -> Plate | None:
     """Errors among those kept."""
     text = "Errors that remain if only the most confident answers are kept: the lower, the better."
-    return _curves(chosen, judged, figures.risk_coverage, "risk-coverage", "Risk and coverage", text)
+    return _curves(chosen, confidence_and_correct, figures.risk_coverage, "risk-coverage", "Risk and coverage", text)
 
 
 def coverage(chosen: Cast) -> Plate | None:
@@ -176,7 +181,7 @@ def coverage(chosen: Cast) -> Plate | None:
 
 def ood(chosen: Cast, name: str) -> Plate | None:
     """In and out of distribution."""
-    every = _having(chosen, {group.label: told(group.first, name) for group in chosen.groups})
+    every = _having(chosen, {group.label: ood_scores(group.first, name) for group in chosen.groups})
     if not every:
         return None
     criterion = next(iter(every.values()))[2]
@@ -184,7 +189,7 @@ def ood(chosen: Cast, name: str) -> Plate | None:
     found = dict(list(found.items())[:FEW])
     names = chosen.who(found)
     runs = dict(zip(names, found.values(), strict=True))
-    where = f"ood-{foreign_index(chosen, name)}"
+    where = f"ood-{ood_index(chosen, name)}"
     label = f"{criterion.capitalize()} in distribution and on {name}, and the ROC, for {listed(names)}"
     drawings = [
         f'<div class="{kind}">'
@@ -200,9 +205,9 @@ def ood(chosen: Cast, name: str) -> Plate | None:
     return Plate("ood", f"{text}{left}", "".join(drawings))
 
 
-def foreign_index(chosen: Cast, name: str) -> int:
+def ood_index(chosen: Cast, name: str) -> int:
     """A foreign set's number on the page: its name may be anything."""
-    return list(dict.fromkeys(n for group in chosen.groups for n in foreign_sets(group.first))).index(name)
+    return list(dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))).index(name)
 
 
 def corruption(chosen: Cast, key: str) -> Plate | None:

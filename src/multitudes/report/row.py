@@ -54,7 +54,7 @@ class Row:
     prediction: Prediction | None = None
     """Of the test set, with targets."""
 
-    foreign: Mapping[str, Prediction] = field(default_factory=dict)
+    ood: Mapping[str, Prediction] = field(default_factory=dict)
     """Of sets out of distribution, by name."""
 
     shifted: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Row:
             wrong.append(f"name={self.name!r}: a row needs a name")
         if not isinstance(self.scores, Scores):
             wrong.append(f"scores are {type(self.scores).__name__}: give what mt.score returns")
-        given = {"prediction": self.prediction, **{f"foreign={name!r}": one for name, one in self.foreign.items()}}
+        given = {"prediction": self.prediction, **{f"ood={name!r}": one for name, one in self.ood.items()}}
         wrong += [
             f"{name} is {type(one).__name__}: give what mt.predict returns"
             for name, one in given.items()
@@ -104,7 +104,7 @@ class Row:
             raise FileError(f"cannot write into {place}: {error.strerror or error}") from error
         about, tensors = [], {}  # type: list[dict[str, Any]], dict[str, Tensor]
         own = {} if self.prediction is None else {OWN: self.prediction}
-        for name, prediction in (own | {f"ood/{name}": one for name, one in self.foreign.items()}).items():
+        for name, prediction in (own | {f"ood/{name}": one for name, one in self.ood.items()}).items():
             said, held = _taken_apart(prediction)
             about.append({"name": name, **said})
             tensors.update({f"{name}/{key}": value for key, value in held.items()})
@@ -141,7 +141,7 @@ class Row:
             return cls(
                 name=found["name"], method=found["method"], seed=found["seed"], command=found["command"],
                 scores=Scores.from_json(json.dumps(found["scores"])), prediction=made.pop(OWN, None),
-                foreign={name.removeprefix("ood/"): one for name, one in made.items()},
+                ood={name.removeprefix("ood/"): one for name, one in made.items()},
                 shifted={int(s): {n: float(v) for n, v in own.items()} for s, own in found["shifted"].items()},
                 cost={name: float(value) for name, value in found["cost"].items()}, settings=found["settings"],
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
@@ -150,7 +150,7 @@ class Row:
             raise FileError(f"{place} does not hold a row: {type(error).__name__}: {error}") from error
 
 
-def rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:
+def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:
     """Every row in these folders and below, by name and seed."""
     given = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
     missing = [fspath(path) for path in given if not path.exists()]

@@ -15,7 +15,7 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.values import CLASSES
 from multitudes.report.row import Row
 from multitudes.scores import diversity
-from multitudes.scores.columns import criteria
+from multitudes.scores.columns import ood_criteria
 from multitudes.scores.evidence import Columns
 
 MOST = 100_000
@@ -27,7 +27,7 @@ CRITERION = ("entropy", "variance", "msp")
 LEVELS = tuple(level / 20 for level in range(1, 20))
 
 
-def judged(row: Row) -> tuple[Tensor, Tensor] | None:
+def confidence_and_correct(row: Row) -> tuple[Tensor, Tensor] | None:
     """Confidences and whether they came true; targets that are no class, such as 255 for no label, do not count."""
     found = _of_prediction(row.prediction) if row.prediction is not None else None
     if found is None and row.scores.evidence is not None and row.scores.task in CLASSES:
@@ -47,12 +47,12 @@ def _of_prediction(prediction: Prediction) -> tuple[Tensor, Tensor] | None:
     return prediction.confidence.flatten().cpu()[kept], (prediction.labels.flatten().cpu() == wanted)[kept]
 
 
-def told(row: Row, name: str) -> tuple[Tensor, Tensor, str] | None:
+def ood_scores(row: Row, name: str) -> tuple[Tensor, Tensor, str] | None:
     """How much examples in and out of distribution look out of it, and by which criterion."""
     inside: Columns = {}
     outside: Columns = {}
-    if row.prediction is not None and name in row.foreign:
-        inside, outside = criteria(row.prediction), criteria(row.foreign[name])
+    if row.prediction is not None and name in row.ood:
+        inside, outside = ood_criteria(row.prediction), ood_criteria(row.ood[name])
     elif row.scores.evidence is not None and name in row.scores.evidence.ood:
         inside, outside = row.scores.evidence.inside, row.scores.evidence.ood[name]
     for criterion in CRITERION:
@@ -61,9 +61,9 @@ def told(row: Row, name: str) -> tuple[Tensor, Tensor, str] | None:
     return None
 
 
-def foreign_sets(row: Row) -> list[str]:
+def ood_sets(row: Row) -> list[str]:
     """The names of sets out of distribution."""
-    return list(row.foreign) or list(row.scores.evidence.ood if row.scores.evidence is not None else ())
+    return list(row.ood) or list(row.scores.evidence.ood if row.scores.evidence is not None else ())
 
 
 def differences(row: Row) -> Tensor | None:

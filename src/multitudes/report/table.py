@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from multitudes.report.groups import COSTS, Group, Value, leaders, ratios
-from multitudes.report.sources import CRITERION, foreign_sets
+from multitudes.report.sources import CRITERION, ood_sets
 from multitudes.report.wording import cost, number, ratio, safe, title
 from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
 
@@ -42,7 +42,7 @@ class Column(NamedTuple):
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     """The columns of the first table, and those of the second: all scores but those of single corruptions."""
     keys = list(dict.fromkeys(key for group in groups for key in group.first.scores if not re.search(r"/\d+/", key)))
-    sets = list(dict.fromkeys(name for group in groups for name in foreign_sets(group.first)))
+    sets = list(dict.fromkeys(name for group in groups for name in ood_sets(group.first)))
     detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]
     first += [key for key in keys if "/" in key and key.rpartition("/")[2] in FIRST and key not in detection]
@@ -81,9 +81,13 @@ def _about_cost(name: str) -> str:
 
 
 def table(
-    groups: Sequence[Group], shown: Sequence[Column], name: str, caption: str, sorted_by: str | None = None,
+    groups: Sequence[Group],
+    shown: Sequence[Column],
+    name: str,
+    caption: str,
+    sorted_by: str | None = None,
     colours: Mapping[str, int] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """A table that scrolls by itself where it is too wide, with headers that sort it.
 
     `sorted_by` says which column it is sorted by already; `colours` which groups have which colour in figures.

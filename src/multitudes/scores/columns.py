@@ -11,13 +11,13 @@ from multitudes.errors import InputError
 from multitudes.prediction import uncertainty
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import IGNORED
-from multitudes.prediction.values import CLASSES, log_probs_of, sharpened, two_sided
+from multitudes.prediction.values import CLASSES, as_two_classes, log_probs_of, sharpened
 from multitudes.scores import calibration, diversity, regression, segmentation
 from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA
 
 
-def criteria(prediction: Prediction) -> Columns:
+def ood_criteria(prediction: Prediction) -> Columns:
     """How much each example looks out of distribution, larger for more; of several labels the mean, of energy the sum."""
     if prediction.task not in CLASSES:
         if prediction.count == 1 and not bool((prediction.variance > 0).any()):
@@ -41,7 +41,7 @@ def _examples(prediction: Prediction) -> Columns:
     return {"example": torch.arange(len(prediction)).repeat_interleave(prediction.shape[1:].numel())}
 
 
-def of_classes(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
+def classification_evidence(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
     """The evidence of a classification and its targets, which are −1 for what does not count."""
     dense = prediction.task in ("classes", "binary") and len(prediction.shape) > 1
     if prediction.has_members:
@@ -98,9 +98,9 @@ def _piece(
         found.update(disagreement=said["disagreement"])
         found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, diversity.finite(logs))
     if logs.shape[2] > 5:
-        found["top5"] = _among(5, shown, targets)
+        found["top5"] = _in_top(5, shown, targets)
     if "logits" in values:
-        seen = uncertainty.of_logits(two_sided(values["logits"]), logs, labels)
+        seen = uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels)
         found.update(max_logit=-seen["max_logit"], energy=seen["energy"])
     sums = {} if dense else {"classwise": calibration.classwise_bins(shown, targets, bins)}
     if dense:
@@ -108,7 +108,7 @@ def _piece(
     return {name: column.cpu() for name, column in found.items()}, {name: value.cpu() for name, value in sums.items()}
 
 
-def _among(count: int, probs: Tensor, targets: Tensor) -> Tensor:
+def _in_top(count: int, probs: Tensor, targets: Tensor) -> Tensor:
     """Whether the target is among the so many most probable; of equal ones the first come first, as for labels."""
     right = probs.gather(1, targets[:, None])
     before = torch.arange(probs.shape[1], device=probs.device) < targets[:, None]
@@ -125,7 +125,7 @@ def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Colum
         raise InputError("there is no example to score")
     flat = logs.exp()
     chosen = flat.gather(1, wanted[:, None]).squeeze(1)
-    scores = criteria(prediction) if prediction.task != "multilabel" else {}
+    scores = ood_criteria(prediction) if prediction.task != "multilabel" else {}
     found = {name: value[kept] for name, value in scores.items() if name != "example"}
     found.update({name: said[name][kept] for name in ("confidence", "entropy", "mutual_information", "disagreement")})
     found.update(
@@ -133,11 +133,11 @@ def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Colum
         brier=(flat * flat).sum(1) - 2 * chosen + 1,
     )  # fmt: skip
     if flat.shape[1] > 5:
-        found["top5"] = _among(5, flat, wanted)
+        found["top5"] = _in_top(5, flat, wanted)
     return found, {}
 
 
-def of_numbers(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
+def regression_evidence(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
     """The evidence of a regression."""
     mean, variance, wanted = prediction.mean.double().cpu(), prediction.variance.double().cpu(), targets.double()
     if not wanted.numel():

@@ -84,18 +84,18 @@ class Evidence:
             shifts={key: cls.cat([p.shifts[key] for p in parts]) for key in first.shifts},
         )
 
-    def again(self, generator: torch.Generator) -> Evidence:
+    def resampled(self, generator: torch.Generator) -> Evidence:
         """As many examples, drawn from these with replacement, pixels and labels with their example; sums have none."""
         draw = _redrawn(self.columns, generator)
         inside = self.inside
         same = inside and len(next(iter(inside.values()))) == len(self)
         return replace(
             self,
-            columns=_taken(self.columns, *draw),
+            columns=_rows_taken(self.columns, *draw),
             sums={},
-            inside=_taken(inside, *(draw if same else _redrawn(inside, generator))) if inside else {},
-            ood={name: _taken(columns, *_redrawn(columns, generator)) for name, columns in self.ood.items()},
-            shifts={key: shift.again(generator) for key, shift in self.shifts.items()},
+            inside=_rows_taken(inside, *(draw if same else _redrawn(inside, generator))) if inside else {},
+            ood={name: _rows_taken(columns, *_redrawn(columns, generator)) for name, columns in self.ood.items()},
+            shifts={key: shift.resampled(generator) for key, shift in self.shifts.items()},
         )
 
     def scores(self) -> dict[str, float]:
@@ -138,14 +138,14 @@ class Evidence:
             for criterion in (c for c in (*CRITERIA, *SPREADS) if c in columns and c in self.inside):
                 score = torch.cat([self.inside[criterion], columns[criterion]]).double()
                 ood = torch.arange(len(score)) >= len(self.inside[criterion])
-                for key, value in _told(score, ood).items():
+                for key, value in _detection_scores(score, ood).items():
                     found[f"{front}{key}/{criterion}"] = value
             if "mutual_information" in columns:
                 found[f"{front}oodmi"] = float(columns["mutual_information"].double().mean())
         return found
 
 
-def _told(score: Tensor, ood: Tensor) -> dict[str, float]:
+def _detection_scores(score: Tensor, ood: Tensor) -> dict[str, float]:
     """How well a score tells what is out of distribution."""
     return {
         "auroc": detection.auroc(score, ood),
@@ -202,7 +202,7 @@ def _redrawn(columns: Columns, generator: torch.Generator) -> tuple[Tensor, Tens
     return rows, torch.repeat_interleave(torch.arange(len(each)), each)
 
 
-def _taken(columns: Columns, rows: Tensor, draw: Tensor) -> Columns:
+def _rows_taken(columns: Columns, rows: Tensor, draw: Tensor) -> Columns:
     """What is drawn twice is two."""
     return {name: draw if name in ("example", "anchor") else column[rows] for name, column in columns.items()}
 

@@ -10,17 +10,21 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.prediction.predict import predict
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import IGNORED, matched
+from multitudes.prediction.targets import IGNORED, checked_targets
 from multitudes.prediction.values import CLASSES
-from multitudes.scores.columns import of_classes, of_numbers
+from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 from multitudes.scores.selective import threshold_for
 
 
 def threshold(
-    prediction: Prediction, targets: Any = None, *, error: float | None = None, coverage: float | None = None,
+    prediction: Prediction,
+    targets: Any = None,
+    *,
+    error: float | None = None,
+    coverage: float | None = None,
     ignore: int | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """The confidence from which on to answer, found on held-out data; below it, abstain.
 
     error     the share of wrong answers that is allowed among those given: as many are given as that allows
@@ -36,7 +40,7 @@ def threshold(
             raise InputError(f"{name}={value}: a share between 0 and 1")
     if prediction.task not in CLASSES:
         raise InputError(f"task={prediction.task!r} has no confidence: abstain by pred.std")
-    wanted = matched(prediction, targets, ignore).flatten()
+    wanted = checked_targets(prediction, targets, ignore).flatten()
     kept = wanted != IGNORED
     confidence, labels = prediction.confidence.flatten().cpu()[kept], prediction.labels.flatten().cpu()[kept]
     if not len(confidence):
@@ -46,7 +50,7 @@ def threshold(
 
 def select(
     ensemble: Ensemble, data: Any, k: int, *, targets: Any = None, ignore: int | None = None, **options: Any
-) -> Ensemble:  # fmt: skip
+) -> Ensemble:
     """An ensemble of the k members that are best by themselves on held-out data: a detached copy.
 
     Best is the least NLL, and for plain regression the least squared error. `data` and `options` are those of `predict`.
@@ -57,12 +61,12 @@ def select(
     prediction = predict(ensemble, data, **options)
     if not prediction.has_members:
         raise InputError("members are judged one by one, and moments have none: select without moments_only")
-    wanted = matched(prediction, targets, ignore)
+    wanted = checked_targets(prediction, targets, ignore)
     if prediction.task in CLASSES:
-        each = of_classes(prediction, wanted, Settings()).columns["member_nll"].double().mean(0)
+        each = classification_evidence(prediction, wanted, Settings()).columns["member_nll"].double().mean(0)
     elif "variance" in prediction.members:
         parts = [prediction.subset([m]).log_density(wanted) for m in range(prediction.count)]
         each = -torch.stack([part.double().mean() for part in parts])
     else:
-        each = of_numbers(prediction, wanted, Settings()).columns["member_squares"].double().mean(0)
+        each = regression_evidence(prediction, wanted, Settings()).columns["member_squares"].double().mean(0)
     return ensemble.subset(sorted(each.argsort()[:k].tolist()))

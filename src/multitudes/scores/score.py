@@ -11,9 +11,9 @@ import torch
 
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import matched
+from multitudes.prediction.targets import checked_targets
 from multitudes.prediction.values import CLASSES
-from multitudes.scores.columns import criteria, of_classes, of_numbers
+from multitudes.scores.columns import classification_evidence, ood_criteria, regression_evidence
 from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA, SPREADS
 from multitudes.scores.scores import Scores
@@ -21,10 +21,19 @@ from multitudes.scores.shift import BASELINES, Errors
 
 
 def score(
-    prediction: Prediction, targets: Any = None, *, ood: Prediction | Mapping[str, Prediction] | None = None,
-    shift: Mapping[str, Any] | None = None, baseline: Scores | str | None = None, bins: int = 15, drop: int = 0,
-    level: float = 0.95, ignore: int | None = None, intervals: int = 0, seed: int = 0,
-) -> Scores:  # fmt: skip
+    prediction: Prediction,
+    targets: Any = None,
+    *,
+    ood: Prediction | Mapping[str, Prediction] | None = None,
+    shift: Mapping[str, Any] | None = None,
+    baseline: Scores | str | None = None,
+    bins: int = 15,
+    drop: int = 0,
+    level: float = 0.95,
+    ignore: int | None = None,
+    intervals: int = 0,
+    seed: int = 0,
+) -> Scores:
     """All scores that the prediction's task has, by name: `scores["nll"]`, `scores["auroc/msp"]`.
 
     targets    what was right, ``[N, ...]``; by default what travelled with the prediction
@@ -61,14 +70,14 @@ def score(
 
 
 def _evidence(prediction: Prediction, targets: Any, settings: Settings, ignore: int | None) -> Evidence:
-    wanted = matched(prediction, targets, ignore)
-    return (of_classes if prediction.task in CLASSES else of_numbers)(prediction, wanted, settings)
+    wanted = checked_targets(prediction, targets, ignore)
+    return (classification_evidence if prediction.task in CLASSES else regression_evidence)(prediction, wanted, settings)
 
 
 def _inside(prediction: Prediction, evidence: Evidence) -> Columns:
     """The criteria of what is in distribution, as far as they are there already."""
     if prediction.task == "multilabel":
-        return criteria(prediction)
+        return ood_criteria(prediction)
     single = {"mutual_information", "variation_ratio", "epistemic"} if prediction.count == 1 else set()
     names = [n for n in (*CRITERIA, *SPREADS) if n in evidence.columns and n not in single]
     return {name: evidence.columns[name] for name in (*names, *(["example"] if "example" in evidence.columns else []))}
@@ -84,7 +93,7 @@ def _outside(prediction: Prediction, ood: Any) -> dict[str, Columns]:
         if not len(other):
             raise InputError(f"ood={name!r} has no examples")
         _of_the_same(prediction, other, f"ood={name!r}")
-    found = {name: criteria(other) for name, other in sets.items()}
+    found = {name: ood_criteria(other) for name, other in sets.items()}
     if not all(found.values()):
         raise InputError("one network that gives means only says nothing of how sure it is: there is nothing to detect by")
     return found

@@ -36,10 +36,16 @@ class Scores(Mapping[str, float]):
     """
 
     def __init__(
-        self, values: Mapping[str, float], *, task: str, settings: Settings | None = None, examples: int = 0,
-        intervals: Mapping[str, tuple[float, float]] | None = None, members: Mapping[str, list[float]] | None = None,
+        self,
+        values: Mapping[str, float],
+        *,
+        task: str,
+        settings: Settings | None = None,
+        examples: int = 0,
+        intervals: Mapping[str, tuple[float, float]] | None = None,
+        members: Mapping[str, list[float]] | None = None,
         evidence: Evidence | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._values = {str(name): float(value) for name, value in values.items()}
         self.task = task
         self.settings = settings or Settings()
@@ -94,7 +100,7 @@ class Scores(Mapping[str, float]):
         evidence = self._needed("intervals")
         _enough(samples, level)
         generator = torch.Generator().manual_seed(seed)
-        drawn = [evidence.again(generator).scores() for _ in range(samples)]
+        drawn = [evidence.resampled(generator).scores() for _ in range(samples)]
         return Scores(
             self, task=self.task, settings=self.settings, examples=self.examples, members=self.members, evidence=evidence,
             intervals={name: _central([one[name] for one in drawn], level) for name in drawn[0] if name in self},
@@ -108,7 +114,7 @@ class Scores(Mapping[str, float]):
             raise InputError("a paired comparison needs the same examples in both runs, in the same order")
         drawn: dict[str, list[float]] = {}
         for sample in range(samples):
-            pair = [e.again(torch.Generator().manual_seed(seed * 1_000_003 + sample)).scores() for e in (own, its)]
+            pair = [e.resampled(torch.Generator().manual_seed(seed * 1_000_003 + sample)).scores() for e in (own, its)]
             for name in pair[0].keys() & pair[1].keys():
                 drawn.setdefault(name, []).append(_less(pair[0][name], pair[1][name]))
         found = {}

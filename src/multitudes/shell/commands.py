@@ -27,9 +27,9 @@ from multitudes.scores.score import score as scored
 from multitudes.shell import parse as spoken
 from multitudes.shell.jobs import JOBS, Job, job
 from multitudes.shell.live_table import watching
-from multitudes.shell.sweep import bench as run_bench
+from multitudes.shell.sweep import run_trials as run_bench
 from multitudes.shell.sweep import trials
-from multitudes.shell.trial import CALL, in_units
+from multitudes.shell.trial import CALL, in_original_units
 from multitudes.training.fit import fit
 
 WRONG, USAGE = 1, 2
@@ -44,7 +44,7 @@ app = typer.Typer(
 
 
 def _methods(incomplete: str) -> list[str]:
-    return [name for name in spoken.names() if name.startswith(incomplete)]
+    return [name for name in spoken.methods_by_name() if name.startswith(incomplete)]
 
 
 def _listed(incomplete: str) -> list[str]:
@@ -89,9 +89,9 @@ def bench(
 
       multitudes bench --task yacht --budget '20 seconds' --workers 2
     """
-    wanted = trials(task, spoken.methods(methods), _seeds(seeds), budget or None, out, root)
+    wanted = trials(task, spoken.split_list(methods), _seeds(seeds), budget or None, out, root)
     with watching(wanted, live=False if as_json else None) as watch:
-        rows = run_bench(wanted, workers=workers, ray=ray, ray_address=ray_address, tell=watch.tell)
+        rows = run_bench(wanted, workers=workers, ray=ray, ray_address=ray_address, tell=watch.update)
     what = job(task, root)
     fair = f"Every method by the same budget: {wanted[0].budget}. Costs are of a call with {CALL} inputs."
     title = f"{what.about or what.name} {fair}"
@@ -149,12 +149,12 @@ def predict(
     multitudes predict runs/packed --data digits --out digits.safetensors
     """
     what = job(task, root)
-    sets = {"train": what.train, "test": what.test, "validation": what.validation, **what.foreign}
+    sets = {"train": what.train, "test": what.test, "validation": what.validation, **what.ood}
     known = {name: found for name, found in sets.items() if found is not None}
     if data not in known:
-        raise spoken.nearest(f"set of {what.name}", data, known)
+        raise spoken.unknown_name(f"set of {what.name}", data, known)
     ensemble = _loaded(run, what, model)
-    prediction = in_units(predicted(ensemble, known[data]), what.test)
+    prediction = in_original_units(predicted(ensemble, known[data]), what.test)
     prediction.save(out)
     said = {"out": str(out), "members": prediction.count, "examples": len(prediction)}
     _print_json(said) if as_json else Console().print(f"{out}: {prediction}")
@@ -171,13 +171,13 @@ def score(
 
     multitudes score test.safetensors --ood digits=digits.safetensors
     """
-    foreign = {}
+    far = {}
     for text in ood or []:
         name, equals, path = text.partition("=")
         if not equals:
             name, path = Path(text).stem, text
-        foreign[name] = Prediction.load(path)
-    found = scored(Prediction.load(prediction), ood=foreign or None, intervals=intervals)
+        far[name] = Prediction.load(path)
+    found = scored(Prediction.load(prediction), ood=far or None, intervals=intervals)
     print(found.json()) if as_json else print(found)  # noqa: T201
 
 
@@ -221,7 +221,7 @@ def plan(
 
 
 def _network(factory: str) -> nn.Module:
-    made = spoken.imported(factory)
+    made = spoken.import_by_name(factory)
     network = made() if not isinstance(made, nn.Module) and callable(made) else made
     if not isinstance(network, nn.Module):
         raise InputError(f"{factory} gives a {type(network).__name__}: a function that returns an nn.Module is needed")
@@ -245,9 +245,9 @@ def _loaded(run: Path, what: Job, model: str | None) -> Ensemble:
 
 def _written(folders: list[Path], out: Path, what: Job | None, title: str | None = None) -> Path:
     from multitudes.report import report as write_report
-    from multitudes.report.row import rows
+    from multitudes.report.row import load_rows
 
-    found = rows(folders)
+    found = load_rows(folders)
     tasks = {row.settings.get("task") for row in found}
     if what is None and len(tasks) == 1 and tasks <= {*JOBS}:  # whose images these are
         with contextlib.suppress(MultitudesError):

@@ -13,7 +13,7 @@ from multitudes import data, models
 from multitudes.data import Data
 from multitudes.errors import InputError
 from multitudes.method import Method
-from multitudes.shell.parse import imported, method, names, nearest
+from multitudes.shell.parse import import_by_name, method, methods_by_name, unknown_name
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
 
@@ -33,7 +33,7 @@ class Job:
     validation: Data | None = None
     """What tells the best epoch."""
 
-    foreign: Mapping[str, Data] = field(default_factory=dict)
+    ood: Mapping[str, Data] = field(default_factory=dict)
     """Sets out of distribution, by name."""
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -62,17 +62,17 @@ class Job:
 
     def methods(self) -> list[str]:
         """All of them, the single network first."""
-        return sorted(names(), key=lambda name: (name != "single", name))
+        return sorted(methods_by_name(), key=lambda name: (name != "single", name))
 
 
 def fashion(root: Root = None) -> Job:
-    """Embedded: 6,000 images of clothes, digits as foreign, a small network. It trains in seconds."""
+    """Embedded: 6,000 images of clothes, digits as the out-of-distribution set, a small network. It trains in seconds."""
     return Job(
         name="fashion", network=lambda: models.SmallCNN(channels=1), train=data.fashion("train"), test=data.fashion("test"),
-        validation=data.fashion("validation"), foreign={"digits": data.digits()},
+        validation=data.fashion("validation"), ood={"digits": data.digits()},
         recipe=Recipe(epochs=10, batch=32, lr=0.003, optimizer="adamw", weight_decay=0.01, schedule="onecycle"),
         settings={"mimo": {"members": 2}}, corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
-        about="A small convolutional network on 6,000 images of clothes (Fashion-MNIST), with handwritten digits as foreign.",
+        about="A small convolutional network on 6,000 images of clothes (Fashion-MNIST); digits are out of distribution.",
     )  # fmt: skip
 
 
@@ -84,13 +84,13 @@ TABLE_1: dict[str, dict[str, Any]] = {
 
 
 def cifar10(root: Root = None) -> Job:
-    """ResNet-18 on CIFAR-10 with SVHN as foreign, by the recipe of Packed-Ensembles; for a GPU."""
+    """ResNet-18 on CIFAR-10 with SVHN as the out-of-distribution set, by the recipe of Packed-Ensembles; for a GPU."""
     test = data.cifar10("test", root)
     whole = data.cifar10("train", root)
     return Job(
-        name="cifar10", network=models.resnet18, train=whole, test=test, foreign={"svhn": data.svhn("test", root).like(test)},
+        name="cifar10", network=models.resnet18, train=whole, test=test, ood={"svhn": data.svhn("test", root).like(test)},
         recipe=recipe("packed/cifar10-resnet18"), corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
-        settings=TABLE_1, corrupted=1000, about="ResNet-18 on CIFAR-10, with house numbers (SVHN) as foreign.",
+        settings=TABLE_1, corrupted=1000, about="ResNet-18 on CIFAR-10, SVHN out of distribution.",
     )  # fmt: skip
 
 
@@ -121,11 +121,11 @@ JOBS: dict[str, Callable[[Root], Job]] = {
 def job(name: str, root: Root = None) -> Job:
     """A job by its name, or one of your own by MODULE:FUNCTION."""
     if ":" in name:
-        found = imported(name)
+        found = import_by_name(name)
         made = found() if callable(found) else found
         if not isinstance(made, Job):
             raise InputError(f"{name} gives a {type(made).__name__}: a multitudes.shell.jobs.Job is needed")
         return made
     if name not in JOBS:
-        raise nearest("task", name, JOBS)
+        raise unknown_name("task", name, JOBS)
     return JOBS[name](root)

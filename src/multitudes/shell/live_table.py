@@ -23,7 +23,7 @@ SHOWN = {
 """The scores that a sweep's table has, where there are any."""
 
 
-class Watch:
+class SweepTable:
     """A table of trials as they stand."""
 
     def __init__(self, wanted: Sequence[Trial]) -> None:
@@ -31,7 +31,7 @@ class Watch:
         self.outcomes: dict[Trial, Row | Exception] = {}
         self.begun = time.perf_counter()
 
-    def tell(self, trial: Trial, outcome: Row | Exception) -> None:
+    def update(self, trial: Trial, outcome: Row | Exception) -> None:
         """Takes note of what a trial came to."""
         self.outcomes[trial] = outcome
 
@@ -75,19 +75,19 @@ def _progress(trial: Trial) -> tuple[dict[str, Any], int]:
 
 
 @contextlib.contextmanager
-def watching(wanted: Sequence[Trial], live: bool | None = None) -> Iterator[Watch]:
+def watching(wanted: Sequence[Trial], live: bool | None = None) -> Iterator[SweepTable]:
     """A live table on standard error where there is a terminal, else a line for each trial that ends."""
-    watch = Watch(wanted)
+    watch = SweepTable(wanted)
     if sys.stderr.isatty() if live is None else live:
         with Live(watch, console=Console(stderr=True), refresh_per_second=2, transient=True):
             yield watch
         return
-    noted = watch.tell
+    noted = watch.update
 
-    def tell(trial: Trial, outcome: Row | Exception) -> None:
+    def update(trial: Trial, outcome: Row | Exception) -> None:
         noted(trial, outcome)
         state = f"{outcome.seconds or 0:.0f} s of training" if isinstance(outcome, Row) else type(outcome).__name__
         sys.stderr.write(f"{len(watch.outcomes)}/{len(wanted)} {trial.name} (seed {trial.seed}): {state}\n")
 
-    watch.tell = tell  # type: ignore[method-assign]
+    watch.update = update  # type: ignore[method-assign]
     yield watch

@@ -14,12 +14,12 @@ from multitudes.errors import InputError
 from multitudes.method import Method
 
 
-def names() -> dict[str, type[Method]]:
+def methods_by_name() -> dict[str, type[Method]]:
     """Every method under its name in the shell."""
     return {kind.__name__.lower(): kind for kind in Method.all()}
 
 
-def nearest(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """What to say of a name that is not there."""
     there = sorted(known)
     near = get_close_matches(name.lower(), there, n=1, cutoff=0.5)
@@ -34,10 +34,10 @@ def method(text: str, **settings: Any) -> Method:
     Packed(members=4, reduction='sum', alpha=2, gamma=2, pretrained=False, of=None)
     """
     name, bracket, _ = text.strip().partition("(")
-    known = names()
+    known = methods_by_name()
     kind = known.get(name.strip().lower())
     if kind is None:
-        raise nearest("method", name.strip(), known)
+        raise unknown_name("method", name.strip(), known)
     said = _keywords(text.strip()) if bracket else {}
     try:
         return kind(**{**settings, **said})
@@ -46,7 +46,7 @@ def method(text: str, **settings: Any) -> Method:
         wrong = next((key for key in said if key not in fields), None)
         if wrong is None:
             raise InputError(f"{text}: {error}") from error
-        raise nearest(f"setting of {name.strip().lower()}", wrong, fields) from error
+        raise unknown_name(f"setting of {name.strip().lower()}", wrong, fields) from error
 
 
 def _keywords(text: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _keywords(text: str) -> dict[str, Any]:
         ) from error
 
 
-def methods(texts: str) -> list[str]:
+def split_list(texts: str) -> list[str]:
     """The parts of a list, at its commas outside of brackets."""
     parts, depth = [""], 0
     for letter in texts:
@@ -74,7 +74,7 @@ def methods(texts: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def imported(text: str) -> Any:
+def import_by_name(text: str) -> Any:
     """What MODULE:NAME names; the folder that the shell stands in is looked in too."""
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
@@ -90,6 +90,6 @@ def imported(text: str) -> Any:
         raise InputError(f"there is no module {module!r} here or installed: {error}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise nearest(f"name in {module}", part, [key for key in vars(found) if not key.startswith("_")])
+            raise unknown_name(f"name in {module}", part, [key for key in vars(found) if not key.startswith("_")])
         found = getattr(found, part)
     return found

@@ -33,9 +33,13 @@ Tell = Callable[[Trial, Outcome], None]
 
 
 def trials(
-    task: str = "fashion", methods: Sequence[str] | None = None, seeds: Sequence[int] = (0,), budget: str | None = None,
-    out: str | PathLike[str] = "runs/bench", root: Root = None,
-) -> list[Trial]:  # fmt: skip
+    task: str = "fashion",
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0,),
+    budget: str | None = None,
+    out: str | PathLike[str] = "runs/bench",
+    root: Root = None,
+) -> list[Trial]:
     """Every method with every seed, the single network first."""
     what = job(task, root)
     texts = list(methods) if methods else what.methods()
@@ -46,7 +50,7 @@ def trials(
     for seed in seeds:
         for text in texts:
             method, name = what.method(text), "".join(text.split()).lower()
-            folder = Path(out) / f"{_safe(name)}-{seed}"
+            folder = Path(out) / f"{_folder_name(name)}-{seed}"
             typed = ["multitudes", "bench", "--task", task, "--methods", text, "--seeds", str(seed), "--budget", str(allowed)]
             command = shlex.join(typed + ([] if root is None else ["--root", str(root)]))
             found.append(
@@ -66,12 +70,12 @@ def trials(
     return found
 
 
-def _safe(name: str) -> str:
+def _folder_name(name: str) -> str:
     """A name for a folder."""
     return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
 
 
-def bench(
+def run_trials(
     wanted: Sequence[Trial], *, workers: int = 1, ray: bool = False, ray_address: str | None = None, tell: Tell | None = None
 ) -> list[Row]:
     """Runs trials, and returns their rows in the order given; those that fail are named together at the end."""

@@ -76,7 +76,7 @@ class Trial:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         ensemble = converted(what.network(), self.method, what.example, seed=self.seed, task=what.task).to(device)
         recipe = replace(what.recipe, seed=self.seed)
-        recipe = replace(recipe, **_stretched(recipe, self._epochs(ensemble, what, recipe)))
+        recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, what, recipe)))
         run = fit(ensemble, what.train, recipe, val=what.validation, out=self.folder, resume=True, progress=False)
         if what.validation is not None:
             run.use_best()
@@ -97,16 +97,18 @@ class Trial:
         return self.budget.epochs(ensemble, what, recipe)
 
     def _judged(self, ensemble: Ensemble, what: Job) -> Row:
-        here = in_units(predict(ensemble, what.test, progress=False), what.test)
-        foreign = {name: in_units(predict(ensemble, other, progress=False), what.test) for name, other in what.foreign.items()}
-        scores = score(here, ood=foreign or None, intervals=INTERVALS)
+        here = in_original_units(predict(ensemble, what.test, progress=False), what.test)
+        ood = {name: in_original_units(predict(ensemble, other, progress=False), what.test) for name, other in what.ood.items()}
+        scores = score(here, ood=ood or None, intervals=INTERVALS)
         shifted = {
-            severity: score(Prediction.cat([in_units(predict(ensemble, one, progress=False), what.test) for one in sets]))
+            severity: score(
+                Prediction.cat([in_original_units(predict(ensemble, one, progress=False), what.test) for one in sets])
+            )
             for severity, sets in corrupted(self.task, self.root).items()
         }
         spent = cost(ensemble, what.test.batch(slice(0, CALL))[0].to(next(ensemble.parameters()).device))
         return Row(
-            name=self.name, method=repr(self.method), seed=self.seed, scores=scores, prediction=here, foreign=foreign,
+            name=self.name, method=repr(self.method), seed=self.seed, scores=scores, prediction=here, ood=ood,
             shifted={severity: dict(found) for severity, found in shifted.items()}, cost=_spent(spent), command=self.command,
         )  # fmt: skip
 
@@ -132,7 +134,7 @@ def corrupted(task: str, root: str | None) -> Mapping[int, list[Data]]:
     return found
 
 
-def in_units(prediction: Prediction, data: Data) -> Prediction:
+def in_original_units(prediction: Prediction, data: Data) -> Prediction:
     """Of standardised targets, the prediction in the units that they had."""
     if data.target_std is None or prediction.task not in ("gaussian", "regression"):
         return prediction
@@ -152,7 +154,7 @@ def _spent(found: Any) -> dict[str, float]:
     return {**own, **beside}
 
 
-def _stretched(recipe: Recipe, epochs: int) -> dict[str, Any]:
+def _rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
     """So many epochs, and milestones at the same shares of them."""
     by = epochs / recipe.epochs
     return {"epochs": epochs, "milestones": tuple(sorted({max(1, round(m * by)) for m in recipe.milestones}))}

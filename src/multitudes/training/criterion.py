@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from multitudes.data.batches import Split, batched, pair
+from multitudes.data.batches import Split, batched, input_and_target
 from multitudes.data.dataset import Data
 from multitudes.engine.inputs import Inputs
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.method import Criterion
-from multitudes.prediction.predict import no_batch, predict
+from multitudes.prediction.predict import predict, refuse_batches
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import IGNORED, UNLABELLED, as_classes
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
-from multitudes.training.fingerprint import of_criterion
+from multitudes.training.fingerprint import criterion_fingerprint
 from multitudes.training.losses import CRITERIA, check_classes, check_labels, labelled
 from multitudes.training.validation import validate
 
 
 @dataclass
-class Judge:
+class TaskCriterion:
     """A criterion, criterion(output, target), which is the caller's own or the task's."""
 
     task: str
@@ -82,10 +82,10 @@ class Judge:
 
     def settings(self) -> dict[str, Any]:
         """By what it is known again, as JSON."""
-        own = None if self.own is None else of_criterion(self.own)
+        own = None if self.own is None else criterion_fingerprint(self.own)
         return {"criterion": own, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
 
-    def marked(self, target: Any, soft: bool = True) -> Any:
+    def mark_ignored(self, target: Any, soft: bool = True) -> Any:
         """Targets with what is to be ignored as torch marks it; where they may be `soft`, not in probabilities of classes."""
         if self.ignore is None or not isinstance(target, Tensor) or (soft and self._soft(target)):
             return target
@@ -96,9 +96,9 @@ class Judge:
         """Whether targets are probabilities of classes, each of which has a label."""
         return self.task == "classes" and target.is_floating_point()
 
-    def parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
+    def weighted_parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
         """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
-        some = ((call, self.marked(target) if self.own is None else target) for call, target in islice(batches, count))
+        some = ((call, self.mark_ignored(target) if self.own is None else target) for call, target in islice(batches, count))
         alone = count == 1 and fabric.world_size == 1
         if alone or not self.counts_labels:
             yield from some
@@ -134,16 +134,16 @@ class Judge:
         elif self.task not in CLASSES and not bool(target.isfinite().all()):
             raise InputError("a target is NaN or infinite")
 
-    def see(self, outputs: Any, rows: bool) -> None:
+    def learn_classes(self, outputs: Any, rows: bool) -> None:
         """Takes from members' first outputs how many classes there are."""
         found = output_of(outputs, self.output)
         shape = found.shape if rows else found.shape[1:]
         if self.task != "classes" or len(shape) < 2:
             return
         self.classes = shape[-1] if self.class_axis == -1 else shape[1]
-        self._doubt(shape[1], tuple(shape[2:]))
+        self._warn_axis(shape[1], tuple(shape[2:]))
 
-    def _doubt(self, classes: int, others: tuple[int, ...]) -> None:
+    def _warn_axis(self, classes: int, others: tuple[int, ...]) -> None:
         """Where classes might as well be the last axis, what they are taken for is said, once."""
         if self.class_axis is None and others == (classes,):
             self.class_axis = 1
@@ -162,7 +162,7 @@ class Judge:
 
     def validated(self, prediction: Prediction) -> tuple[dict[str, float], Tensor]:
         """The scores of an epoch, and each member's own."""
-        prediction.targets = self.marked(prediction.targets, soft=False)
+        prediction.targets = self.mark_ignored(prediction.targets, soft=False)
         return validate(prediction, UNLABELLED if self.task in CLASSES else None)
 
     def try_validation(self, ensemble: Ensemble, val: Any) -> None:
@@ -172,23 +172,23 @@ class Judge:
         if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, torch.utils.data.Dataset)):
             raise InputError("val= is one set for all members, and these are several: members' own are for training alone")
         if isinstance(val, list) and val and self.split is None:
-            no_batch(val[0], ensemble)
+            refuse_batches(val[0], ensemble)
         said = ignored_by(val)
         if said is not None and said != self.ignore:
             raise InputError(
                 f"val= says ignore={said}, and training ignores {self.ignore}: fit(..., ignore={said}) says so of both"
             )
-        first = next(batched(val, 2, ensemble.engine.batch_axis, self.split or pair)[1], None)
+        first = next(batched(val, 2, ensemble.engine.batch_axis, self.split or input_and_target)[1], None)
         if first is None:
             raise InputError("val= has no examples")
         inputs, targets = first
-        with explained(ensemble, inputs, False, "val= has"):
+        with explain_inputs(ensemble, inputs, False, "val= has"):
             prediction = replace(self, split=None).predicted(ensemble, iter([(inputs, targets)]))
         if self.task == "classes":
-            self._doubt(prediction.classes, tuple(prediction.shape[1:]))
+            self._warn_axis(prediction.classes, tuple(prediction.shape[1:]))
         try:
             self._all_targets(val, prediction.classes if self.task in CLASSES else 0)
-            if targets is None or self.task not in CLASSES or bool(labelled(self.marked(targets, soft=False)).any()):
+            if targets is None or self.task not in CLASSES or bool(labelled(self.mark_ignored(targets, soft=False)).any()):
                 self.validated(prediction)
         except InputError as error:
             raise InputError(f"val=: {error}") from error
@@ -198,7 +198,7 @@ class Judge:
         known = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
         if known is None or self.split is not None or not classes:
             return
-        if bool((as_classes(self.marked(known.cpu(), soft=False), classes, UNLABELLED) == IGNORED).all()):
+        if bool((as_classes(self.mark_ignored(known.cpu(), soft=False), classes, UNLABELLED) == IGNORED).all()):
             raise InputError("nothing in it has a label")
 
 
@@ -231,7 +231,7 @@ def _one_number(loss: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def explained(ensemble: Ensemble, call: Inputs, own: bool, who: str = "the training set has") -> Iterator[None]:
+def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, who: str = "the training set has") -> Iterator[None]:
     """Where inputs are not like those that the ensemble was made for, and it fails, that is said."""
     try:
         yield

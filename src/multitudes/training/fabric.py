@@ -35,7 +35,7 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     kind = "cuda" if device_of(ensemble).type == "cuda" or (ranks > 1 and torch.cuda.is_available()) else "cpu"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    with quietly():
+    with quiet_fabric():
         library, strategy = _fabric(), "ddp"
         if _is_sharded(ensemble, recipe):
             strategy = _unwrapped(library)
@@ -71,7 +71,7 @@ def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
         )
 
 
-def log_again(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
+def replay_log(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
     """The lines of a run that goes on, for loggers that begin their file anew."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Experiment logs directory")  # of which all that was there is written again
@@ -81,7 +81,7 @@ def log_again(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def quiet_fabric() -> Iterator[None]:
     """Fabric says which precision and processes it takes, and that others would be faster: the recipe has said which."""
     parts = [f"{name}.utilities.{part}" for name in FABRICS for part in ("rank_zero", "distributed")]
     loggers = [logging.getLogger(part) for part in parts]
@@ -150,7 +150,7 @@ def _fabric() -> Any:
 
 
 @contextlib.contextmanager
-def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
+def torch_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Randomness of torch, NumPy and Python, and torch's choice of algorithms, as they were afterwards."""
     strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -170,7 +170,7 @@ def settled(recipe: Recipe, device: torch.device) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
-def sow(seed: int) -> None:
+def seed_everything(seed: int) -> None:
     """What any dataset or model may draw by, within `settled`."""
     torch.manual_seed(seed)
     random.seed(seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import Split, pair
+from multitudes.data.batches import Split, input_and_target
 from multitudes.data.dataset import Data
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, stack_slots
@@ -42,10 +42,21 @@ class Feed:
     """
 
     def __init__(
-        self, data: Any, *, batch: int, seed: int, members: int, own: bool, rank: int = 0, ranks: int = 1,
-        device: torch.device | None = None, split: Split | None = None, augment: Augment | None = None, batch_axis: Any = 0,
-    ) -> None:  # fmt: skip
-        self.sets = [_placed(one, device) for one in _sets(data, members)]
+        self,
+        data: Any,
+        *,
+        batch: int,
+        seed: int,
+        members: int,
+        own: bool,
+        rank: int = 0,
+        ranks: int = 1,
+        device: torch.device | None = None,
+        split: Split | None = None,
+        augment: Augment | None = None,
+        batch_axis: Any = 0,
+    ) -> None:
+        self.sets = [_on_device_if_small(one, device) for one in _sets(data, members)]
         self.augment, self.batch_axis = augment, batch_axis
         self.check: Callable[[Tensor], None] | None = None
         """What refuses targets that mean nothing, once that is known."""
@@ -53,7 +64,7 @@ class Feed:
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
-        self.device, self.split = device, split or pair
+        self.device, self.split = device, split or input_and_target
         self.count = min(len(one) for one in self.sets)
         if not self.count:
             raise InputError("the training set is empty")
@@ -94,7 +105,7 @@ class Feed:
 
     def _read(self, data: Any, epoch: int, m: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
-        if isinstance(data, Data) and self.split is pair:
+        if isinstance(data, Data) and self.split is input_and_target:
             for piece in self._pieces(epoch, m, data.device):
                 if self.augment is None:
                     x, targets = data.batch(piece, self.device)
@@ -133,7 +144,7 @@ def _batched(loader: DataLoader[Any]) -> Iterator[Any]:
         ) from error
 
 
-def _placed(data: Any, device: torch.device | None) -> Any:
+def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
     """A set that lies in memory, on the device where all of it takes no more than a quarter of what is free there."""
     if device is None or device.type != "cuda" or not isinstance(data, Data) or not isinstance(data.inputs, Tensor):
         return data

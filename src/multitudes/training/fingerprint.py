@@ -20,7 +20,7 @@ MUCH = 2**28
 """Tensors larger than this, in bytes, are known by some of their numbers."""
 
 
-def of_tensors(tensors: Iterable[Tensor]) -> str:
+def tensor_fingerprint(tensors: Iterable[Tensor]) -> str:
     """Of any tensors, in short; empty where there are none that can be read."""
     try:
         found = {f"{number:06d}": _flat(tensor) for number, tensor in enumerate(tensors)}
@@ -35,7 +35,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return some.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
-def of_set(data: Any) -> str:
+def dataset_fingerprint(data: Any) -> str:
     """Of a dataset: how long it is, and what is in memory; of others the kind, as reading them may take long."""
     if isinstance(data, DataLoader):
         data = data.dataset
@@ -43,7 +43,7 @@ def of_set(data: Any) -> str:
         length = f"{len(data)} examples"
     except TypeError:  # a stream
         length = type(data).__name__
-    found = of_tensors(_contents(data))
+    found = tensor_fingerprint(_contents(data))
     return f"{length}, {found}" if found else length
 
 
@@ -62,12 +62,12 @@ def _contents(data: Any) -> list[Tensor]:
     return []
 
 
-def of_criterion(what: Any) -> Any:
+def criterion_fingerprint(what: Any) -> Any:
     """Of a criterion, or of what it is made with: its name and settings, as far as it tells them, as JSON."""
     if isinstance(what, nn.Module):
-        return {"settings": settings(what), "state": of_tensors(what.state_dict().values())}
+        return {"settings": settings(what), "state": tensor_fingerprint(what.state_dict().values())}
     if isinstance(what, partial):
-        return [of_criterion(part) for part in (what.func, *what.args, *sum(sorted(what.keywords.items()), ()))]
+        return [criterion_fingerprint(part) for part in (what.func, *what.args, *sum(sorted(what.keywords.items()), ()))]
     if isinstance(what, Tensor):
-        return of_tensors([what])
+        return tensor_fingerprint([what])
     return getattr(what, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(what))

@@ -18,30 +18,30 @@ from torch import Tensor
 
 from multitudes.data.batches import Split
 from multitudes.engine import tree
-from multitudes.engine.sharding import apart, gathered, like_part, load_whole, whole
+from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.method import Batch, Criterion
 from multitudes.terminal import Tell, bar
-from multitudes.training.criterion import Judge, explained, ignored_by
+from multitudes.training.criterion import TaskCriterion, explain_inputs, ignored_by
 from multitudes.training.fabric import (
     check_fabric,
     compiled,
     device_of,
     fabric_for,
-    log_again,
     optimizer_for,
-    quietly,
-    settled,
-    sow,
+    quiet_fabric,
+    replay_log,
+    seed_everything,
+    torch_settings,
 )
 from multitudes.training.feed import Feed, seed_of
-from multitudes.training.fingerprint import of_set
+from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.recipe import Recipe
-from multitudes.training.run_folder import Folder, optimizer_tensors, other_tensors, restore_optimizer
+from multitudes.training.run_folder import RunFolder, optimizer_tensors, other_tensors, restore_optimizer
 from multitudes.training.validation import Best, best_by
-from multitudes.training.weight_average import Moving
+from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -64,16 +64,27 @@ class Run:
         """The ensemble with the weights of its best epoch."""
         if self.best_state is None:
             raise InputError("there is no best epoch: fit(..., val=...) finds it")
-        load_whole(self.ensemble, self.best_state)
+        load_full(self.ensemble, self.best_state)
         return self.ensemble
 
 
 def fit(
-    ensemble: Ensemble, train: Any, recipe: Recipe | None = None, *, val: Any = None, out: str | PathLike[str] | None = None,
-    resume: bool = False, criterion: Criterion | None = None, fabric: Any = None, loggers: Any = None,
-    progress: bool | None = None, split: Split | None = None, output: str | None = None, class_axis: int | None = None,
+    ensemble: Ensemble,
+    train: Any,
+    recipe: Recipe | None = None,
+    *,
+    val: Any = None,
+    out: str | PathLike[str] | None = None,
+    resume: bool = False,
+    criterion: Criterion | None = None,
+    fabric: Any = None,
+    loggers: Any = None,
+    progress: bool | None = None,
+    split: Split | None = None,
+    output: str | None = None,
+    class_axis: int | None = None,
     ignore: int | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Trains the ensemble, in place, and returns the run.
 
     train       a dataset of pairs (input, target), or one for each member
@@ -93,10 +104,10 @@ def fit(
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
     if ensemble.is_compact:
         raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
-    judge = Judge(ensemble.task, criterion, output, class_axis, ignored_by(train) if ignore is None else ignore, split)
+    judge = TaskCriterion(ensemble.task, criterion, output, class_axis, ignored_by(train) if ignore is None else ignore, split)
     modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
-    folder = None if out is None else Folder(out)
-    with folder or contextlib.nullcontext(), settled(recipe, device_of(ensemble)), _layout_kept(ensemble):
+    folder = None if out is None else RunFolder(out)
+    with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _layout_kept(ensemble):
         work = _begin(ensemble, train, recipe, val, folder, resume, judge, fabric, loggers)
         steps = work.steps
         try:
@@ -108,11 +119,11 @@ def fit(
                     _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
         except Exception:
             if folder is not None and not work.run.done and work.fabric.is_global_zero:
-                folder.forget()
+                folder.remove_new_files()
             raise
         except KeyboardInterrupt:
             where = f"; fit(..., out={str(out)!r}, resume=True) goes on" if out is not None else ""
-            work.say(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}", aloud=True)
+            work.log(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}", aloud=True)
             raise
         finally:
             for part, mode in modes.items():
@@ -143,10 +154,10 @@ class _Work:
     optimizer: Any
     fabric: Any
     feed: Feed
-    judge: Judge
+    judge: TaskCriterion
     val: Any
-    folder: Folder | None
-    moving: Moving | None
+    folder: RunFolder | None
+    moving: WeightAverage | None
     best: Best
 
     @property
@@ -154,18 +165,25 @@ class _Work:
         """Of one epoch."""
         return len(self.feed) // self.run.recipe.accumulate
 
-    def say(self, text: str, aloud: bool = False) -> None:
+    def log(self, text: str, aloud: bool = False) -> None:
         """A line for the run's log."""
         if self.folder is not None and self.fabric.is_global_zero:
-            self.folder.say(text)
+            self.folder.log(text)
         if aloud and self.fabric.is_global_zero:
             sys.stderr.write(f"{text}\n")
 
 
 def _begin(
-    ensemble: Ensemble, train: Any, recipe: Recipe, val: Any, folder: Folder | None, resume: bool, judge: Judge, fabric: Any,
+    ensemble: Ensemble,
+    train: Any,
+    recipe: Recipe,
+    val: Any,
+    folder: RunFolder | None,
+    resume: bool,
+    judge: TaskCriterion,
+    fabric: Any,
     loggers: Any,
-) -> _Work:  # fmt: skip
+) -> _Work:
     """Everything that a run needs, taken up where it stopped if it did."""
     with contextlib.suppress(TypeError):  # streams have no length
         if val is not None and not len(val):
@@ -179,7 +197,7 @@ def _begin(
         ensemble.to(memory_format=torch.channels_last)
     ensemble.to(fabric.device)
     net = compiled(ensemble, recipe, fabric.device)
-    with quietly():
+    with quiet_fabric():
         net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
     feed = Feed(
         train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
@@ -188,7 +206,7 @@ def _begin(
     )  # fmt: skip
     work = _Work(
         Run(ensemble, recipe, path=None if folder is None else folder.path), net, optimizer, fabric, feed,
-        judge, val, folder, None if recipe.ema is None else Moving(ensemble, recipe.ema), best_by(ensemble, recipe.best),
+        judge, val, folder, None if recipe.ema is None else WeightAverage(ensemble, recipe.ema), best_by(ensemble, recipe.best),
     )  # fmt: skip
     if not work.steps:
         raise InputError(
@@ -204,7 +222,7 @@ def _begin(
         config: dict[str, Any] = {
             "recipe": recipe.settings(),
             "task": ensemble.task,
-            "train": [of_set(one) for one in feed.sets],
+            "train": [dataset_fingerprint(one) for one in feed.sets],
         }
         config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
         work.folder.start(config, resume)
@@ -212,7 +230,7 @@ def _begin(
     found = resume and _restore(work)
     _agree(work)
     if not found:
-        work.say(f"{ensemble.method}: {recipe.epochs} epochs of {work.steps} steps on {feed.count} examples, {fabric.device}")
+        work.log(f"{ensemble.method}: {recipe.epochs} epochs of {work.steps} steps on {feed.count} examples, {fabric.device}")
         _save(work, 0)
     return work
 
@@ -229,7 +247,7 @@ def _epoch(work: _Work, epoch: int, tell: Tell) -> dict[str, Any]:
     """One pass over the training set; the mean loss."""
     run, feed, recipe = work.run, work.feed, work.run.recipe
     seed = seed_of(recipe.seed, epoch)
-    sow(seed_of(seed, 1 + work.fabric.global_rank))
+    seed_everything(seed_of(seed, 1 + work.fabric.global_rank))
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
     steps, total, first = work.steps, torch.zeros((), device=work.fabric.device), time.perf_counter()
@@ -254,7 +272,7 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     """One step of the optimiser."""
     ensemble, recipe, parts = work.run.ensemble, work.run.recipe, work.run.recipe.accumulate
     total = torch.zeros((), device=work.fabric.device)
-    for part, (call, targets) in enumerate(work.judge.parts(batches, parts, work.fabric, work.feed.own)):
+    for part, (call, targets) in enumerate(work.judge.weighted_parts(batches, parts, work.fabric, work.feed.own)):
         if recipe.compile:
             torch.compiler.cudagraph_mark_step_begin()
         if recipe.channels_last:
@@ -262,7 +280,7 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
             call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
         batch = ensemble.batch(call, targets, per_member=work.feed.own)
         with work.fabric.no_backward_sync(work.net, enabled=part < parts - 1):
-            with explained(ensemble, call, work.feed.own):
+            with explain_inputs(ensemble, call, work.feed.own):
                 outputs = work.net(*batch.inputs, **batch.kwargs)
             if work.judge.own is None and not work.feed.expects:
                 _expect(work, outputs, batch)
@@ -283,7 +301,7 @@ def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
 
 def _expect(work: _Work, outputs: Any, batch: Batch) -> None:
     """From the first outputs on it is known what targets may be; these here, and all that come."""
-    work.judge.see(outputs, "rows" in batch.kwargs)
+    work.judge.learn_classes(outputs, "rows" in batch.kwargs)
     for target in tree.tensors(batch.target):
         work.judge.check(target.flatten(0, 1) if batch.per_member and target.ndim > 1 else target)
     work.feed.expect(work.judge.check)
@@ -296,16 +314,16 @@ def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
     if work.fabric.world_size > 1:  # statistics of the first process's rows are everyone's
         for buffer in ensemble.buffers():
             torch.distributed.broadcast(buffer, 0)
-    with work.moving.in_place() if work.moving is not None else contextlib.nullcontext():
+    with work.moving.swapped_in() if work.moving is not None else contextlib.nullcontext():
         if work.val is not None:
             scores, each = work.judge.validated(work.judge.predicted(ensemble, work.val, AMP[run.recipe.precision]))
             line.update(scores)
-            better = work.best.see(ensemble, epoch, scores, each)
+            better = work.best.update(ensemble, epoch, scores, each)
     run.metrics.append(line)
     run.done = epoch
     if better:
         run.best_epoch, run.best_state = epoch, work.best.state
-    work.say("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
+    work.log("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
     work.fabric.log_dict(line, step=epoch)
     if work.folder is not None:
         _save(work, epoch)
@@ -315,17 +333,17 @@ def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
 def _save(work: _Work, epoch: int) -> None:
     """Gathers what is needed to go on, in all processes, and writes it in the first."""
     assert work.folder is not None
-    apart(work.run.ensemble)
+    reshard(work.run.ensemble)
     tensors, numbers = optimizer_tensors(work.optimizer)
-    tensors.update({f"state.{name}": whole(value) for name, value in work.run.ensemble.state_dict().items()})
+    tensors.update({f"state.{name}": full_tensor(value) for name, value in work.run.ensemble.state_dict().items()})
     tensors.update({f"best.{name}": value for name, value in work.best.state.items()})
-    tensors.update({f"ema.{name}": whole(value) for name, value in (work.moving.values if work.moving else {}).items()})
+    tensors.update({f"ema.{name}": full_tensor(value) for name, value in (work.moving.values if work.moving else {}).items()})
     if not work.fabric.is_global_zero:
         return
     scaler = {k: v for k, v in work.fabric.strategy.precision.state_dict().items() if isinstance(v, (int, float))}
     about = {"numbers": numbers, "best": work.best.described(), "scaler": scaler, "metrics": work.run.metrics}
     work.folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
-    work.folder.note(work.run.metrics)
+    work.folder.write_metrics(work.run.metrics)
 
 
 def _restore(work: _Work) -> bool:
@@ -333,7 +351,7 @@ def _restore(work: _Work) -> bool:
     assert work.folder is not None
 
     def tell(text: str) -> None:
-        work.say(text)
+        work.log(text)
         warnings.warn(text, stacklevel=6)
 
     found = work.folder.newest(tell)
@@ -348,37 +366,37 @@ def _restore(work: _Work) -> bool:
     wrong = other_tensors(named("state."), run.ensemble.state_dict())
     if wrong:
         raise FileError(f"{work.folder.path} is of another model: {'; '.join(wrong[:6])}")
-    load_whole(run.ensemble, named("state."))
+    load_full(run.ensemble, named("state."))
     restore_optimizer(work.optimizer, tensors, about["numbers"])
     if work.moving is not None:
         for name, value in named("ema.").items():
-            work.moving.values[name].copy_(like_part(value, work.moving.values[name]))
+            work.moving.values[name].copy_(shard_like(value, work.moving.values[name]))
     work.best = Best(**about["best"], state=named("best."))
     run.done, run.best_epoch, run.best_state = int(about["epoch"]), work.best.epoch, work.best.state or None
     run.metrics = about["metrics"]
     if work.fabric.is_global_zero:
-        work.folder.note(run.metrics)  # what was written last may not have come so far, or have been damaged
-        log_again(work.fabric, run.metrics)
+        work.folder.write_metrics(run.metrics)  # what was written last may not have come so far, or have been damaged
+        replay_log(work.fabric, run.metrics)
     if about["scaler"]:
         work.fabric.strategy.precision.load_state_dict(about["scaler"])
-    work.say(f"goes on behind epoch {run.done}")
+    work.log(f"goes on behind epoch {run.done}")
     return True
 
 
 def _end(work: _Work) -> None:
     """The ensemble with its last weights, or their moving average, and the files of the run."""
     ensemble = work.run.ensemble
-    apart(ensemble)
+    reshard(ensemble)
     if work.moving is not None:
-        work.moving.settle()
+        work.moving.copy_to_weights()
     if work.folder is None:
         return
     _write(work, "last")
     if work.best.state:
-        last = {name: whole(tensor).clone() for name, tensor in ensemble.state_dict().items()}
-        load_whole(ensemble, work.best.state)
+        last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
+        load_full(ensemble, work.best.state)
         _write(work, "best")
-        load_whole(ensemble, last)
+        load_full(ensemble, last)
 
 
 def _write(work: _Work, name: str) -> None:
@@ -402,6 +420,6 @@ def _finite(work: _Work, loss: float, epoch: int, step: int) -> None:
     if work.folder is not None and work.run.done:
         kept = f"; the checkpoint of epoch {work.run.done} is whole"
     elif work.best.state:
-        load_whole(work.run.ensemble, work.best.state)
+        load_full(work.run.ensemble, work.best.state)
         kept = f"; the ensemble has the weights of epoch {work.best.epoch} again, its best"
     raise RunError(f"the loss is {loss} in step {step + 1} of epoch {epoch}: a smaller lr, clip=, or warmup= may help{kept}")

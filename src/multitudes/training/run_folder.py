@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.engine.sharding import like_part, whole
+from multitudes.engine.sharding import full_tensor, shard_like
 from multitudes.errors import FileError
 from multitudes.storage import UNFINISHED, load_tensors, save_tensors, write
 
@@ -37,7 +37,7 @@ LEFT = re.compile(
 """What a run's files are called, and what they are while they are written."""
 
 
-class Folder:
+class RunFolder:
     """A run's folder."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -47,7 +47,7 @@ class Folder:
         self._made: list[Path] = []
         """Of a new run, the files that were not there before."""
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> RunFolder:
         self._block = contextlib.ExitStack()
         return self
 
@@ -129,7 +129,7 @@ class Folder:
         for other in {*files} - {*upto[-KEPT:]}:
             other.unlink(missing_ok=True)
 
-    def forget(self) -> None:
+    def remove_new_files(self) -> None:
         """Takes back a run that was begun here and of which no epoch could be trained: its folder is free again."""
         for file in [*self._made, *self._written()] if self._made else ():
             file.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ class Folder:
                     tell(f"{error}; {next_one}")
         return None
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A line of the log, with the time."""
         try:
             with (self.path / "log.txt").open("a", encoding="utf-8") as file:
@@ -163,7 +163,7 @@ class Folder:
         except OSError as error:
             raise FileError(f"cannot write {self.path / 'log.txt'}: {error.strerror or error}") from error
 
-    def note(self, lines: list[dict[str, Any]]) -> None:
+    def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """Writes all lines anew."""
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
@@ -183,7 +183,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = whole(value)
+                tensors[f"optimizer.{index}.{name}"] = full_tensor(value)
             else:
                 numbers[f"{index}.{name}"] = value
     return tensors, numbers
@@ -196,7 +196,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     for key, value in [*tensors.items(), *((f"optimizer.{name}", v) for name, v in numbers.items())]:
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = like_part(value, own[int(index)]) if isinstance(value, Tensor) else value
+            state.setdefault(int(index), {})[name] = shard_like(value, own[int(index)]) if isinstance(value, Tensor) else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

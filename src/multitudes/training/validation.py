@@ -8,31 +8,31 @@ from typing import Any
 
 from torch import Tensor
 
-from multitudes.engine.sharding import whole
+from multitudes.engine.sharding import full_tensor
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import matched
+from multitudes.prediction.targets import checked_targets
 from multitudes.prediction.values import CLASSES
-from multitudes.scores.columns import of_classes, of_numbers
+from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 
 
 def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[str, float], Tensor]:
     """The scores of an epoch by name, and each member's own, larger for better, ``[M]``; but for targets to `ignore`."""
-    targets = matched(prediction, ignore=ignore)
+    targets = checked_targets(prediction, ignore=ignore)
     if prediction.task in CLASSES:
-        columns = of_classes(prediction, targets, Settings()).columns
+        columns = classification_evidence(prediction, targets, Settings()).columns
         found = {"val_accuracy": _mean(columns["correct"]), "val_nll": _mean(columns["nll"])}
         return found, columns["member_correct"].double().mean(0)
-    columns = of_numbers(prediction, targets, Settings()).columns
+    columns = regression_evidence(prediction, targets, Settings()).columns
     found = {"val_rmse": _mean(columns["squares"]) ** 0.5}
     if "log_density" in columns:
         found["val_lpd"] = _mean(columns["log_density"])
     return found, -columns["member_squares"].double().mean(0)
 
 
-def worth(scores: Mapping[str, float]) -> float:
+def selection_score(scores: Mapping[str, float]) -> float:
     """What the best epoch is best by, larger for better."""
     return scores["val_accuracy"] if "val_accuracy" in scores else -scores["val_rmse"]
 
@@ -50,14 +50,14 @@ class Best:
     value: list[float] = field(default_factory=list)
     state: dict[str, Tensor] = field(default_factory=dict)
 
-    def see(self, ensemble: Ensemble, epoch: int, scores: Mapping[str, float], each: Tensor) -> bool:
+    def update(self, ensemble: Ensemble, epoch: int, scores: Mapping[str, float], each: Tensor) -> bool:
         """Takes an epoch's weights where they are better than all before; whether they are."""
-        values = [worth(scores)] if self.by == "ensemble" else each.tolist()
+        values = [selection_score(scores)] if self.by == "ensemble" else each.tolist()
         before = self.value or [float("-inf")] * len(values)
         better = [m for m, (new, old) in enumerate(zip(values, before, strict=True)) if new > old]
         if not better:
             return False
-        own = {name: whole(tensor.detach()).cpu() for name, tensor in ensemble.state_dict().items()}
+        own = {name: full_tensor(tensor.detach()).cpu() for name, tensor in ensemble.state_dict().items()}
         if self.by == "ensemble" or not self.state:
             self.state = {name: tensor.clone() for name, tensor in own.items()}
         else:

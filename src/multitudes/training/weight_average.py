@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from multitudes.engine.sharding import apart
+from multitudes.engine.sharding import reshard
 from multitudes.ensemble import Ensemble
 
 
-class Moving:
+class WeightAverage:
     """A moving average of weights; buffers are the last ones."""
 
     def __init__(self, ensemble: Ensemble, decay: float) -> None:
@@ -25,9 +25,9 @@ class Moving:
         torch._foreach_lerp_(list(self.values.values()), [own[name].detach() for name in self.values], 1 - self.decay)
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """The average in place of the weights, for the time of a block."""
-        apart(self.ensemble)
+        reshard(self.ensemble)
         own = dict(self.ensemble.named_parameters())
         before = {name: own[name].detach().clone() for name in self.values}
         with torch.no_grad():
@@ -36,14 +36,14 @@ class Moving:
         try:
             yield
         finally:
-            apart(self.ensemble)
+            reshard(self.ensemble)
             own = dict(self.ensemble.named_parameters())
             with torch.no_grad():
                 for name, value in before.items():
                     own[name].copy_(value)
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def copy_to_weights(self) -> None:
         """The average in place of the weights."""
         own = dict(self.ensemble.named_parameters())
         for name, value in self.values.items():

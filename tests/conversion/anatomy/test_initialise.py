@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.conversion.anatomy.initialise import built, fresh
+from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.engine.seeds import member_seed, seeded
 
 
@@ -128,18 +128,18 @@ def test_a_factory_initialises_each_member() -> None:
 def test_a_factory_gets_the_width_ratio() -> None:
     """It is called with 1.0; one that takes nothing, or returns no module, is told so."""
     ratios: list[float] = []
-    built(lambda ratio: ratios.append(ratio) or nn.Linear(2, 2), 1.0, 0)
+    build(lambda ratio: ratios.append(ratio) or nn.Linear(2, 2), 1.0, 0)
     assert ratios == [1.0]
     with pytest.raises(mt.InputError, match="lambda ratio"):
-        built(lambda: nn.Linear(2, 2), 1.0, 0)
+        build(lambda: nn.Linear(2, 2), 1.0, 0)
     with pytest.raises(mt.InputError, match="returned a dict"):
-        built(lambda ratio: {}, 1.0, 0)
+        build(lambda ratio: {}, 1.0, 0)
 
 
 def test_an_error_inside_the_factory_is_not_hidden() -> None:
     """A TypeError of the factory's own is not taken for a wrong signature."""
     with pytest.raises(TypeError, match="unsupported operand"):
-        built(lambda ratio: nn.Linear(ratio / "2", 2), 1.0, 0)  # type: ignore[operator]
+        build(lambda ratio: nn.Linear(ratio / "2", 2), 1.0, 0)  # type: ignore[operator]
 
 
 def test_a_factory_that_makes_other_networks_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_each_tensor_starts_by_the_first_rule_that_fits() -> None:
     """The model's own way, then each layer's, then a redraw; constants and buffers stay, statistics are reset."""
     model = Owned().double()
     model.train()(torch.randn(8, 4, dtype=torch.float64))
-    new, rules = fresh(model, seed=1)
+    new, rules = reinitialised(model, seed=1)
     assert rules["layer.weight"] == "Owned.init_weights"
     assert new.layer.weight.min() >= 10 and new.layer.weight.max() <= 11
     assert not torch.equal(new.layer.weight, model.layer.weight)

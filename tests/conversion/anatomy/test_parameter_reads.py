@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.parameter_reads import Reading
+from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 
 X = torch.randn(3, 4)
 
@@ -25,9 +25,9 @@ class Net(nn.Module):
         return self.more(self, self.second(self.norm(self.first(x))))
 
 
-def read(net: nn.Module, x: Tensor = X) -> Reading:
+def read(net: nn.Module, x: Tensor = X) -> ParameterReads:
     """What one call of a network reads."""
-    reading = Reading(net)
+    reading = ParameterReads(net)
     with reading:
         net(x)
     assert reading.running == [net]

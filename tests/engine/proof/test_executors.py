@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import multitudes as mt
 from multitudes.engine import EXECUTORS
 from multitudes.engine.modules import named_tensors
-from multitudes.engine.proof.executors import few_members, settle
+from multitudes.engine.proof.executors import first_members, prove_executors
 
 
 def mlp() -> nn.Sequential:
@@ -158,10 +158,10 @@ class TestChoice:
 
     def test_a_few_members_as_an_engine(self) -> None:
         ens = mt.ensemble(mlp(), mt.Deep(members=M), torch.randn(B, 4))
-        few = few_members(ens.engine, 2)
+        few = first_members(ens.engine, 2)
         assert few.members == 2
         assert all(torch.equal(t, dict(named_tensors(ens.template))[n][:2]) for n, t in named_tensors(few.template))
-        settle(few, mt.Inputs(torch.randn(B, 4)))
+        prove_executors(few, mt.Inputs(torch.randn(B, 4)))
         assert few.proven == ens.engine.proven
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import run_loop, run_vmap
-from multitudes.engine.proof.outcome import Outcome, aside, close, difference, precise, run, run_reference, undone
+from multitudes.engine.proof.outcome import Outcome, clean_autograd, close, difference, in_double, restored, run, run_reference
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -75,7 +75,7 @@ class TestUndone:
         torch.manual_seed(9)
         expected = torch.rand(2)
         torch.manual_seed(9)
-        with undone(net, "train", seed=3):
+        with restored(net, "train", seed=3):
             assert net[1].training
             net(torch.randn(B, 4))
             assert net[1].num_batches_tracked == 1
@@ -85,7 +85,7 @@ class TestUndone:
 
     def test_after_a_failure_too(self) -> None:
         net = self.net().eval()
-        with pytest.raises(RuntimeError), undone(net, "train"):
+        with pytest.raises(RuntimeError), restored(net, "train"):
             net(torch.randn(B, 4))
             raise RuntimeError
         assert not net.training
@@ -105,10 +105,10 @@ class TestUndone:
     def test_randomness_is_noticed(self) -> None:
         """Dropout by function, which cannot be switched off, makes a pass random; dropout modules are off in a trial."""
         ens = mt.ensemble(Own(lambda h: F.dropout(h, 0.5), training=True), mt.Deep(members=M), torch.randn(B, 4))
-        trial, inputs = precise(ens.engine, mt.Inputs(torch.randn(B, 4)))
+        trial, inputs = in_double(ens.engine, mt.Inputs(torch.randn(B, 4)))
         assert run_reference(trial, inputs, "train").random
         assert not run_reference(trial, inputs, "eval").random
-        trial, inputs = precise(mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4)).engine, inputs)
+        trial, inputs = in_double(mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4)).engine, inputs)
         assert not run_reference(trial, inputs, "train").random
 
 
@@ -116,7 +116,7 @@ class TestPrecision:
     def test_single_precision_models_are_tried_in_double(self) -> None:
         net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).float()
         ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4, dtype=torch.float32))
-        trial, inputs = precise(ens.engine, mt.Inputs(torch.randn(B, 4, dtype=torch.float32)))
+        trial, inputs = in_double(ens.engine, mt.Inputs(torch.randn(B, 4, dtype=torch.float32)))
         assert {p.dtype for p in trial.template.parameters()} == {torch.float64}
         assert inputs.tensors()[0].dtype == torch.float64
         assert {p.dtype for p in ens.parameters()} == {torch.float32}
@@ -125,7 +125,7 @@ class TestPrecision:
         torch.set_default_dtype(torch.float32)
         net = Own(lambda h: F.linear(h.float(), torch.ones(6, 6, dtype=torch.float32)))
         ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
-        trial, inputs = precise(ens.engine, mt.Inputs(torch.randn(B, 4)))
+        trial, inputs = in_double(ens.engine, mt.Inputs(torch.randn(B, 4)))
         assert inputs.tensors()[0].dtype == torch.float32
         assert "vmap" in ens.engine.proven["eval"]
         assert {p.dtype for p in trial.template.parameters()} == {torch.float32}
@@ -150,8 +150,8 @@ class TestPrecision:
         mt.check(ens, example.double())
 
     def test_aside(self) -> None:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), aside():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), clean_autograd():
             assert torch.is_grad_enabled()
             assert not torch.is_autocast_enabled("cpu")
-        with torch.inference_mode(), aside():
+        with torch.inference_mode(), clean_autograd():
             assert not torch.is_inference_mode_enabled()

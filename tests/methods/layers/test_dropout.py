@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine.draws import drawing_layers
-from multitudes.methods.layers.dropout import Dropped, Slot
+from multitudes.methods.layers.dropout import CallShape, MaskedDropout
 
 
 class Twice(nn.Module):
@@ -127,7 +127,7 @@ def test_rows_on_another_axis_have_noise_of_their_own() -> None:
     method = mt.MCDropout(p=0.5, position="layers", filterwise=True)
     ens = mt.ensemble(net, method, torch.randn(5, 2, 6), batch_axis=1, seed=0).train()
     layer = dict(drawing_layers(ens.template))["1"]
-    assert isinstance(layer, Dropped)
+    assert isinstance(layer, MaskedDropout)
     left = layer.noise(torch.ones(5, 64, 8))
     assert torch.equal(left, left[:1].expand_as(left))
     assert not torch.equal(left[:, 0], left[:, 1])
@@ -142,7 +142,7 @@ def test_everything_dropped() -> None:
 
 def test_which_calls_a_slot_is_for() -> None:
     """All axes but the rows' have to be as they were."""
-    slot = Slot((0, 4, 3), 0, 2)
+    slot = CallShape((0, 4, 3), 0, 2)
     assert slot.fits(torch.zeros(6, 4, 3))
     assert slot.fits(torch.zeros(2, 4, 3))
     assert not slot.fits(torch.zeros(6, 3, 4))

@@ -10,13 +10,13 @@ from torch import nn
 from multitudes.conversion.anatomy.structure import Structure, is_norm, outputs_first
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import bake
+from multitudes.engine.modules import detached_copy
 
 
 def first_layers(structure: Structure) -> set[str]:
     """The layers that no other layer comes before: those on the network's inputs."""
     layers = set(structure.layers())
-    nodes = {node: name for node, (name, _) in structure.made.items() if name in layers}
+    nodes = {node: name for node, (name, _) in structure.produced_by.items() if name in layers}
     found = set(nodes.values())
     for node, name in nodes.items():
         if any(nodes.get(other, name) != name for other in outputs_first((node,))):
@@ -28,7 +28,7 @@ def _fed(structure: Structure, names: set[str]) -> set[str]:
     """Those of the layers that are given something of the network's inputs; a learned query's layer is not."""
     if len(names) < 2 or structure.inputs is None:
         return names
-    probe = bake(structure.model, {}).eval().requires_grad_(False)
+    probe = detached_copy(structure.model, {}).eval().requires_grad_(False)
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in structure.inputs.tensors()]
     own = structure.inputs.refill([leaf.clone() for leaf in leaves])  # which forward may write into
     found: set[str] = set()
@@ -50,15 +50,15 @@ def norms_before(structure: Structure, layers: set[str]) -> set[str]:
     norms = {n for n, part in structure.model.named_modules() if is_norm(part) and n in structure.order}
     earliest = min((structure.order[n] for n in layers), default=0)
     found = {n for n in norms if structure.order[n] < earliest}
-    for node, (name, _) in structure.made.items():
+    for node, (name, _) in structure.produced_by.items():
         if name in layers:
-            found |= {structure.made[n][0] for n in outputs_first((node,)) if n in structure.made} & norms
+            found |= {structure.produced_by[n][0] for n in outputs_first((node,)) if n in structure.produced_by} & norms
     return found
 
 
 def reaches_around(model: nn.Module, inputs: Inputs, first: set[str]) -> str | None:
     """What of the input comes to the outputs without passing through these layers, if anything does."""
-    probe = bake(model, {}).eval()
+    probe = detached_copy(model, {}).eval()
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
     own = inputs.refill([leaf.clone() for leaf in leaves])  # which forward may write into
     given = {id(leaf) for leaf in leaves}

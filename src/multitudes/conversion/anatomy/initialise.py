@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.structure import own_tensors
-from multitudes.engine.modules import Factory, bake, named_tensors
+from multitudes.engine.modules import Factory, detached_copy, named_tensors
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
 
-def built(factory: Factory, ratio: float, seed: int) -> nn.Module:
+def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
     """The factory's model at this width, as this seed makes it."""
     with seeded(seed):
         try:
@@ -44,12 +44,12 @@ def built(factory: Factory, ratio: float, seed: int) -> nn.Module:
     return model
 
 
-def fresh(model: nn.Module, seed: int, resized_from: nn.Module | None = None) -> tuple[nn.Module, dict[str, str]]:
+def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = None) -> tuple[nn.Module, dict[str, str]]:
     """A copy of the model that starts anew, and the rule by which each tensor was initialised.
 
     Of a model that was made of a wider one, the latter says what a weight's deviation is and how many inputs it was for.
     """
-    new = bake(model, {})
+    new = detached_copy(model, {})
     rules: dict[str, str] = {}
     with torch.no_grad(), seeded(seed, model):
         for name, part in _outermost(new):

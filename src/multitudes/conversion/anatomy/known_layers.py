@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.structure import NORMS, Structure, added, own_tensors
+from multitudes.conversion.anatomy.structure import NORMS, Structure, additive_parameters, own_tensors
 from multitudes.engine.modules import inside
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -174,7 +174,7 @@ def unknown_layers(structure: Structure) -> dict[str, str]:
     model = structure.model
     known = {name for name, _ in known_layers(model)}
     attention = [name for name in known if isinstance(model.get_submodule(name), nn.MultiheadAttention)]
-    harmless, used = added(structure), structure.walk_back(lambda *_: False)[1]
+    harmless, used = additive_parameters(structure), structure.walk_back(lambda *_: False)[1]
     found = {}
     for name in known - structure.order.keys():
         if any(n in used for n in (f"{name}.{key}" for key, _ in model.get_submodule(name).named_parameters())):
@@ -227,7 +227,7 @@ def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
     return both.reshape(*shape[:2], *(1 for _ in shape[2:]))
 
 
-def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
+def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
     """Gives a converted layer the class that it had, with this weight and bias, in place.
 
     One that computes its weight becomes the convolution that it is.
@@ -247,7 +247,7 @@ def plain(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
         layer.bias = _parameter(bias, layer.bias)
 
 
-def plain_projections(layer: Any, weights: Sequence[Tensor], out: Tensor) -> None:
+def restore_projections(layer: Any, weights: Sequence[Tensor], out: Tensor) -> None:
     """The same for torch's attention, with these weights for its query, key, value and output."""
     layer.__class__ = type(layer).made_of[1]
     if layer._qkv_same_embed_dim:

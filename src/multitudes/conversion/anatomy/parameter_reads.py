@@ -15,7 +15,7 @@ from multitudes.engine import tree
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
 
-class Reading(TorchFunctionMode):
+class ParameterReads(TorchFunctionMode):
     """Notices parameters that an operation reads while another module than theirs is running."""
 
     HARMLESS = frozenset("size dim ndimension numel nelement is_floating_point is_complex stride __len__ __hash__".split())
@@ -23,8 +23,8 @@ class Reading(TorchFunctionMode):
 
     def __init__(self, probe: nn.Module) -> None:
         super().__init__()
-        self.elsewhere: set[str] = set()
-        self.dropping: set[str] = set()
+        self.read_elsewhere: set[str] = set()
+        self.functional_dropout: set[str] = set()
         self.names = {id(part): name for name, part in probe.named_modules()}
         self.running: list[nn.Module] = [probe]
         self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
@@ -44,11 +44,11 @@ class Reading(TorchFunctionMode):
         running = self.running[-1]
         if func in DROPOUTS and not isinstance(running, _DropoutNd):
             rate = args[1] if len(args) > 1 else (kwargs or {}).get("p", 0.5)
-            self.dropping |= {self.names[id(running)]} if rate else set()
+            self.functional_dropout |= {self.names[id(running)]} if rate else set()
         reads = getattr(getattr(func, "__self__", None), "__name__", "") in self.ATTRIBUTES if name == "__get__" else True
         if reads and name not in self.HARMLESS:
             for tensor in tree.tensors((args, kwargs or {})):
                 owned = self.owners.get(id(tensor))
                 if owned is not None and not any(part is self.running[-1] for part in owned[1]):
-                    self.elsewhere.add(owned[0])
+                    self.read_elsewhere.add(owned[0])
         return func(*args, **(kwargs or {}))

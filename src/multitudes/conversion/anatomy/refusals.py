@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Buffer, UninitializedBuffer, UninitializedParameter
 
-from multitudes.engine.modules import owner
+from multitudes.engine.modules import owning_module
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, Buffer)
 
@@ -23,11 +23,13 @@ def refusals(model: nn.Module) -> dict[str, str]:
         if not _of_tensor(parameter) and parameter.numel() and not parameter.is_meta:
             other = places.setdefault(parameter.data_ptr(), name)
             if other != name:
-                found.setdefault(owner(name), f"{name} lies in the memory of {other} without being tied: assign {other} itself")
+                found.setdefault(
+                    owning_module(name), f"{name} lies in the memory of {other} without being tied: assign {other} itself"
+                )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         reason = _of_tensor(tensor)
         if reason:
-            found.setdefault(owner(name), reason)
+            found.setdefault(owning_module(name), reason)
     return found
 
 

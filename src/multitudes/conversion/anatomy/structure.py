@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.parameter_reads import Reading
+from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import bake, named_tensors, owner
+from multitudes.engine.modules import detached_copy, named_tensors, owning_module
 from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -37,17 +37,17 @@ class Structure:
     model: nn.Module
     order: dict[str, int]
     """When each module was first called, by name; modules that were never called are missing."""
-    ends: tuple[Any, ...]
+    output_nodes: tuple[Any, ...]
     """Autograd nodes of the outputs."""
-    made: dict[Any, tuple[str, int]]
+    produced_by: dict[Any, tuple[str, int]]
     """Autograd nodes that a module's output came from: the module's name, and when."""
     names: dict[int, str]
     """Names of the parameters of the copy that ran, by identity."""
-    taken: dict[str, list[tuple[Any, ...]]]
+    inputs_of: dict[str, list[tuple[Any, ...]]]
     """For each call of a module, the autograd nodes of the tensors that it was given."""
-    elsewhere: set[str]
+    read_elsewhere: set[str]
     """Parameters that are read outside the forward of the module that they belong to."""
-    dropping: set[str]
+    functional_dropout: set[str]
     """Modules whose forward calls a dropout function with a rate above 0, dropout modules apart."""
     inputs: Inputs | None = None
     """The example."""
@@ -67,11 +67,11 @@ class Structure:
 
         With `loose` the walk also ends at a product with a matrix that a larger module holds itself: that is a layer too.
         """
-        return self._walk(list(self.ends), stop, loose)
+        return self._walk(list(self.output_nodes), stop, loose)
 
     def feeding(self, stop: Callable[[str, int], bool]) -> set[str]:
         """The parameters that what `stop(module, when)` holds for was computed from."""
-        return self._walk([node for node, origin in self.made.items() if stop(*origin)], lambda *_: False, False)[1]
+        return self._walk([node for node, origin in self.produced_by.items() if stop(*origin)], lambda *_: False, False)[1]
 
     def _walk(self, queue: list[Any], stop: Callable[[str, int], bool], loose: bool) -> tuple[set[str], set[str]]:
         reached: set[str] = set()
@@ -82,8 +82,8 @@ class Structure:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            if node in self.made and stop(*self.made[node]):
-                reached.add(self.made[node][0])
+            if node in self.produced_by and stop(*self.produced_by[node]):
+                reached.add(self.produced_by[node][0])
                 continue
             found = {name for source, _ in node.next_functions if (name := self._parameter(source))}
             if loose and node.name() in PRODUCTS:
@@ -93,9 +93,9 @@ class Structure:
                 queue.extend(source for source, _ in node.next_functions)
         return reached, met
 
-    def strays(self) -> list[list[int]]:
+    def unregistered_weights(self) -> list[list[int]]:
         """Shapes of weights that outputs depend on, and that are none of the model's parameters."""
-        found, seen, queue = [], set(), list(self.ends)
+        found, seen, queue = [], set(), list(self.output_nodes)
         while queue:
             node = queue.pop()
             if node is None or node in seen:
@@ -116,7 +116,7 @@ class Structure:
             if here is None or here in seen:
                 continue
             seen.add(here)
-            if here in self.made:
+            if here in self.produced_by:
                 return set()
             variable = getattr(here, "variable", None)
             if variable is not None:
@@ -135,7 +135,7 @@ def is_layer(module: nn.Module) -> bool:
     """Whether a module owns a matrix itself, and nothing inside it owns one (attention and recurrent modules count)."""
     if isinstance(module, NORMS) or not any(p.ndim >= 2 for p in own_tensors(module).values()):
         return False
-    inner = any(isinstance(p, nn.Parameter) and owner(n) != "" for n, p in named_tensors(module))
+    inner = any(isinstance(p, nn.Parameter) and owning_module(n) != "" for n, p in named_tensors(module))
     return not inner or isinstance(module, nn.MultiheadAttention)
 
 
@@ -150,35 +150,35 @@ def is_norm(module: nn.Module) -> bool:
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers that belong to a module itself, parametrized ones included."""
-    return {name: tensor for name, tensor in named_tensors(module) if owner(name) == ""}
+    return {name: tensor for name, tensor in named_tensors(module) if owning_module(name) == ""}
 
 
 def observe(model: nn.Module, inputs: Inputs) -> Structure:
     """Runs the example through a copy of the model, in eval mode."""
-    probe = bake(model, {}).eval()
+    probe = detached_copy(model, {}).eval()
     for parameter in probe.parameters():
         if parameter.is_floating_point() or parameter.is_complex():
             parameter.requires_grad_(True)
     order: dict[str, int] = {}
-    made: dict[Any, tuple[str, int]] = {}
-    taken: dict[str, list[tuple[Any, ...]]] = {}
+    produced_by: dict[Any, tuple[str, int]] = {}
+    inputs_of: dict[str, list[tuple[Any, ...]]] = {}
     clock = itertools.count()
 
     def enter(name: str, given: Any) -> None:
         order.setdefault(name, next(clock))
         nodes = tuple(tensor.grad_fn for tensor in tree.tensors(given) if tensor.grad_fn is not None)
-        taken.setdefault(name, []).append(nodes)
+        inputs_of.setdefault(name, []).append(nodes)
 
     def leave(name: str, output: Any) -> None:
         now = next(clock)
         for tensor in tree.tensors(output):
             if tensor.grad_fn is not None:
-                made.setdefault(tensor.grad_fn, (name, now))  # the innermost module, whose hook runs first, keeps it
+                produced_by.setdefault(tensor.grad_fn, (name, now))  # the innermost module, whose hook runs first, keeps it
 
     for name, module in probe.named_modules():
         module.register_forward_pre_hook(lambda _, args, kwargs, name=name: enter(name, (args, kwargs)), with_kwargs=True)
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
-    reading = Reading(probe)
+    reading = ParameterReads(probe)
     with torch.enable_grad(), reading:
         own = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
         output = probe(*own.args, **own.kwargs)
@@ -187,8 +187,10 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
     names = {id(parameter): name for name, parameter in probe.named_parameters()}
     ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
-    structure = Structure(model, order, ends, made, names, taken, reading.elsewhere, reading.dropping, inputs)
-    strays = structure.strays()
+    structure = Structure(
+        model, order, ends, produced_by, names, inputs_of, reading.read_elsewhere, reading.functional_dropout, inputs
+    )
+    strays = structure.unregistered_weights()
     if strays:
         raise InputError(
             f"forward uses weights that no module of the model registers, of shapes {strays}: put layers into an nn.ModuleList "
@@ -264,14 +266,14 @@ def block_starts(structure: Structure) -> set[str]:
     A residual sum joins ways that part at a common tensor, and the way with the fewest layers is the shortcut. They are found
     in the autograd graph, so that a residual network shows its blocks however it is written.
     """
-    order = outputs_first(structure.ends)
+    order = outputs_first(structure.output_nodes)
     place = {node: index for index, node in enumerate(order)}
     users: dict[Any, int] = {}
     for node in order:
         for source, _ in node.next_functions:
             users[source] = users.get(source, 0) + 1
     layers = set(structure.layers())
-    made = {node: name for node, (name, _) in structure.made.items() if name in layers}
+    made = {node: name for node, (name, _) in structure.produced_by.items() if name in layers}
     starts: set[str] = set()
     for node in order:
         ways = _summands(node, users)
@@ -318,10 +320,10 @@ def outputs_first(ends: tuple[Any, ...]) -> list[Any]:
     return done[::-1]
 
 
-def added(structure: Structure) -> set[str]:
+def additive_parameters(structure: Structure) -> set[str]:
     """The parameters that are only ever added, scaled entry by entry or put beside something: tokens, positions, scales."""
     consumers: dict[Any, list[Any]] = {}
-    for node in outputs_first(structure.ends):
+    for node in outputs_first(structure.output_nodes):
         for source, _ in node.next_functions:
             consumers.setdefault(source, []).append(node)
     found = set()

@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.modules import bake, plain_attention
+from multitudes.engine.modules import detached_copy, plain_attention
 
 ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 """Norms that give other values when channels are gone, as they should."""
 
 
-def other_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
+def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
     """Outputs that have another shape than before (hidden states beside them may), and attention with other heads."""
-    (before, heads), (after, heads_now) = (attended(net, inputs) for net in (model, new))
+    (before, heads), (after, heads_now) = (attention_maps(net, inputs) for net in (model, new))
     found = dict(tree.leaves(after))
     first = next((name for name, leaf in tree.leaves(before) if isinstance(leaf, Tensor)), "")
     for name, tensor in tree.leaves(before):
@@ -40,11 +40,11 @@ def _heads(shapes: list[tuple[int, int, int]]) -> str:
     return "/".join(map(str, sorted({count for count, _, _ in shapes}))) or "no"
 
 
-def attended(net: nn.Module, inputs: Inputs) -> tuple[Any, list[tuple[int, int, int]]]:
+def attention_maps(net: nn.Module, inputs: Inputs) -> tuple[Any, list[tuple[int, int, int]]]:
     """The output in eval mode, and each attention's number of maps (rows × heads) and their sizes."""
     watch, own = _Attention(), fresh_inputs(inputs)
     with torch.no_grad(), plain_attention(), watch:
-        output = bake(net, {}).eval()(*own.args, **own.kwargs)
+        output = detached_copy(net, {}).eval()(*own.args, **own.kwargs)
     return output, watch.maps
 
 
@@ -69,7 +69,7 @@ class _Attention(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def misplaced(model: nn.Module, new: nn.Module, read: dict[str, list[int]], inputs: Inputs) -> Iterator[str]:
+def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[int]], inputs: Inputs) -> Iterator[str]:
     """Whether weights are in the wrong places: the given network, deaf to the channels that are gone, must say the same.
 
     `read` has the inputs that each layer still reads. Norms over channels and attention modules are left out on both sides:
@@ -78,9 +78,9 @@ def misplaced(model: nn.Module, new: nn.Module, read: dict[str, list[int]], inpu
     if not all(isinstance(part, nn.MultiheadAttention) for part in _attending(model, inputs)):
         yield "its attention is written by hand, and its heads would be mixed"
         return
-    dense, thin = (bake(net, {}).double().eval() for net in (model, new))
+    dense, thin = (detached_copy(net, {}).double().eval() for net in (model, new))
     for name, kept in read.items():
-        _deafen(dense.get_submodule(name), kept)
+        _mute_inputs(dense.get_submodule(name), kept)
     for part in [*dense.modules(), *thin.modules()]:
         if isinstance(part, ACROSS_CHANNELS):
             part.forward = lambda x: x  # type: ignore[method-assign]
@@ -101,7 +101,7 @@ def inputs_of(layer: Any) -> int:
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
 
 
-def _deafen(layer: Any, kept: list[int]) -> None:
+def _mute_inputs(layer: Any, kept: list[int]) -> None:
     """Sets to zero the weights by which a layer reads other channels than these."""
     weight, groups = layer.weight.data, getattr(layer, "groups", 1)
     size = inputs_of(layer) // groups
@@ -115,7 +115,7 @@ def _deafen(layer: Any, kept: list[int]) -> None:
 
 def _attending(model: nn.Module, inputs: Inputs) -> list[nn.Module]:
     """The innermost modules in whose forward attention is computed."""
-    net, watch, own = bake(model, {}).eval(), _Attention(), fresh_inputs(inputs)
+    net, watch, own = detached_copy(model, {}).eval(), _Attention(), fresh_inputs(inputs)
     found: list[nn.Module] = []
     begun: list[int] = []
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import is_layer, last_layers, observe
-from multitudes.conversion.resize.audit import attended, inputs_of, misplaced, other_outputs
+from multitudes.conversion.resize.audit import attention_maps, changed_outputs, inputs_of, reads_wrong_channels
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.modules import bake
+from multitudes.engine.modules import detached_copy
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
 
@@ -59,11 +59,11 @@ def is_transformers(model: nn.Module) -> bool:
 @torch.enable_grad()
 def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = first_channels) -> nn.Module:
     """A copy with `ratio` of the channels of every layer but the last ones; the weights of what stays are kept."""
-    new = bake(model, {}).eval()
+    new = detached_copy(model, {}).eval()
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     ends = last_layers(observe(model, inputs))[0]
-    if is_transformers(model) and attended(model, inputs)[1]:  # finding its channels may take forever
+    if is_transformers(model) and attention_maps(model, inputs)[1]:  # finding its channels may take forever
         raise ConversionError(
             f"{type(model).__name__} cannot be thinned by channels: its attention is that of transformers.\n{ADVICE}"
         )
@@ -74,7 +74,7 @@ def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = fir
             read = _thin(new, ratio, inputs, ends, expected, choose)
         wrong = [*_tied_again(model, new), *_wrong(model, new, expected, inputs)]
         if choose is not first_channels and not wrong:
-            wrong = list(misplaced(model, new, read, inputs))
+            wrong = list(reads_wrong_channels(model, new, read, inputs))
     except Exception as error:  # whatever torch-pruning trips over: the network cannot be taken apart by channels
         wrong = [f"what is left of it does not run: {type(error).__name__}: {error}"]
     if wrong:
@@ -89,7 +89,12 @@ def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = fir
 
 
 def _thin(
-    model: nn.Module, ratio: float, inputs: Inputs, ends: set[str], expected: dict[str, int], choose: Chooser
+    model: nn.Module,
+    ratio: float,
+    inputs: Inputs,
+    ends: set[str],
+    expected: dict[str, int],
+    choose: Chooser,
 ) -> dict[str, list[int]]:
     """Takes channels from every group; says how wide each layer should be now, and which of its inputs each still reads."""
     graph = _graph(model, inputs)
@@ -203,4 +208,4 @@ def _wrong(model: nn.Module, new: nn.Module, expected: dict[str, int], inputs: I
             yield f"{what} has {width} channels instead of {expected[name]}"
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):
         yield "it has no channels to lose: every layer gives an output, or is too narrow"
-    yield from other_outputs(model, new, inputs)
+    yield from changed_outputs(model, new, inputs)

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.initialise import built, fresh, is_constant
+from multitudes.conversion.anatomy.initialise import build, is_constant, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import last_layers, observe
-from multitudes.conversion.resize.audit import other_outputs
+from multitudes.conversion.resize.audit import changed_outputs
 from multitudes.conversion.resize.constructors import HEADS, by_config, by_constructor, by_timm
 from multitudes.conversion.resize.pruning import ADVICE, pruned, width_of
 from multitudes.engine.inputs import Inputs, checked_example
 from multitudes.engine.modules import Factory, named_tensors
-from multitudes.engine.proof.outcome import aside
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError, InputError
 
@@ -55,7 +55,7 @@ class Resizing:
         return text + (f"; {len(self.grouped)} layers in groups" if self.grouped else "")
 
 
-@aside()
+@clean_autograd()
 def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None) -> nn.Module:
     """A new model with every hidden width times `ratio`, newly initialised; what rounding did is in its `resizing`.
 
@@ -72,7 +72,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f"seed={seed!r}: give a whole number, or None")
     seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
-    given = model if isinstance(model, nn.Module) else built(model, 1.0, seed)
+    given = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     if reasons := refusals(given):
         raise ConversionError(
             f"{type(given).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
@@ -90,17 +90,17 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
 def resized(model: nn.Module, factory: Factory | None, ratio: float, inputs: Inputs, seed: int) -> nn.Module:
     """`resize`, with the input already looked at."""
     if factory is not None:
-        new = built(factory, ratio, seed)
-        wrong = list(_odd(model, new, ratio, inputs))
+        new = build(factory, ratio, seed)
+        wrong = list(_problems(model, new, ratio, inputs))
         if wrong:
             raise ConversionError(f"the factory's network at ratio {ratio:g} is not what it should be: {'; '.join(wrong[:4])}")
         return reported(model, new, ratio, "the factory", inputs)
     if ratio == 1:
-        return reported(model, fresh(model, seed)[0], ratio, "nothing", inputs)
+        return reported(model, reinitialised(model, seed)[0], ratio, "nothing", inputs)
     tried = []
     for name, way in WAYS.items():
         try:
-            found, wrong = _made(way, model, ratio, inputs, seed)
+            found, wrong = _by_way(way, model, ratio, inputs, seed)
         except Exception as error:  # a foreign constructor may fail in any way: it was no way then
             found, wrong = None, [f"{type(error).__name__}: {error}"]
         if found is not None and not wrong:
@@ -114,10 +114,10 @@ def resized(model: nn.Module, factory: Factory | None, ratio: float, inputs: Inp
         thin = pruned(model, ratio, inputs)
     except ConversionError as error:
         raise ConversionError("\n".join([str(error), *tried])) from error
-    return reported(model, fresh(thin, seed, resized_from=model)[0], ratio, "channels", inputs)
+    return reported(model, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels", inputs)
 
 
-def _made(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int) -> tuple[nn.Module | None, list[str]]:
+def _by_way(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int) -> tuple[nn.Module | None, list[str]]:
     """The model as one of the ways makes it, if it knows how, and what is wrong with it."""
     place = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     with seeded(seed, model):
@@ -130,7 +130,7 @@ def _made(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int) -
             same = way(model, 1.0, place)
     assert same is not None
     new = _in_place_of(model, new)
-    return new, [*_lost(model, same)] or [*_odd(model, new, ratio, inputs)]
+    return new, [*_changes_lost(model, same)] or [*_problems(model, new, ratio, inputs)]
 
 
 def reported(model: nn.Module, new: nn.Module, ratio: float, way: str, inputs: Inputs) -> nn.Module:
@@ -181,15 +181,15 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
-def _lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
+def _changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
     """What the model was given since it was made, and would lose if it were made again: here is the same, made again."""
-    mine, other = _told(model), _told(same)
+    mine, other = _described(model), _described(same)
     for name in sorted(mine.keys() | other.keys()):
         if mine.get(name) != other.get(name):
             yield f"{name or 'it'} would be {other.get(name, 'lost')} instead of {mine.get(name, 'nothing')}"
 
 
-def _told(model: nn.Module) -> dict[str, Any]:
+def _described(model: nn.Module) -> dict[str, Any]:
     """Everything that can be said of a model without its values."""
     found: dict[str, Any] = {}
     for name, part in model.named_modules():
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__qualname__", None)
 
 
-def _odd(model: nn.Module, new: nn.Module, ratio: float, inputs: Inputs) -> Iterator[str]:
+def _problems(model: nn.Module, new: nn.Module, ratio: float, inputs: Inputs) -> Iterator[str]:
     """What differs in a resized network, beside widths: parts, outputs, heads; and whether any width has changed."""
     ours, theirs = ({n: type(part) for n, part in net.named_modules()} for net in (model, new))
     names = [n for n in ours.keys() | theirs.keys() if ours.get(n) is not theirs.get(n)]
@@ -219,7 +219,7 @@ def _odd(model: nn.Module, new: nn.Module, ratio: float, inputs: Inputs) -> Iter
         yield f"{min(names)} is not of the same kind"
         return
     try:
-        yield from other_outputs(model, new, inputs)
+        yield from changed_outputs(model, new, inputs)
     except Exception as error:
         yield f"it does not run: {type(error).__name__}: {error}"
         return

@@ -19,8 +19,16 @@ RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
 """Lights drops from the upper left."""
 
 
-def spatter(x: Array, rngs: Rngs, mean: float, spread: float, sigma: float, least: float, strength: float, mud: float
-) -> Array:  # fmt: skip
+def spatter(
+    x: Array,
+    rngs: Rngs,
+    mean: float,
+    spread: float,
+    sigma: float,
+    least: float,
+    strength: float,
+    mud: float,
+) -> Array:
     """Smoothed noise is liquid where it is more than `least`: water that shines at its rims, or mud that covers."""
     liquid = grids.gaussian(mean + spread * normal(rngs, 1, *x.shape[-2:]), sigma)
     if mud:

@@ -14,8 +14,17 @@ ICE = (0.86, 0.95, 1.0)
 """The colour of frost, as red, green and blue."""
 
 
-def snow(x: Array, rngs: Rngs, mean: float, spread: float, zoom: float, least: float, radius: float, sigma: float, keep: float
-) -> Array:  # fmt: skip
+def snow(
+    x: Array,
+    rngs: Rngs,
+    mean: float,
+    spread: float,
+    zoom: float,
+    least: float,
+    radius: float,
+    sigma: float,
+    keep: float,
+) -> Array:
     """Flakes: noise enlarged, cut off below `least` and drawn downwards, over a whitened image; and the same turned round."""
     height, width = x.shape[-2:]
     flakes = mean + spread * normal(rngs, 1, height, width)

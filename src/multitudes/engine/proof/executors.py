@@ -19,21 +19,21 @@ from torch import Tensor
 
 from multitudes.engine import tree
 from multitudes.engine.fold import forbidden, learn_output, learn_rows, run_fold
-from multitudes.engine.inputs import Inputs, fresh_inputs, rows, stack_slots, take_rows
+from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs, stack_slots, take_rows
 from multitudes.engine.loop import OUTPUT, members, run_loop
-from multitudes.engine.modules import bake, batch_norms, hooked, named_tensors, owner
+from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors, owning_module
 from multitudes.engine.proof.independence import leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
-    bypassed,
     close,
-    copied,
     difference,
-    precise,
+    in_double,
+    restored,
     run,
     run_plain,
     run_reference,
-    undone,
+    trainable_copy,
+    without_modules,
 )
 from multitudes.engine.replay import Replay
 from multitudes.engine.state import MODES, Engine, Traits, shared_write
@@ -44,10 +44,10 @@ SAME_NOISE = ("fractional_max_pool",)
 """Operations that vmap gives the same randomness for all members without a word."""
 
 
-def settle(engine: Engine, inputs: Inputs) -> None:
+def prove_executors(engine: Engine, inputs: Inputs) -> None:
     """Finds the traits of the engine's template and the executors that are right for it, and picks among them."""
     example = inputs
-    trial, inputs = precise(engine, inputs)
+    trial, inputs = in_double(engine, inputs)
     loop = _try_loop(trial, inputs)
     trial.row_axes = _output_rows(trial, inputs)
     _nothing_leaks(trial, inputs)
@@ -65,15 +65,19 @@ def settle(engine: Engine, inputs: Inputs) -> None:
                 engine.why.setdefault(name, why)
         trial.proven[mode] = engine.proven[mode] = tuple(proven)
     engine.row_axes = trial.row_axes
-    engine.traits = replace(engine.traits, slots=_takes_slots(trial, inputs), fold_slots=_folds_slots(trial, inputs))
+    engine.traits = replace(
+        engine.traits, vmap_per_member=_takes_slots(trial, inputs), fold_per_member=_folds_slots(trial, inputs)
+    )
     pick(engine)
 
 
 def _output_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
     """Where the rows are in outputs; nothing where that cannot be told, or no other batch size runs."""
-    own = replace(engine, template=copied(engine.template))  # what a layer keeps from call to call is thrown away with it
+    own = replace(
+        engine, template=trainable_copy(engine.template)
+    )  # what a layer keeps from call to call is thrown away with it
     try:
-        with undone(own.template, "eval"):
+        with restored(own.template, "eval"):
             return {OUTPUT: learn_output(own, fresh_inputs(inputs))}
     except Exception:
         return {}
@@ -82,7 +86,7 @@ def _output_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
 def _fails(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
     """What an executor says in the model's own precision and with its dropout, which the comparison went without."""
     try:
-        run(executor, replace(engine, template=copied(engine.template)), inputs, mode)
+        run(executor, replace(engine, template=trainable_copy(engine.template)), inputs, mode)
     except Exception as error:
         return _operation(error)
     return None
@@ -99,7 +103,7 @@ def _takes_slots(engine: Engine, inputs: Inputs) -> bool:
     for mode in MODES:
         norms = engine.shared_norms if mode == "train" else frozenset()  # with these the loop says something else
         try:
-            with warnings.catch_warnings(), bypassed(engine.template, norms):
+            with warnings.catch_warnings(), without_modules(engine.template, norms):
                 warnings.simplefilter("error")
                 loop, vmap = (run(functools.partial(how, per_member=True), engine, slots, mode) for how in (run_loop, run_vmap))
         except Exception:
@@ -115,7 +119,7 @@ def _adds_up(engine: Engine, inputs: Inputs) -> bool:
     for mode in MODES:
         norms = engine.shared_norms if mode == "train" else frozenset()  # over few rows these blow up what is rounded
         try:
-            with bypassed(engine.template, norms):
+            with without_modules(engine.template, norms):
                 plain = run_reference(engine, inputs, mode)
                 summed = run(functools.partial(run_vmap, per_member=True), engine, slots, mode)
         except Exception as error:
@@ -133,9 +137,9 @@ def _folds_slots(engine: Engine, inputs: Inputs) -> bool:
     slots = stack_slots(
         [take_rows(inputs, engine.batch_axis, _turned(engine, inputs, m)) for m in range(engine.members)], engine.batch_axis
     )
-    own = replace(engine, template=copied(engine.template))
+    own = replace(engine, template=trainable_copy(engine.template))
     try:
-        with bypassed(own.template, engine.shared_norms):
+        with without_modules(own.template, engine.shared_norms):
             loop, fold = (run(functools.partial(how, per_member=True), own, slots, "train") for how in (run_loop, run_fold))
     except Exception:
         return False
@@ -144,16 +148,16 @@ def _folds_slots(engine: Engine, inputs: Inputs) -> bool:
 
 def _turned(engine: Engine, inputs: Inputs, m: int) -> Tensor:
     """Rows in another order for each member, one of them in place of another: their mean differs too."""
-    count = rows(inputs, engine.batch_axis)
+    count = count_rows(inputs, engine.batch_axis)
     index = torch.arange(count)
     index[m % count] = (m + 1) % count
     return index.roll(m)
 
 
-def few_members(engine: Engine, count: int) -> Engine:
+def first_members(engine: Engine, count: int) -> Engine:
     """The first members as an engine of their own."""
     parts = {n: t[:count] for n, t in named_tensors(engine.template) if n in engine.owned | engine.summed}
-    template = bake(engine.template, parts)
+    template = detached_copy(engine.template, parts)
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))
 
 
@@ -170,13 +174,15 @@ def pick(engine: Engine) -> None:
 
 def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
     """The loop's outcome in each mode it can run in; the engine is told the traits that this takes."""
-    engine.traits = Traits(private=_buffers(engine))
+    engine.traits = Traits(written_buffers=_buffers(engine))
     engine.traits = replace(engine.traits, mutates=_writes_inputs(engine, inputs))
     outcomes: dict[str, Outcome] = {}
     for mode in reversed(MODES):
         settled = engine.traits
         for copies, blind in ((False, False), (True, False), (True, True)):
-            engine.traits = replace(settled, copies=settled.copies or copies, blind=settled.blind or blind)
+            engine.traits = replace(
+                settled, copy_per_member=settled.copy_per_member or copies, no_replay=settled.no_replay or blind
+            )
             try:
                 outcomes[mode] = run_reference(engine, inputs, mode)
                 break
@@ -189,7 +195,7 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
     _watch(engine, inputs)
     _trunk_is_one_networks(engine, inputs, outcomes)
     engine.traits = replace(engine.traits, random="train" in outcomes and outcomes["train"].random)
-    if engine.traits.blind:  # tried without what is now known
+    if engine.traits.no_replay:  # tried without what is now known
         outcomes = {mode: run_reference(engine, inputs, mode) for mode in outcomes}
     return outcomes
 
@@ -199,9 +205,9 @@ def _trunk_is_one_networks(engine: Engine, inputs: Inputs, outcomes: dict[str, O
     if "train" not in outcomes or not engine.shared_norms or not engine.owned:
         return
     own = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
-    plain = run_plain(bake(engine.template, own), inputs, "train").buffers
+    plain = run_plain(detached_copy(engine.template, own), inputs, "train").buffers
     odd = {n for n, b in outcomes["train"].buffers.items() if n not in engine.owned and not close(b, plain[n])}
-    norms = frozenset(name for name in engine.shared_norms if any(owner(n) == name for n in odd))
+    norms = frozenset(name for name in engine.shared_norms if any(owning_module(n) == name for n in odd))
     engine.traits = replace(engine.traits, coupled=engine.traits.coupled | norms)
 
 
@@ -215,7 +221,7 @@ def _nothing_leaks(engine: Engine, inputs: Inputs) -> None:
 def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:
     own = fresh_inputs(inputs)
     try:
-        with undone(engine.template, "eval"), torch.no_grad():
+        with restored(engine.template, "eval"), torch.no_grad():
             run_loop(engine, own)
     except Exception:
         return True
@@ -227,7 +233,7 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
 
     A shared buffer that each member would set is refused.
     """
-    watched = replace(engine, template=copied(engine.template))
+    watched = replace(engine, template=trainable_copy(engine.template))
     memory: Replay | None = None
     coupled: set[str] = set()
     changed: set[str] = set()
@@ -242,9 +248,9 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
     for mode in MODES:
         shared = {n: t for n, t in named_tensors(watched.template) if n not in engine.owned}
         memory = Replay(shared)
-        memory.blind = engine.traits.blind
+        memory.blind = engine.traits.no_replay
         try:
-            with undone(watched.template, mode), torch.no_grad():
+            with restored(watched.template, mode), torch.no_grad():
                 for _, entries in members(watched, inputs, replay=memory):
                     changed |= set(entries)
         except Exception:  # a mode the model cannot be run in is reported by the trial itself
@@ -254,13 +260,13 @@ def _watch(engine: Engine, inputs: Inputs) -> None:
             raise RunError(shared_write(clash[0]))
         engine.traits = replace(
             engine.traits,
-            blind=engine.traits.blind or memory.blind,
-            steered=engine.traits.steered or memory.steered,
-            selects=engine.traits.selects or memory.selects,
+            no_replay=engine.traits.no_replay or memory.blind,
+            data_dependent=engine.traits.data_dependent or memory.steered,
+            ragged=engine.traits.ragged or memory.selects,
         )
         if memory.blind and engine.owned:
             coupled |= engine.shared_norms
-    engine.traits = replace(engine.traits, coupled=frozenset(coupled), private=frozenset(changed) & _buffers(engine))
+    engine.traits = replace(engine.traits, coupled=frozenset(coupled), written_buffers=frozenset(changed) & _buffers(engine))
 
 
 def _buffers(engine: Engine) -> frozenset[str]:
@@ -269,7 +275,12 @@ def _buffers(engine: Engine) -> frozenset[str]:
 
 
 def _forbids(
-    name: str, executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str, loop: Outcome | None
+    name: str,
+    executor: Callable[..., Any],
+    engine: Engine,
+    inputs: Inputs,
+    mode: str,
+    loop: Outcome | None,
 ) -> str | None:
     """What keeps an executor from being right in a mode; None if nothing does."""
     if loop is None:
@@ -279,10 +290,10 @@ def _forbids(
     trap = _vmap_trap(engine, mode) if name == "vmap" else _fold_trap(engine, mode)
     if trap:
         return trap
-    own = replace(engine, template=copied(engine.template))  # what vmap leaves behind on self is thrown away with it
+    own = replace(engine, template=trainable_copy(engine.template))  # what vmap leaves behind on self is thrown away with it
     try:
         if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
-            with undone(engine.template, "eval"):
+            with restored(engine.template, "eval"):
                 own.row_axes = engine.row_axes = {**engine.row_axes, **learn_rows(engine, fresh_inputs(inputs))}
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
@@ -295,7 +306,7 @@ def _forbids(
     if engine.traits.coupled and mode == "train":  # with these norms the loop says something else: compared without them
         if name == "fold" and "vmap" in engine.proven["train"] and (odd := _unlike_vmap(own, inputs, outcome)):
             return odd
-        with bypassed(own.template, engine.traits.coupled):
+        with without_modules(own.template, engine.traits.coupled):
             outcome, loop = run(executor, own, inputs, mode), run_reference(own, inputs, mode)
     if loop.random:
         return _noise_differs(executor, engine, inputs, mode)
@@ -305,7 +316,7 @@ def _forbids(
 
 def _unlike_vmap(engine: Engine, inputs: Inputs, outcome: Outcome) -> str | None:
     """In what fold differs from vmap, where norms are shared: there the two have only each other to be compared with."""
-    vmap = replace(engine, template=copied(engine.template))
+    vmap = replace(engine, template=trainable_copy(engine.template))
     odd = difference(outcome, run(run_vmap, vmap, inputs, "train")) if not outcome.random else None
     return odd and f"{odd} from vmap's"
 
@@ -314,7 +325,7 @@ def _vmap_trap(engine: Engine, mode: str) -> str | None:
     names = hooked(engine.template)
     if names:
         return f"hooks on {names[0] or 'the model'} would see all members at once"
-    if engine.traits.copies:
+    if engine.traits.copy_per_member:
         return "forward is run again during backward (checkpointing)"
     bare = [n for n in engine.traits.coupled if (norm := batch_norms(engine.template)[n]).weight is norm.running_mean is None]
     if bare and mode == "train":
@@ -323,7 +334,7 @@ def _vmap_trap(engine: Engine, mode: str) -> str | None:
 
 
 def _fold_trap(engine: Engine, mode: str) -> str | None:
-    if engine.traits.steered:
+    if engine.traits.data_dependent:
         return "values decide what is computed, and there are several members' in a batch"
     return forbidden(engine) if mode == "train" else None
 
@@ -331,7 +342,7 @@ def _fold_trap(engine: Engine, mode: str) -> str | None:
 def _noise_differs(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
     """With equal members, noise must tell them apart where the loop's does: some operations repeat theirs silently."""
     own = {n: t[:1].expand_as(t) for n, t in named_tensors(engine.template) if n in engine.owned}
-    equal = replace(engine, template=bake(engine.template, own))
+    equal = replace(engine, template=detached_copy(engine.template, own))
     traps = [op for op in _operations(equal, inputs, mode) if any(trap in op for trap in SAME_NOISE)]
     if traps:
         return f"aten::{traps[0]} would draw the same noise for all members"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.modules import bake, named_tensors
-from multitudes.engine.proof.outcome import gradients_of, undone
+from multitudes.engine.modules import detached_copy, named_tensors
+from multitudes.engine.proof.outcome import gradients_of, restored
 from multitudes.engine.state import MODES, Engine
 
 Executor = Callable[..., Any]
@@ -50,13 +50,13 @@ def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iter
 
 
 def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int) -> list[Tensor]:
-    with undone(engine.template, mode, seed), torch.no_grad():
+    with restored(engine.template, mode, seed), torch.no_grad():
         return tree.tensors(executor(engine, fresh_inputs(inputs)))
 
 
 def _by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) -> str | None:
     parameters = {n: p for n, p in engine.template.named_parameters() if n in engine.owned}
-    with undone(engine.template, mode), torch.enable_grad():
+    with restored(engine.template, mode), torch.enable_grad():
         outputs = executor(engine, fresh_inputs(inputs))
         for m in (0, engine.members - 1):
             for name, gradient in gradients_of(tree.take(outputs, m), parameters).items():
@@ -66,7 +66,13 @@ def _by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) 
 
 
 def _spreads(
-    engine: Engine, inputs: Inputs, mode: str, executor: Executor, how: str, before: list[Tensor], m: int
+    engine: Engine,
+    inputs: Inputs,
+    mode: str,
+    executor: Executor,
+    how: str,
+    before: list[Tensor],
+    m: int,
 ) -> str | None:
     own = {}
     for n, t in named_tensors(engine.template):
@@ -74,7 +80,7 @@ def _spreads(
             own[n] = t.detach().clone()
             other = own[n][m].flip(tuple(range(t.ndim - 1))) * 1.01 + 0.01  # of the same size, with its peaks elsewhere
             own[n][m] = other if how == "perturbation" else float("nan")
-    touched = replace(engine, template=bake(engine.template, own))
+    touched = replace(engine, template=detached_copy(engine.template, own))
     try:
         after = _values(touched, inputs, mode, executor, 0)
     except Exception:

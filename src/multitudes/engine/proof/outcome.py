@@ -33,26 +33,26 @@ class Outcome:
     """Whether another seed gives another output, dropout modules apart."""
 
 
-def precise(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
+def in_double(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
     """A copy of the engine to try things on: its own tensors, dropout off, double precision where that runs."""
-    trial = replace(engine, template=copied(engine.template), why={}, chunk=None)
+    trial = replace(engine, template=trainable_copy(engine.template), why={}, chunk=None)
     for part in trial.template.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0
     tensors = [tensor for _, tensor in named_tensors(trial.template)]
     if sum(t.numel() for t in tensors) > DOUBLE_LIMIT or all(t.dtype != torch.float32 for t in tensors):
         return trial, inputs
-    double = replace(trial, template=copied(trial.template, torch.float64))
+    double = replace(trial, template=trainable_copy(trial.template, torch.float64))
     wide = inputs.refill([_widened(t.detach()) for t in inputs.tensors()])
     try:
-        with undone(double.template, "eval"), torch.no_grad():
+        with restored(double.template, "eval"), torch.no_grad():
             run_loop(double, fresh_inputs(wide))
     except Exception:  # the model fixes a precision somewhere: it is tried in its own
         return trial, inputs
     return double, wide
 
 
-def copied(template: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy with tensors of its own, all of whose parameters take gradients."""
     own = {}
     for name, tensor in named_tensors(template):
@@ -67,7 +67,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def clean_autograd() -> Iterator[None]:
     """Gradients on, autocast and inference mode off, whatever the caller is in: for conversion and checks."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -79,7 +79,7 @@ def aside() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
+def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
     """A mode and a seed for a while; modes, buffers and torch's randomness are put back afterwards."""
     modes = [(part, part.training) for part in template.modules()]
     buffers = {name: buffer.clone() for name, buffer in template.named_buffers()}
@@ -99,7 +99,7 @@ def undone(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
 
 def run(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """One forward and backward by an executor; nothing of the engine is changed."""
-    with undone(engine.template, mode), torch.enable_grad():
+    with restored(engine.template, mode), torch.enable_grad():
         output = executor(engine, fresh_inputs(inputs))
         _nothing_kept(engine.template)
         gradients = gradients_of(output, dict(engine.template.named_parameters()))
@@ -110,7 +110,7 @@ def run(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str)
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """The loop's outcome, which the others are compared to, and whether it can be compared at all."""
     outcome = run(run_loop, engine, inputs, mode)
-    with undone(engine.template, mode, seed=1), torch.no_grad():
+    with restored(engine.template, mode, seed=1), torch.no_grad():
         other = tree.tensors(run_loop(engine, fresh_inputs(inputs)))
     return replace(outcome, random=not all(close(a, b) for a, b in zip(other, outcome.values, strict=True)))
 
@@ -119,14 +119,14 @@ def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:
     """Whether another seed gives another output."""
     found = []
     for seed in (0, 1):
-        with undone(engine.template, mode, seed), torch.no_grad():
+        with restored(engine.template, mode, seed), torch.no_grad():
             found.append(tree.tensors(run_loop(engine, fresh_inputs(inputs))))
     return not all(close(a, b) for a, b in zip(*found, strict=True))
 
 
 def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
     """One forward and backward of an ordinary module."""
-    with undone(module, mode), torch.enable_grad():
+    with restored(module, mode), torch.enable_grad():
         call = fresh_inputs(inputs)
         output = module(*call.args, **call.kwargs)
         gradients = gradients_of(output, dict(module.named_parameters()))
@@ -135,7 +135,7 @@ def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
 
 
 @contextlib.contextmanager
-def bypassed(template: nn.Module, names: frozenset[str]) -> Iterator[None]:
+def without_modules(template: nn.Module, names: frozenset[str]) -> Iterator[None]:
     """Some modules hand on their input as it is, for a while."""
     modules = [template.get_submodule(name) for name in sorted(names)]
     for module in modules:

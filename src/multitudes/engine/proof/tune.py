@@ -8,17 +8,17 @@ from dataclasses import replace
 import torch
 
 from multitudes.engine import EXECUTORS, MODES, Engine, tree
-from multitudes.engine.inputs import Inputs, fresh_inputs, rows
-from multitudes.engine.modules import bake
-from multitudes.engine.proof.executors import few_members, settle
-from multitudes.engine.proof.outcome import aside
+from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
+from multitudes.engine.modules import detached_copy
+from multitudes.engine.proof.executors import first_members, prove_executors
+from multitudes.engine.proof.outcome import clean_autograd
 
 
 def tune(engine: Engine, call: Inputs, seconds: float) -> None:
     """Proves the executors again on a call, times them, and picks the faster one in each mode."""
-    few = few_members(engine, 2 if rows(call, engine.batch_axis) != 2 else 3)
-    with aside():
-        settle(few, call)
+    few = first_members(engine, 2 if count_rows(call, engine.batch_axis) != 2 else 3)
+    with clean_autograd():
+        prove_executors(few, call)
     engine.adopt(few)
     for mode in MODES:
         times = {name: _time(engine, name, call, mode, seconds) for name in engine.proven[mode] if name != "fold"}
@@ -26,7 +26,7 @@ def tune(engine: Engine, call: Inputs, seconds: float) -> None:
 
 
 def _time(engine: Engine, executor: str, call: Inputs, mode: str, seconds: float) -> float:
-    own = replace(engine, template=bake(engine.template, {}))
+    own = replace(engine, template=detached_copy(engine.template, {}))
     own.template.train(mode == "train")
     best, until = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < until:

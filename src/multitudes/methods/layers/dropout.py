@@ -18,15 +18,15 @@ from multitudes.conversion.anatomy.known_layers import channel_axis
 from multitudes.conversion.anatomy.structure import NORMS
 from multitudes.engine import tree
 from multitudes.engine.draws import Drawing, drawing_layers, drawn_names
-from multitudes.engine.inputs import BatchAxis, Inputs, rows, take_rows
-from multitudes.engine.modules import slots_of
+from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, take_rows
+from multitudes.engine.modules import registers_of
 from multitudes.errors import ConversionError, RunError
 
 FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 @dataclass(frozen=True)
-class Slot:
+class CallShape:
     """How a dropout is called: the shape of what it is given, and which axis has how many entries for each row."""
 
     shape: tuple[int, ...]
@@ -43,16 +43,16 @@ class Slot:
         return all(a == b for at, (a, b) in enumerate(zip(x.shape, self.shape, strict=True)) if at != self.axis)
 
 
-class Dropped(Drawing):
+class MaskedDropout(Drawing):
     """Dropout whose masks are drawn outside, one for each of its calls in a forward."""
 
     rate: float
     filterwise: bool
-    slots: list[Slot]
+    slots: list[CallShape]
     at: int
     """Which of its calls comes next."""
 
-    def fit(self, found: list[Slot], name: str, like: Tensor) -> None:
+    def fit(self, found: list[CallShape], name: str, like: Tensor) -> None:
         """Takes over the shapes of its calls, with a mask for each."""
         layer: Any = self
         if self.slots and len(found) != len(self.slots):
@@ -131,11 +131,11 @@ class Dropped(Drawing):
         ones = x.new_ones([size if at in (rows, channel) else 1 for at, size in enumerate(x.shape)])
         return x * F.dropout(ones, self.rate, True)
 
-    def settle(self) -> None:
+    def bake(self) -> None:
         """Stays as it is: a mask is over units, not weights."""
 
 
-class Live(Dropped):
+class LiveDropout(MaskedDropout):
     """A dropout module that drops at prediction too."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Live(Dropped):
         return super().forward(input) if usual else self.noise(input)  # type: ignore[misc]
 
 
-class DroppedBefore(Dropped):
+class DropoutBefore(MaskedDropout):
     """A layer before which units are dropped."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ class DroppedBefore(Dropped):
         return super().forward(self.noise(input) if left is None else left, *args, **kwargs)  # type: ignore[misc]
 
 
-def from_the_first(network: nn.Module, _: Any) -> None:
+def reset_call_counts(network: nn.Module, _: Any) -> None:
     """A forward that did not come to its end leaves dropout behind that waits for its next call."""
     for _, layer in drawing_layers(network):
         layer.at = 0  # type: ignore[attr-defined]
@@ -164,13 +164,13 @@ def from_the_first(network: nn.Module, _: Any) -> None:
 
 def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
     """Fits each dropout's masks to the shapes in which it is called, in place; whether these are others than before."""
-    count = rows(inputs, batch_axis)
+    count = count_rows(inputs, batch_axis)
     more = take_rows(inputs, batch_axis, torch.tensor([*range(count), 0]))
     few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
     many = _seen(network, more, lambda name, at, x: _slot(name, few[name][at], x, count) if at < len(few[name]) else None)
     changed = False
     for name, layer in drawing_layers(network):
-        assert isinstance(layer, Dropped)
+        assert isinstance(layer, MaskedDropout)
         if len(few[name]) != len(many[name]):
             raise ConversionError(f"{name} is called another number of times when there are more rows")
         before = layer.slots
@@ -193,7 +193,7 @@ def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor],
     ]
     modes = [(part, part.training) for part in network.modules()]
     drawn = drawn_names(network)
-    places = [(name, *place) for name, held in slots_of(network).items() for place in held]
+    places = [(name, *place) for name, held in registers_of(network).items() for place in held]
     own = [(name, place, key, place[key]) for name, place, key in places if not isinstance(place[key], nn.Parameter)]
     network.eval()
     try:
@@ -211,14 +211,14 @@ def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor],
     return found
 
 
-def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> Slot:
+def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
     """A call, from its shape at a number of rows, and what it is given with the first row once more behind them."""
     large = tuple(x.shape)
     if len(small) != len(large):
         raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {list(small)} becomes {list(large)}")
     grown = [at for at, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
     if not grown:
-        return Slot(small, None, 1)
+        return CallShape(small, None, 1)
     axis = grown[0]
     if len(grown) > 1 or small[axis] % count or large[axis] * count != small[axis] * (count + 1):
         raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {list(small)} becomes {list(large)}")
@@ -228,4 +228,4 @@ def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> Slot:
         if not torch.allclose(parts.select(axis, 0), parts.select(axis, count), equal_nan=True):
             raise ConversionError(f"the rows of what {name} drops from cannot be told apart: a row's {each} parts lie apart")
     shape = tuple(0 if at == axis else size for at, size in enumerate(small))
-    return Slot(shape, axis, each)
+    return CallShape(shape, axis, each)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.first_layers import first_layers
-from multitudes.conversion.anatomy.initialise import fresh
+from multitudes.conversion.anatomy.initialise import reinitialised
 from multitudes.conversion.anatomy.known_layers import without_fast_path
 from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers, observe
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, drawing_layers, drawn_member, drawn_names, mixed, settled
+from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_member, drawn_names, make_drawing
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import bake, names_matching, slots_of
+from multitudes.engine.modules import detached_copy, names_matching, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.errors import ConversionError, InputError
@@ -219,7 +219,7 @@ class Patching:
         """Layers to be patched whose parameters are not theirs alone, or are not what their forward reads."""
         places = {id(register): name for name, part in structure.model.named_modules() for register in (part._parameters,)}
         tied = {}
-        for held in slots_of(structure.model).values():
+        for held in registers_of(structure.model).values():
             for register, key in held:
                 if len(held) > 1:
                     other = next(f"{places[id(r)]}.{k}" for r, k in held if (id(r), k) != (id(register), key))
@@ -228,7 +228,7 @@ class Patching:
         found = {}
         for name in self.patched(structure):
             part = structure.model.get_submodule(name)
-            elsewhere = sorted(n for n in structure.elsewhere if n.rpartition(".")[0] == name)
+            elsewhere = sorted(n for n in structure.read_elsewhere if n.rpartition(".")[0] == name)
             if id(part._parameters) in tied:
                 found[name] = tied[id(part._parameters)]
             elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
@@ -242,9 +242,9 @@ class Patching:
     def prepare(self, model: nn.Module, factory: Any, inputs: Inputs, seed: int, at: Any) -> nn.Module:
         """The model with K components in patched layers, of which the first is drawn yet."""
         names = self.patched(observe(model, inputs))
-        new = bake(model, {})
+        new = detached_copy(model, {})
         stored = self.components - self.zero_component
-        starts = [fresh(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
+        starts = [reinitialised(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
         every = [f"{n}.{key}" for n, part in new.named_modules() for key in part._parameters]
         places = {name: index for index, name in enumerate(every)}
         for name in names:
@@ -257,7 +257,7 @@ class Patching:
                 given = layer._parameters[key]
                 layer._parameters[key] = nn.Parameter(value.to(given), requires_grad=given.requires_grad)
             probabilities = None if self.probabilities is None else tuple(self.probabilities)
-            mixed(
+            make_drawing(
                 layer, Patched, replaced=keys, components=self.components, elementwise=self.elementwise, sigma=self.sigma,
                 zero=self.zero_component, probabilities=probabilities, shapes=shapes,
             )  # fmt: skip
@@ -308,9 +308,9 @@ class Patching:
     def _what(self) -> str:
         return "one drawn for each element" if self.elementwise else "one drawn for the layer"
 
-    def plain(self, member: nn.Module) -> None:
+    def bake(self, member: nn.Module) -> None:
         """Works what is drawn into layers."""
-        settled(member)
+        bake_draws(member)
 
     def neutral(self: P) -> P:
         """All components as the given layer."""
