@@ -59,7 +59,7 @@ class Ensemble(nn.Module):
         self.task = checked_task(task)
         self.seed = seed
         self.engine = engine
-        self.plan = plan
+        self._plan = plan
         self.calibrator: Calibrator | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
@@ -83,6 +83,12 @@ class Ensemble(nn.Module):
     def base(self) -> nn.Module:
         """The base model's architecture, on the meta device."""
         return self._base[0]
+
+    @property
+    def plan(self) -> Plan:
+        """What conversion did to each module, and the executors that are now proven and picked."""
+        engine = self.engine
+        return replace(self._plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
 
     @property
     def members(self) -> int:
