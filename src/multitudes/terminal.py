@@ -45,14 +45,14 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
         yield tell
 
 
-def rendered(parts: list[Any]) -> str:
-    """Tables as text, as wide as the terminal; in colour nowhere, so that it reads the same in a log and a notebook."""
+def rendered(parts: list[Any], width: int | None = None) -> str:
+    """Renders tables as text, `width` columns or as wide as the terminal, without colour: logs and notebooks show the same."""
     import shutil
     from io import StringIO
 
     from rich.console import Console
 
-    width = min(140, max(80, shutil.get_terminal_size((140, 24)).columns))
+    width = width or min(140, max(80, shutil.get_terminal_size((140, 24)).columns))
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
     for part in parts:
         console.print(part)

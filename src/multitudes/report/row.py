@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -21,9 +20,7 @@ from torch import Tensor
 
 from multitudes.errors import FileError, InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.temperature import Calibrator
-from multitudes.prediction.values import CLASSES
-from multitudes.scores.scores import Scores
+from multitudes.scores.scores import Scores, json_number
 
 FORMAT = 1
 JSON, TENSORS = "row.json", "row.safetensors"
@@ -105,9 +102,9 @@ class Row:
         about, tensors = [], {}  # type: list[dict[str, Any]], dict[str, Tensor]
         own = {} if self.prediction is None else {OWN: self.prediction}
         for name, prediction in (own | {f"ood/{name}": one for name, one in self.ood.items()}).items():
-            said, held = _taken_apart(prediction)
-            about.append({"name": name, **said})
-            tensors.update({f"{name}/{key}": value for key, value in held.items()})
+            settings, own_tensors = prediction.to_tensors()
+            about.append({"name": name, **settings})
+            tensors.update({f"{name}/{key}": value for key, value in own_tensors.items()})
         text = json.dumps(self._described(), indent=1, ensure_ascii=False).encode()
         save_tensors(place / TENSORS, "row", {"row": _digest(text), "predictions": about}, tensors)
         write(place / JSON, text)
@@ -118,9 +115,9 @@ class Row:
 
         return {
             "format": FORMAT, "multitudes": __version__, "name": self.name, "method": self.method, "seed": self.seed,
-            "command": self.command, "seconds": None if self.seconds is None else _plain(self.seconds),
-            "settings": dict(self.settings), "cost": {name: _plain(value) for name, value in self.cost.items()},
-            "shifted": {str(s): {name: _plain(value) for name, value in own.items()} for s, own in self.shifted.items()},
+            "command": self.command, "seconds": None if self.seconds is None else json_number(self.seconds),
+            "settings": dict(self.settings), "cost": {name: json_number(value) for name, value in self.cost.items()},
+            "shifted": {str(s): {name: json_number(value) for name, value in own.items()} for s, own in self.shifted.items()},
             "scores": json.loads(self.scores.json()),
         }  # fmt: skip
 
@@ -137,7 +134,7 @@ class Row:
                 f"{place / JSON} was altered, or is not of the same run as {TENSORS} beside it: run the trial again"
             )
         try:
-            made = {one["name"]: _put_together(one, _of(one["name"], tensors)) for one in about["predictions"]}
+            made = {one["name"]: Prediction.from_tensors(one, _of(one["name"], tensors)) for one in about["predictions"]}
             return cls(
                 name=found["name"], method=found["method"], seed=found["seed"], command=found["command"],
                 scores=Scores.from_json(json.dumps(found["scores"])), prediction=made.pop(OWN, None),
@@ -178,31 +175,6 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     return text, described(text, path, "row", FORMAT)
 
 
-def _taken_apart(prediction: Prediction) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A prediction as JSON and tensors."""
-    about = {"task": prediction.task, "count": prediction.count, "temperature": prediction.temperature}
-    about["members"] = prediction.has_members
-    about["calibrator"] = None if prediction.calibrator is None else prediction.calibrator.settings()
-    if prediction.has_members:
-        held = dict(prediction.members)
-    elif prediction.task in CLASSES:
-        held = {**prediction.described(), "logs": prediction.logs}
-    else:
-        held = {name: getattr(prediction, name) for name in ("mean", "aleatoric", "epistemic")}
-    return about, {**held, **({} if prediction.targets is None else {"targets": prediction.targets})}
-
-
-def _put_together(about: Mapping[str, Any], tensors: dict[str, Tensor]) -> Prediction:
-    targets = tensors.pop("targets", None)
-    if about["members"]:
-        new = Prediction(**tensors, task=about["task"], targets=targets)  # type: ignore[arg-type]
-    else:
-        new = Prediction.of_moments(about["task"], about["count"], tensors, targets)
-    new.temperature = float(about["temperature"])
-    new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
-    return new
-
-
 def _of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of one prediction; a set's name may have a / in it."""
     return {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
@@ -210,8 +182,3 @@ def _of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
-
-
-def _plain(value: float) -> float | str:
-    """Numbers that JSON lacks are words."""
-    return value if math.isfinite(value) else str(value)

@@ -54,7 +54,7 @@ def ood_scores(row: Row, name: str) -> tuple[Tensor, Tensor, str] | None:
     if row.prediction is not None and name in row.ood:
         inside, outside = ood_criteria(row.prediction), ood_criteria(row.ood[name])
     elif row.scores.evidence is not None and name in row.scores.evidence.ood:
-        inside, outside = row.scores.evidence.inside, row.scores.evidence.ood[name]
+        inside, outside = row.scores.evidence.in_distribution, row.scores.evidence.ood[name]
     for criterion in CRITERION:
         if criterion in inside and criterion in outside and len(inside[criterion]) and len(outside[criterion]):
             return *(thinned(columns[criterion].double()) for columns in (inside, outside)), criterion  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from multitudes.report.groups import COSTS, Group, Value, leaders, ratios
 from multitudes.report.sources import CRITERION, ood_sets
 from multitudes.report.wording import cost, number, ratio, safe, title
-from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
+from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
 
 FIRST = (
     "accuracy", "exact_match", "miou", "rmse", "lpd", "nll", "gaussian_nll", "crps", "brier", "ece", "aurc", "coverage",
@@ -20,8 +20,6 @@ FIRST = (
 
 LIMITED = {"gaussian_nll": "lpd"}
 """What is left out of the first table where there is the other, which says it better."""
-
-ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 
 SIGN = '<span class="sign" aria-hidden="true"></span>'
 """Which way a column is sorted."""

@@ -18,6 +18,8 @@ STANDARD = (
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """Those that are meant for tuning."""
 
+SEVERITIES = (1, 2, 3, 4, 5)
+
 SMALL = 64
 """The widest image, in pixels, that CIFAR's numbers are taken for; from 65 on it is ImageNet's."""
 
