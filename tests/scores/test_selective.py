@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-import multitudes as mt
 from multitudes.scores.selective import aurc, risk_coverage, threshold_for
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
@@ -77,15 +76,3 @@ def test_an_error_that_is_met_exactly_is_allowed() -> None:
         for wrong in range(count + 1):
             found = threshold_for(torch.full((count,), 0.5), torch.arange(count) >= wrong, wrong / count, None)
             assert found == 0.5, (wrong, count)
-
-
-def test_bad_input() -> None:
-    """Named."""
-    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3\] and \[2\]"):
-        aurc(torch.rand(3), torch.ones(2))
-    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3, 1\]"):
-        aurc(torch.rand(3, 1), torch.ones(3))
-    with pytest.raises(mt.InputError, match="no examples to choose from"):
-        risk_coverage(torch.rand(0), torch.ones(0))
-    with pytest.raises(mt.InputError, match="a confidence is NaN"):
-        risk_coverage(torch.tensor([0.5, float("nan")]), torch.ones(2))

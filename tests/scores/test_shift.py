@@ -50,7 +50,7 @@ def test_corruptions_that_are_missing() -> None:
     """Are named, whoever lacks them."""
     less = Errors(0.1, {name: 0.5 for name in STANDARD if name not in ("fog", "snow")})
     for pair in ((less, ALEXNET), (ALEXNET, less)):
-        with pytest.raises(mt.InputError, match="over the 15 standard corruptions, and there is no snow, fog"):
+        with pytest.raises(mt.InputError, match="snow, fog"):
             mean_corruption_error(*pair)
 
 
@@ -75,7 +75,7 @@ def test_stability_of_single_frames_is_accuracy() -> None:
 
 def test_frames_that_do_not_fit_their_anchors() -> None:
     """Named."""
-    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3\] and \[2\]"):
+    with pytest.raises(mt.InputError, match=r"\[2\] anchors of \[3\] frames"):
         stability(torch.ones(3), torch.zeros(2))
-    with pytest.raises(mt.InputError, match="must be"):
+    with pytest.raises(mt.InputError, match="anchors"):
         stability(torch.ones(0), torch.zeros(0))

@@ -1,11 +1,12 @@
-"""Scores as tables: those of the whole, of detection by criterion, of corruptions by severity."""
+"""Scores as tables: the whole dataset, OOD detection by criterion, corruptions by severity."""
 
 from __future__ import annotations
 
 import torch
 
 import multitudes as mt
-from multitudes.scores.tables import printed, tables
+from multitudes.scores.tables import tables
+from multitudes.terminal import rendered
 
 
 def scored(**options: object) -> mt.scores.Scores:
@@ -21,7 +22,7 @@ def test_every_score_stands_in_one_table() -> None:
     """By its number to four digits, and nowhere twice."""
     scores = scored()
     whole, first, second, corruptions = tables(scores)
-    text = printed([whole])
+    text = rendered([whole])
     assert f"{scores['nll']:.4f}" in text
     assert "nll ↓" in text
     assert "accuracy ↑" in text
