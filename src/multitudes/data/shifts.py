@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from multitudes.data.cifar import CLASSES10, NORMAL10, NORMAL100
-from multitudes.data.corruptions.published import SEVERITIES
 from multitudes.data.dataset import Data
 from multitudes.data.folders import existing, folder
 from multitudes.data.sources import Root, Source
@@ -21,6 +20,7 @@ Array = np.ndarray[Any, Any]
 K = TypeVar("K")
 V = TypeVar("V")
 
+SEVERITIES = (1, 2, 3, 4, 5)
 CIFAR10_C = Source("cifar_c", "https://zenodo.org/records/2535967", "CIFAR-10-C.tar", ("CIFAR-10-C",))
 CIFAR100_C = Source("cifar_c", "https://zenodo.org/records/3555552", "CIFAR-100-C.tar", ("CIFAR-100-C",))
 

@@ -72,7 +72,7 @@ def refuse_batches(first: Any, ensemble: Ensemble) -> None:
     shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
     tensors = Inputs.of(input_and_target(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
     if shapes and tensors and tensors[0].ndim >= len(shapes[0]):
-        raise InputError("a list is read as a dataset of examples, and this one holds batches: pass iter(batches)")
+        raise InputError("this is a list of batches, and a list is read as a dataset of examples: pass iter(batches)")
 
 
 class Collector:

@@ -136,5 +136,5 @@ def _checked(confidence: Tensor, correct: Tensor, bins: int) -> tuple[Tensor, Te
         raise InputError("calibration errors need at least one example")
     confidence, correct = confidence.double().cpu(), correct.double().cpu()
     if not bool(((confidence >= -1e-6) & (confidence <= 1 + 1e-6)).all()):
-        raise InputError("confidence must be between 0 and 1, and not NaN")
+        raise InputError("confidence has a value outside of 0 to 1, or a NaN")
     return confidence, correct

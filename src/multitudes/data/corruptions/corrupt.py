@@ -22,9 +22,11 @@ from torch import Tensor
 
 from multitudes.data.corruptions import blur, digital, noise, weather
 from multitudes.data.corruptions.grids import Array
-from multitudes.data.corruptions.published import EXTRA, SEVERITIES, STANDARD, level
+from multitudes.data.corruptions.published import EXTRA, STANDARD, level
 from multitudes.data.corruptions.spatter import spatter
 from multitudes.errors import InputError
+
+SEVERITIES = (1, 2, 3, 4, 5)
 
 NAMES = (*STANDARD, *EXTRA)
 
