@@ -66,14 +66,14 @@ class Rows(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Examples of which nobody knows how many there are."""
+    """Examples of unknown number."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(zip(X, Y, strict=True))
 
 
 def batches(size: int = 7) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches from nowhere."""
+    """A generator of batches."""
     yield from zip(X.split(size), Y.split(size), strict=True)
 
 
@@ -100,7 +100,7 @@ FORMS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data(form: str, ens: mt.Ensemble) -> None:
-    """One answer, in the order of the data, with the targets where there are some; the last batch is smaller."""
+    """Predictions are in the order of the data, with targets if there are some; the last batch is smaller."""
     count = 21 if form == "loader of whole batches" else N
     pred = mt.predict(ens, FORMS[form](), batch_size=8)
     assert isinstance(pred, mt.Prediction)
@@ -114,7 +114,7 @@ def test_every_form_of_data(form: str, ens: mt.Ensemble) -> None:
 
 
 def test_a_shuffled_loader_has_its_targets_along(ens: mt.Ensemble) -> None:
-    """In its own order; other targets in the order of the dataset are refused where they are used."""
+    """Targets are collected in the order of the dataloader; targets in the order of the dataset are refused later."""
     loader = DataLoader(Rows(), 7, shuffle=True, generator=torch.Generator().manual_seed(1))
     pred = mt.predict(ens, loader)
     order = [int((x == X).all(1).nonzero()) for x in _inputs_of(ens, pred)]
@@ -128,19 +128,19 @@ def test_a_shuffled_loader_has_its_targets_along(ens: mt.Ensemble) -> None:
 
 
 def _inputs_of(ens: mt.Ensemble, pred: mt.Prediction) -> list[Tensor]:
-    """The examples that gave these answers."""
+    """The inputs of a prediction, found by their outputs."""
     known = members_of(ens).movedim(1, 0)
     return [X[int((known - row).abs().flatten(1).sum(1).argmin())] for row in pred.members.logits.movedim(1, 0)]
 
 
 def test_a_part_of_the_examples_on_purpose(ens: mt.Ensemble) -> None:
-    """A sampler that names some of them."""
+    """A sampler of chosen indices predicts these examples."""
     pred = mt.predict(ens, DataLoader(Rows(), 4, sampler=SubsetRandomSampler([3, 5, 8, 13, 21])))
     assert sorted(pred.targets.tolist()) == sorted(Y[[3, 5, 8, 13, 21]].tolist())
 
 
 def test_split(ens: mt.Ensemble) -> None:
-    """Divides batches of any form; targets of some batches only are no targets."""
+    """`split` divides batches of any form; if some batches have no targets, the prediction has none."""
     data = [{"pixels": x, "label": y} for x, y in zip(X, Y, strict=True)]
     pred = mt.predict(ens, data, split=lambda batch: (batch["pixels"], batch["label"]))
     assert torch.equal(pred.targets, Y)
@@ -151,7 +151,7 @@ def test_split(ens: mt.Ensemble) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_size_of_batches_does_not_show(name: str) -> None:
-    """Every method there is: members are equal at batch 1, 7 and 64, and again, since draws stay as they are."""
+    """For every method, members are equal at batch sizes 1, 7 and 64, and in a second run, since draws are fixed."""
     ens, x = convert(METHODS[name], CASE), X[:9]
     found = [mt.predict(ens, x, batch_size=size) for size in (1, 7, 64, 7)]
     expected = members_of(ens, x)
@@ -165,7 +165,7 @@ def test_the_size_of_batches_does_not_show(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["EMP", "MCDropout"])
 def test_draws_are_fixed_until_they_are_drawn_again(name: str) -> None:
-    """Two predictions agree; after resample they do not, and by the same seed they do."""
+    """Two predictions agree; after a resample they differ, and with the same seed they agree again."""
     ens = convert(getattr(mt, name)(members=3), ZOO["dropout"])
     x = ZOO["dropout"].example(5).args[0]
     ens.resample(7)
@@ -180,7 +180,7 @@ MIXED = ["", "0", "2"]
 
 @pytest.mark.parametrize("bad", [False, True])
 def test_modes_come_back(ens: mt.Ensemble, bad: bool) -> None:
-    """Of every module, mixed ones too, and also where the data fail in the middle; prediction itself is in eval mode."""
+    """Every module's mode is restored, also if the data raise an error; the prediction itself runs in eval mode."""
     seen = []
     for name, part in ens.template.named_modules():
         part.training = name in MIXED
@@ -202,7 +202,7 @@ def test_modes_come_back(ens: mt.Ensemble, bad: bool) -> None:
 
 
 def test_nothing_in_the_ensemble_changes() -> None:
-    """No tensor, statistic, gradient, generator or executor; not in training mode either, with BatchNorm and dropout."""
+    """No tensor, statistic, gradient, generator or executor changes, with BatchNorm and dropout in training mode."""
     for method, name in ((mt.Deep(members=2), "cnn"), (mt.MCDropout(members=2), "dropout"), (mt.EMP(members=2), "mlp")):
         case = ZOO[name]
         ens = convert(method, case)
@@ -223,7 +223,7 @@ def test_nothing_in_the_ensemble_changes() -> None:
 
 
 def test_the_result_has_no_graph_and_is_its_own(ens: mt.Ensemble) -> None:
-    """No gradients, on the CPU, and in memory that the model does not write to again."""
+    """The prediction has no gradients, is on the CPU, and shares no memory with the model."""
     pred = mt.predict(ens, X)
     logits = pred.members.logits
     assert not logits.requires_grad
@@ -270,7 +270,7 @@ def test_a_device_and_back(ens: mt.Ensemble, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("kind", ["dataclass_output", "tuple_output"])
 def test_one_of_several_outputs(kind: str) -> None:
-    """By its name; without it, the error lists them."""
+    """`output` chooses one by its name; without it, the error lists the names."""
     case = ZOO[kind]
     ens, x = convert(mt.Deep(members=3), case), case.example(5).args[0]
     name = "0" if kind == "tuple_output" else "scores"
@@ -283,7 +283,7 @@ def test_one_of_several_outputs(kind: str) -> None:
 
 @pytest.mark.slow
 def test_hugging_face() -> None:
-    """Ids and a mask go in as `mt.Inputs`, whole or by batches, and logits come out without being named if they are alone."""
+    """Ids and a mask are passed as `mt.Inputs`, whole or in batches; a single output tensor needs no name."""
     case = ZOO["hugging_face_bert"]
     ens, call = convert(mt.Deep(members=2), case), case.example(5)
     with torch.no_grad():
@@ -348,7 +348,7 @@ def test_emp_knows_the_noise_of_an_observation() -> None:
 
 
 def test_another_task(ens: mt.Ensemble) -> None:
-    """Than the ensemble's, on purpose."""
+    """`task` overrides the ensemble's task for one prediction."""
     pred = mt.predict(ens, X, task="multilabel")
     torch.testing.assert_close(pred.probs, members_of(ens).sigmoid().mean(0))
     assert ens.task == "classes"
@@ -370,7 +370,7 @@ def test_moments_are_those_of_the_whole(ens: mt.Ensemble) -> None:
 
 
 def test_several_inputs() -> None:
-    """Rows are taken of those inputs that have some."""
+    """Inputs with a batch axis are divided into batches, the others are passed whole."""
     case = ZOO["several_inputs"]
     ens, call = convert(mt.Deep(members=2), case), case.example(5)
     pred = mt.predict(ens, call, batch_size=2)
@@ -379,7 +379,7 @@ def test_several_inputs() -> None:
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_rows_that_are_not_first(size: int) -> None:
-    """Where a model takes and gives steps first, its rows stand second in the outputs: an error, and no mixed-up table."""
+    """A model whose outputs have steps first and the batch second is refused."""
     case = ZOO["steps_first"]
     ens, call = convert(mt.Deep(members=2), case), case.example(5)
     with pytest.raises(mt.InputError, match=r"outputs"):
@@ -387,7 +387,7 @@ def test_rows_that_are_not_first(size: int) -> None:
 
 
 def test_rows_that_are_not_first_in_the_inputs_alone() -> None:
-    """Are taken from where they are."""
+    """Inputs whose batch axis is not the first are divided along it."""
     case = ZOO["last_step"]
     ens, call = convert(mt.Deep(members=2), case), case.example(5)
     pred = mt.predict(ens, call, batch_size=2)
@@ -395,7 +395,7 @@ def test_rows_that_are_not_first_in_the_inputs_alone() -> None:
 
 
 class Squeezing(nn.Module):
-    """Answers with one number, and drops every axis of length one."""
+    """Returns one number per example, and squeezes every axis of length one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,7 +407,7 @@ class Squeezing(nn.Module):
 
 @pytest.mark.parametrize("size", [1, 22])
 def test_a_row_that_was_squeezed_away(size: int) -> None:
-    """A batch of one row without its axis is said to be that, and not taken for something else."""
+    """A batch of one example whose batch axis was squeezed away is refused."""
     ens = mt.ensemble(Squeezing().double(), mt.Deep(members=2), X[:3], task="regression", seed=0).eval()
     assert mt.predict(ens, X).shape == (N,)
     with pytest.raises(mt.InputError, match=r"1 example .*\[\]"):
@@ -415,7 +415,7 @@ def test_a_row_that_was_squeezed_away(size: int) -> None:
 
 
 class Growing(nn.Module):
-    """Answers with a number for each step there is."""
+    """Returns scores of each step, so that the output's shape depends on the input's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -426,7 +426,7 @@ class Growing(nn.Module):
 
 
 def test_outputs_of_different_shapes() -> None:
-    """From batch to batch are an error, whether the number of examples is known beforehand or not."""
+    """Outputs whose shape differs between batches are an error, whether the number of examples is known or not."""
     ens = mt.ensemble(Growing(), mt.Deep(members=2), torch.randn(2, 3, 4), seed=0).eval()
     parts = [torch.randn(2, 3, 4), torch.randn(2, 6, 4)]
     with pytest.raises(mt.InputError, match=r"\[5, 6\].*\[5, 3\]"):
@@ -438,14 +438,14 @@ def test_outputs_of_different_shapes() -> None:
 
 
 class Terminal(io.StringIO):
-    """A screen."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def test_a_bar_where_somebody_looks(ens: mt.Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On standard error: by default only on a terminal, or as told; never on standard output."""
+    """The bar is on standard error, by default on a terminal only; nothing is on standard output."""
     monkeypatch.setenv("TERM", "xterm")
     for screen, progress, shown in (
         (io.StringIO(), None, False),
@@ -475,7 +475,7 @@ def test_other_executors_predict_alike(ens: mt.Ensemble) -> None:
 
 
 def test_compact_ensembles_predict_alike() -> None:
-    """They are for that."""
+    """Compact ensembles give the members' outputs of the original."""
     for method, case in ((METHODS["Masksembles"], ZOO["mlp"]), (mt.MIMO(), ZOO["cnn"])):
         ens, x = convert(method, case), case.example(5).args[0]
         expected = mt.predict(ens, x).members.logits

@@ -59,20 +59,20 @@ KINDS: dict[str, Callable[[], Prediction]] = {
 
 
 def said(pred: Prediction) -> dict[str, Tensor]:
-    """All that a prediction has to say."""
+    """All statistics of a prediction."""
     if pred.task in ("classes", "binary", "multilabel"):
         return {**pred.described(), "probs": pred.probs}
     return {name: getattr(pred, name) for name in ("mean", "aleatoric", "epistemic", "variance", "std")}
 
 
 def assert_equal(found: Prediction, expected: Prediction, **tolerance: float) -> None:
-    """Two predictions that say the same."""
+    """Compares all statistics of two predictions."""
     assert (found.task, found.count, found.shape) == (expected.task, expected.count, expected.shape)
     torch.testing.assert_close(said(found), said(expected), **tolerance)
 
 
 def by_formula(probs: Tensor) -> dict[str, Tensor]:
-    """What members' probabilities [M, n, K] say, one example at a time and by the definitions."""
+    """Statistics of members' probabilities [M, n, K] by their definitions, one example at a time."""
     found: dict[str, list[float]] = {name: [] for name in SAID[:8]}
     for row in probs.unbind(1):
         mean = row.mean(0)
@@ -122,7 +122,7 @@ def test_binary_by_formula() -> None:
 
 
 def test_labels_are_binary_one_by_one() -> None:
-    """Several labels: each has its own probability, entropy and disagreement."""
+    """Each label of a multilabel task has the statistics of a binary task."""
     pred = Prediction(logits=LABELS, task="multilabel")
     assert pred.shape == (N, 3)
     for d in range(3):
@@ -132,7 +132,7 @@ def test_labels_are_binary_one_by_one() -> None:
 
 
 def test_pixels_are_examples_of_their_own() -> None:
-    """[M, N, K, H, W]: words [N, H, W], probabilities [N, K, H, W]."""
+    """[M, N, K, H, W]: statistics are [N, H, W], probabilities [N, K, H, W]."""
     pred = Prediction(logits=PIXELS)
     assert (pred.shape, pred.classes, len(pred)) == ((N, 2, 3), K, N)
     torch.testing.assert_close(pred.probs, PIXELS.softmax(2).mean(0))
@@ -143,7 +143,7 @@ def test_pixels_are_examples_of_their_own() -> None:
 
 @pytest.mark.parametrize("axis", [-1, 2])
 def test_tokens_have_their_classes_last(axis: int) -> None:
-    """[M, N, T, K] with class_axis=-1; inside, the axis of classes is the second of an output."""
+    """[M, N, T, K] with class_axis=-1 is stored as [M, N, K, T]."""
     tokens = PIXELS[..., 0].movedim(2, -1)  # [M, N, T, K]
     pred = Prediction(logits=tokens, class_axis=axis)
     assert_equal(pred, Prediction(logits=PIXELS[..., 0]), rtol=0, atol=0)
@@ -153,7 +153,7 @@ def test_tokens_have_their_classes_last(axis: int) -> None:
 
 
 def test_gaussians_by_formula() -> None:
-    """Mean, and the variance as its two parts; EMP's plain outputs with the noise of an observation are the same."""
+    """The variance is aleatoric + epistemic; a regression with known noise has the same."""
     for kind in ("gaussian", "known noise"):
         pred = KINDS[kind]()
         torch.testing.assert_close(pred.mean, MEAN.mean(0))
@@ -169,7 +169,7 @@ def test_gaussians_by_formula() -> None:
 
 @pytest.mark.parametrize("kind", ["gaussian", "regression", "classes", "binary"])
 def test_one_member_disagrees_with_nobody(kind: str) -> None:
-    """Exactly nothing: not a rounding error of it."""
+    """Mutual information, disagreement and epistemic variance of one member are exactly 0."""
     pred = KINDS[kind]().subset([2])
     assert pred.count == 1
     if kind in ("gaussian", "regression"):
@@ -183,7 +183,7 @@ def test_one_member_disagrees_with_nobody(kind: str) -> None:
 @settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(2, 6), st.integers(2, 6), st.sampled_from([1e-3, 1.0, 30.0, 1e4]))
 def test_bounds(seed: int, members: int, classes: int, scale: float) -> None:
-    """0 ≤ mutual information ≤ entropy ≤ log K, 1/K ≤ confidence ≤ 1, whatever the scores; copies agree exactly."""
+    """0 ≤ mutual information ≤ entropy ≤ log K and 1/K ≤ confidence ≤ 1 for logits of any scale; copies agree exactly."""
     logits = scale * torch.randn(members, 8, classes, generator=torch.Generator().manual_seed(seed))
     pred = Prediction(logits=logits)
     assert (pred.mutual_information >= 0).all()
@@ -201,7 +201,7 @@ def test_bounds(seed: int, members: int, classes: int, scale: float) -> None:
 @settings(max_examples=30)
 @given(st.integers(0, 2**31), st.permutations(range(K)), st.permutations(range(M)))
 def test_names_of_classes_and_order_of_members_do_not_matter(seed: int, classes: list[int], members: list[int]) -> None:
-    """Permuted scores have permuted probabilities, and all else stays."""
+    """Permuted classes have permuted probabilities; all other statistics are the same."""
     logits = torch.randn(M, 6, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     one, other = Prediction(logits=logits), Prediction(logits=logits[members][:, :, classes])
     torch.testing.assert_close(other.probs, one.probs[:, classes])
@@ -213,7 +213,7 @@ def test_names_of_classes_and_order_of_members_do_not_matter(seed: int, classes:
 @pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "tokens", "binary", "multilabel", "calibrated"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is worked on at a time does not show: also with pieces of one example, and a last piece that is smaller."""
+    """Results do not depend on the size of pieces: also one example each, and a smaller last piece."""
     whole, pieced = KINDS[kind](), KINDS[kind]()
     said(whole)
     numbers = whole.members.shape.numel() // N
@@ -228,7 +228,7 @@ def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
-    """Sums of eight bits would not be worth much."""
+    """float16 and bfloat16 are converted to float32."""
     pred = Prediction(logits=LOGITS.to(dtype))
     assert pred.members.logits.dtype == pred.probs.dtype == torch.float32
     assert Prediction(logits=LOGITS).entropy.dtype == torch.float64
@@ -236,7 +236,7 @@ def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
 
 
 def test_what_is_given_may_be_any_array() -> None:
-    """numpy and nested lists; what requires gradients gives none, and is not changed."""
+    """Arrays and nested lists are accepted; gradients are detached, and inputs are not changed."""
     assert_equal(Prediction(logits=LOGITS.numpy()), Prediction(logits=LOGITS), rtol=0, atol=0)
     assert_equal(Prediction(logits=LOGITS.tolist()), Prediction(logits=LOGITS.float()))
     learned = LOGITS.clone().requires_grad_(True)
@@ -247,7 +247,7 @@ def test_what_is_given_may_be_any_array() -> None:
 
 
 def test_scores_of_any_size() -> None:
-    """Far from zero nothing overflows; a class that is ruled out has the score −∞."""
+    """Large logits do not overflow; a masked class has the logit −∞."""
     pred = Prediction(logits=1e4 * LOGITS.float())
     assert all(value.isfinite().all() for value in pred.described().values())
     masked = LOGITS.clone()
@@ -309,7 +309,7 @@ def test_one_example() -> None:
 
 @pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "tokens", "binary", "multilabel", "gaussian", "regression"])
 def test_some_of_the_members(kind: str) -> None:
-    """In the order given; what is said is theirs alone."""
+    """A subset of members has their statistics, in the order of the indices."""
     pred = KINDS[kind]()
     said(pred)
     few = pred.subset([3, 1])
@@ -319,7 +319,7 @@ def test_some_of_the_members(kind: str) -> None:
 
 
 def test_some_of_calibrated_members() -> None:
-    """Each takes its temperature along; that of another mixture is not known, and such a prediction is not calibrated."""
+    """Members keep their temperatures; a mixture temperature is dropped."""
     few = KINDS["calibrated members"]().subset([2, 0])
     torch.testing.assert_close(few.members.logits, LOGITS[[2, 0]] / torch.tensor([2.0, 0.5])[:, None, None])
     assert few.calibrator == Calibrator(members=(2.0, 0.5))
@@ -330,7 +330,7 @@ def test_some_of_calibrated_members() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_put_together(kind: str) -> None:
-    """Are the whole, targets and temperature included."""
+    """Concatenated parts equal the whole, targets and temperature included; targets of some parts are dropped."""
     pred = KINDS[kind]()
     whole = Prediction.cat([pred[:4], pred[4:5], pred[5:]])
     assert_equal(whole, pred, rtol=0, atol=0)
@@ -340,7 +340,7 @@ def test_parts_put_together(kind: str) -> None:
 
 
 def test_a_calibrated_prediction() -> None:
-    """Of members: logits by their temperature. Of the mixture: p ∝ p̄^(1/T); members, and what they disagree about, stay."""
+    """Members: logits divided by their temperatures. Mixture: p ∝ p̄^(1/T), and the members' statistics do not change."""
     plain = Prediction(logits=LOGITS, targets=TARGETS)
     members, mixture = Calibrator(members=(0.5, 1.0, 2.0, 4.0)), Calibrator(mixture=1.7)
     divided = LOGITS / torch.tensor([0.5, 1.0, 2.0, 4.0])[:, None, None]
@@ -368,7 +368,7 @@ def test_a_calibrated_yes_or_no() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_and_back(kind: str, tmp_path: Path) -> None:
-    """Bit by bit, with targets, temperatures and dtype; another tool can read the arrays."""
+    """A saved prediction is loaded bit by bit, with targets, temperatures and dtype; safetensors can read it."""
     pred = KINDS[kind]()
     pred.save(tmp_path / "a.safetensors")
     back = Prediction.load(tmp_path / "a.safetensors")
@@ -382,7 +382,7 @@ def test_a_file_and_back(kind: str, tmp_path: Path) -> None:
 
 
 def moments_of(pred: Prediction) -> Prediction:
-    """Only what members come to."""
+    """The prediction without members' outputs."""
     if pred.task in ("classes", "binary", "multilabel"):
         made = {**pred.described(), "probs": pred.probs}
     else:
@@ -392,7 +392,7 @@ def moments_of(pred: Prediction) -> Prediction:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_only(kind: str, tmp_path: Path) -> None:
-    """Say the same without members: whole, some of the examples, put together, and from a file."""
+    """Moments have the same statistics: whole, selected, concatenated, and from a file."""
     pred = KINDS[kind]()
     held = moments_of(pred)
     assert not held.has_members
@@ -410,7 +410,7 @@ def test_moments_only(kind: str, tmp_path: Path) -> None:
 
 
 def test_intervals_of_moments() -> None:
-    """Those of one Gaussian with the same moments, also where there are means only."""
+    """With moments or means only, the interval is that of a Gaussian with the same moments."""
     for pred in (moments_of(KINDS["gaussian"]()), KINDS["regression"]()):
         low, high = pred.interval(0.9)
         torch.testing.assert_close((low + high) / 2, pred.mean)
@@ -452,7 +452,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file(damage: str, tmp_path: Path) -> None:
-    """Is refused by its name, also where a valid digest covers impossible settings."""
+    """A damaged file is refused by its name, also if a valid digest covers impossible settings."""
     KINDS["classes"]().save(tmp_path / "a")
     DAMAGES[damage](tmp_path / "a")
     with pytest.raises(mt.FileError, match=r"/a"):
@@ -460,7 +460,7 @@ def test_a_damaged_file(damage: str, tmp_path: Path) -> None:
 
 
 def test_targets_that_are_the_values_themselves_can_be_saved(tmp_path: Path) -> None:
-    """A perfect answer shares its memory with the targets."""
+    """Targets that share memory with the values can be saved."""
     y = torch.randn(5)
     Prediction(mean=y[None], targets=y).save(tmp_path / "a")
     assert torch.equal(Prediction.load(tmp_path / "a").targets, y)
@@ -468,7 +468,7 @@ def test_targets_that_are_the_values_themselves_can_be_saved(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("level", [0.5, 0.999])
 def test_intervals_are_exact(level: float) -> None:
-    """Ends where the mixture's distribution function is what it should be, found by scipy."""
+    """The ends are the quantiles of the mixture, found by scipy."""
     pred = KINDS["gaussian"]()
     low, high = pred.interval(level)
     for n in range(N):
@@ -479,7 +479,7 @@ def test_intervals_are_exact(level: float) -> None:
 
 
 def test_intervals_of_far_members() -> None:
-    """The central half of N(−5, 1) and N(5, 1) has its ends within the two of them."""
+    """The central half of N(−5, 1) and N(5, 1) ends at their means."""
     pred = Prediction(mean=torch.tensor([[-5.0], [5.0]]), variance=torch.ones(2, 1))
     low, high = pred.interval(0.5)
     torch.testing.assert_close(torch.cat([low, high]), torch.tensor([-5.0, 5.0]))
@@ -487,7 +487,7 @@ def test_intervals_of_far_members() -> None:
 
 
 def test_intervals_without_noise() -> None:
-    """Members who are sure are points: at 95 %, the ends are the outermost of three, and one alone is all there is."""
+    """Members without noise are points: at 95 %, the ends are the outermost of three; one member has both ends at its mean."""
     pred = Prediction(mean=torch.tensor([[0.0], [1.0], [2.0]]), variance=torch.zeros(3, 1))
     assert [round(float(end), 6) for end in pred.interval(0.95)] == [0, 2]
     alone = Prediction(mean=torch.tensor([[3.0]]), variance=torch.zeros(1, 1))
@@ -495,7 +495,7 @@ def test_intervals_without_noise() -> None:
 
 
 def test_draws() -> None:
-    """Have the mixture's mean and variance, and both of its humps; a generator makes them again."""
+    """Draws have the mixture's mean, variance and both modes; a generator repeats them."""
     pred = Prediction(mean=torch.tensor([[-5.0, 1.0], [5.0, 1.0]]), variance=torch.tensor([[1.0, 1.0], [1.0, 16.0]]))
     draws = pred.sample(20000, generator=torch.Generator().manual_seed(0))
     assert draws.shape == (20000, 2)
@@ -517,7 +517,7 @@ def test_draws() -> None:
 
 
 def test_densities() -> None:
-    """Those of torch's own mixtures."""
+    """Densities are those of torch's mixtures."""
     targets = torch.randn(N, 2, dtype=torch.float64)
     parts = Normal(MEAN.movedim(0, -1), VARIANCE.movedim(0, -1).sqrt())
     mixture = MixtureSameFamily(Categorical(torch.ones(N, 2, M, dtype=torch.float64)), parts)
@@ -529,7 +529,7 @@ def test_densities() -> None:
 
 
 def test_densities_of_targets_without_an_axis() -> None:
-    """[N] for one number each; but a table that is turned round is an error, not another table."""
+    """Targets [N] fit predictions [N, 1]; transposed targets are refused."""
     pred = Prediction(mean=MEAN[..., :1], variance=VARIANCE[..., :1])
     assert torch.equal(pred.log_density(torch.arange(9.0)), pred.log_density(torch.arange(9.0)[:, None]))
     for wrong in (torch.zeros(2, N), torch.zeros(3)):
@@ -538,7 +538,7 @@ def test_densities_of_targets_without_an_axis() -> None:
 
 
 def test_nothing_is_guessed_from_values() -> None:
-    """Logits that look like probabilities stay logits, and the task is what it is said to be."""
+    """Logits that look like probabilities stay logits, and the task is never guessed."""
     probs = LOGITS.softmax(2)
     torch.testing.assert_close(Prediction(logits=probs).probs, probs.softmax(2).mean(0))
     torch.testing.assert_close(Prediction(logits=probs, task="multilabel").probs, probs.sigmoid().mean(0))
@@ -548,7 +548,7 @@ def test_nothing_is_guessed_from_values() -> None:
 
 
 def test_no_examples() -> None:
-    """Are a prediction of none: every word is there, and empty."""
+    """A prediction of no examples has all statistics, with no rows."""
     for kind, make in KINDS.items():
         pred = make()[:0]
         whole = said(make())
@@ -561,7 +561,7 @@ def test_no_examples() -> None:
 
 
 def test_a_prediction_is_shown_in_one_line() -> None:
-    """What it is of."""
+    """repr names task, members, examples and classes."""
     assert repr(KINDS["classes"]()) == "Prediction(classes: 4 members, 9 examples, 5 classes)"
     assert repr(KINDS["pixels"]()) == "Prediction(classes: 4 members, 9 examples, 5 classes, 2 × 3 each)"
     assert repr(KINDS["gaussian"]().subset([0])) == "Prediction(gaussian: 1 member, 9 examples, 2 each)"
@@ -569,7 +569,7 @@ def test_a_prediction_is_shown_in_one_line() -> None:
 
 
 def test_nothing_is_made_before_it_is_asked_for() -> None:
-    """And once only."""
+    """Statistics are computed on first access, and once only."""
     pred = KINDS["classes"]()
     assert pred._computed == {}
     assert pred.entropy is pred.entropy

@@ -145,7 +145,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
-    """Statistics that a task does not have, temperatures that are none, outputs that are not named."""
+    """Statistics that a task does not have, invalid temperatures, outputs without a name."""
     call, noun = CALLS[name]
     with pytest.raises(mt.InputError, match=noun):
         call()
@@ -205,7 +205,7 @@ DATA: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", DATA)
 def test_data_of_predict(name: str, ens: mt.Ensemble) -> None:
-    """Data that would silently lose or mix up examples, and data that are none."""
+    """Data that would silently lose or reorder examples, and objects that are no data."""
     data, noun = DATA[name]
     with pytest.raises(mt.InputError, match=noun):
         mt.predict(ens, data(), moments_only=name.startswith("no "))

@@ -16,7 +16,7 @@ LOGITS = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().m
 
 
 def test_numbers() -> None:
-    """Lists too; half precision becomes single; gradients are left behind."""
+    """Lists are accepted; half precision becomes single; gradients are detached."""
     assert values.as_member_tensor("mean", [[1.0, 2.0]]).tolist() == [[1.0, 2.0]]
     assert values.as_member_tensor("mean", torch.ones(1, 1, dtype=torch.bfloat16)).dtype == torch.float32
     assert values.as_member_tensor("mean", torch.ones(1, 1, dtype=torch.float16)).dtype == torch.float32
@@ -50,13 +50,13 @@ def test_values_at_the_edge_of_meaning(name: str, task: str, given: Tensor) -> N
     ("axis", "moved"), [(1, (0, 1, 2, 3, 4)), (-1, (0, 1, 4, 2, 3)), (3, (0, 1, 4, 2, 3)), (2, (0, 1, 3, 2, 4))]
 )
 def test_where_the_classes_are(axis: int, moved: tuple[int, ...]) -> None:
-    """Counted in one network's output, and moved behind the examples."""
+    """The class axis is counted in one network's output, and moved behind the examples."""
     given = torch.randn(2, 3, 4, 5, 6)
     assert torch.equal(values.with_classes_second(given, axis), given.permute(moved))
 
 
 def test_pixels_are_examples() -> None:
-    """Row by row, classes last."""
+    """Pixels are flattened row by row, with classes last."""
     given = torch.randn(2, 3, 4, 5, 6)
     found = values.flatten_examples(given, "classes")
     assert found.shape == (2, 90, 4)
@@ -66,7 +66,7 @@ def test_pixels_are_examples() -> None:
 
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_log_probabilities(scale: float) -> None:
-    """Of logits and of probabilities, of classes and of yes and no; also where probabilities are too small for numbers."""
+    """From logits and probabilities, for classes and binary tasks; also where probabilities underflow."""
     logits = LOGITS * scale
     torch.testing.assert_close(values.log_probs_of({"logits": logits}), logits.log_softmax(-1))
     one = logits[..., 0]
@@ -78,7 +78,7 @@ def test_log_probabilities(scale: float) -> None:
 
 
 def test_two_sides_of_one_logit() -> None:
-    """Have its difference, and the same softmax."""
+    """Two classes of a binary logit have its difference and its probabilities."""
     one = LOGITS[..., 0]
     found = values.as_two_classes(one)
     torch.testing.assert_close(found[..., 1] - found[..., 0], one)
@@ -88,7 +88,7 @@ def test_two_sides_of_one_logit() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
 def test_the_mixture_and_its_temperature(temperature: float) -> None:
-    """p ∝ p̄^(1/T), by numbers."""
+    """The mixture with temperature T is p ∝ p̄^(1/T)."""
     mean = LOGITS.softmax(-1).mean(0)
     power = mean ** (1 / temperature)
     expected = power / power.sum(-1, keepdim=True)
@@ -104,14 +104,14 @@ def test_the_mixture_and_its_temperature(temperature: float) -> None:
 
 @pytest.mark.parametrize("given", [{"logits": LOGITS[..., :1]}, {"probs": torch.ones(3, 4, 1)}])
 def test_one_class(given: dict[str, Any]) -> None:
-    """Is certain, by a margin of all there is."""
+    """With one class, confidence and margin are 1 and the entropy is 0."""
     found = values.describe(given, 1.0)
     assert found["confidence"].tolist() == found["margin"].tolist() == [1.0] * 4
     assert found["entropy"].tolist() == found["mutual_information"].tolist() == [0.0] * 4
 
 
 def test_probabilities_say_less_than_logits() -> None:
-    """Energy and the largest logit are of logits only; all else is the same."""
+    """Only logits have an energy and a largest logit; the other statistics are the same."""
     of_logits, of_probs = (values.describe(given, 1.0) for given in ({"logits": LOGITS}, {"probs": LOGITS.softmax(-1)}))
     assert set(of_logits) - set(of_probs) == {"energy", "max_logit"}
     for name, value in of_probs.items():

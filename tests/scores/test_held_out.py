@@ -29,7 +29,7 @@ def sure(confidence: list[float], right: list[int]) -> tuple[Prediction, Tensor]
 
 
 def answered(pred: Prediction, targets: Tensor, threshold: float) -> tuple[float, float]:
-    """The share of examples that are answered, and of errors among them (0 where there are none)."""
+    """The share of answered examples, and of errors among them (0 if none is answered)."""
     kept = pred.confidence >= threshold
     wrong = (pred.labels != targets)[kept]
     return float(kept.double().mean()), float(wrong.double().mean()) if len(wrong) else 0.0
@@ -43,7 +43,7 @@ PRED, TARGETS = sure([0.99, 0.95, 0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1, 1, 0])
     [(0.0, 0.95), (0.1, 0.95), (0.2, 0.7), (0.25, 0.7), (0.34, 0.6), (1.0, 0.6)],
 )
 def test_an_error_that_is_allowed(error: float, threshold: float) -> None:
-    """As many are answered as that allows."""
+    """The threshold is the lowest that keeps the error."""
     assert mt.threshold(PRED, TARGETS, error=error) == pytest.approx(threshold)
     assert answered(PRED, TARGETS, mt.threshold(PRED, TARGETS, error=error))[1] <= error
 
@@ -52,12 +52,12 @@ def test_an_error_that_is_allowed(error: float, threshold: float) -> None:
     ("coverage", "threshold"), [(0.0, 0.99), (0.1, 0.99), (1 / 6, 0.99), (0.5, 0.9), (0.51, 0.8), (1.0, 0.6)]
 )
 def test_a_coverage_that_is_wanted(coverage: float, threshold: float) -> None:
-    """At least this share is answered."""
+    """The threshold is the highest that answers at least this share."""
     assert mt.threshold(PRED, TARGETS, coverage=coverage) == pytest.approx(threshold)
 
 
 def brute(pred: Prediction, targets: Tensor, error: float | None, coverage: float | None) -> float:
-    """Every threshold tried: the most answers that an error allows, or the fewest that a coverage asks for."""
+    """Tries every threshold."""
     tried = [*pred.confidence.unique().tolist(), math.inf]
     shares = {t: answered(pred, targets, t) for t in tried}
     if error is not None:
@@ -78,7 +78,7 @@ def test_against_trying_them_all(seed: int, count: int, tenths: int, by_error: b
 
 @pytest.mark.parametrize("task", ["classes", "binary", "multilabel"])
 def test_every_task_with_a_confidence(task: str) -> None:
-    """Labels count one by one; single precision in, and the same examples out."""
+    """Each label counts as an example; thresholds of single-precision confidences select the same examples."""
     shape = {"classes": (3, 50, 4), "binary": (3, 50), "multilabel": (3, 50, 2)}[task]
     pred = Prediction(logits=torch.randn(shape), task=task)
     targets = torch.randint(pred.classes, pred.shape)
@@ -89,13 +89,13 @@ def test_every_task_with_a_confidence(task: str) -> None:
 
 
 def test_moments_are_enough() -> None:
-    """And targets that came along."""
+    """Moments with targets of their own are enough."""
     held = Prediction.of_moments("classes", 1, {**PRED.described(), "probs": PRED.probs}, TARGETS)
     assert mt.threshold(held, error=0.2) == mt.threshold(PRED, TARGETS, error=0.2)
 
 
 def test_pixels_without_a_label_do_not_count() -> None:
-    """`ignore` says what stands for them."""
+    """Ignored entries do not count."""
     pred, targets = sure([0.9, 0.8, 0.7], [1, 0, 1])
     targets[1] = 255
     assert mt.threshold(pred, targets, error=0.0, ignore=255) == pytest.approx(0.7)
@@ -132,7 +132,7 @@ def best_of(losses: list[float], k: int) -> list[int]:
 
 @pytest.mark.parametrize("task", OUTPUTS)
 def test_the_best_members_are_selected(task: str) -> None:
-    """By torch's loss of each, in their order and with their outputs; the ensemble does not change."""
+    """The k members of lowest loss by torch, in their order; the ensemble does not change."""
     ens, y, losses = network(task)
     for k in (1, 3):
         few = mt.select(ens, TensorDataset(X, y), k, batch_size=7)

@@ -22,14 +22,14 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def classified(rows: int = 100, strength: float = 2.0, run: int = 0, **options: Any) -> mt.scores.Scores:
-    """A run on a set of which the targets are always the same."""
+    """Scores of a run; all runs have the same targets."""
     targets = torch.arange(rows) % 6
     logits = torch.randn(3, rows, 6, generator=rng(run)) + strength * torch.eye(6)[targets]
     return mt.score(mt.Prediction(logits=logits), targets, **options)
 
 
 def regressed(errors: Tensor, **options: Any) -> mt.scores.Scores:
-    """One member that is off by so much."""
+    """Scores of one member with these errors."""
     return mt.score(mt.Prediction(mean=errors[None]), torch.zeros_like(errors), **options)
 
 
@@ -37,7 +37,7 @@ FAR = mt.Prediction(logits=torch.randn(3, 30, 6, generator=rng(9)))
 
 
 def test_a_mapping_of_floats() -> None:
-    """By name, in order, without writing."""
+    """Scores are a read-only mapping in a fixed order."""
     found = classified()
     assert isinstance(found, Mapping)
     assert next(iter(found)) == "accuracy"
@@ -53,7 +53,7 @@ def test_a_mapping_of_floats() -> None:
 
 
 def test_a_name_that_is_none() -> None:
-    """Brings those that are near."""
+    """The error suggests similar names."""
     with pytest.raises(KeyError, match=r"'acuracy'; .*accuracy"):
         classified()["acuracy"]
     with pytest.raises(KeyError, match=r"'auroc/mps'; .*auroc/msp"):
@@ -63,7 +63,7 @@ def test_a_name_that_is_none() -> None:
 
 
 def test_equality() -> None:
-    """Of all that is written; NaN is itself."""
+    """Scores are equal if their JSON is; NaN equals NaN."""
     assert classified() == classified()
     assert classified() != classified(run=1)
     assert classified() != classified().with_intervals(3)
@@ -72,7 +72,7 @@ def test_equality() -> None:
 
 
 def test_the_printed_table() -> None:
-    """A line for each score, with its value, which way is better, and what it is; intervals where there are some."""
+    """Each score has a line with its value, direction and meaning, and its interval if there is one."""
     found = classified(ood=FAR)
     text = str(found)
     for name, value in found.items():
@@ -95,7 +95,7 @@ def test_the_printed_table() -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1, 1e-300])
 def test_json_round_trip(value: float) -> None:
-    """All of it, with numbers that JSON lacks; and it is JSON that others read."""
+    """JSON holds everything, infinities and NaN included, and is standard JSON."""
     found = mt.scores.Scores(
         {"nll": value, "ece": 1 / 3}, task="classes", settings=Settings(bins=20, drop=5), examples=7,
         intervals={"nll": (value, math.inf)}, members={"nll": [value, 2.0]},
@@ -116,7 +116,7 @@ def test_json_round_trip(value: float) -> None:
 
 
 def test_save_and_load(tmp_path: Path) -> None:
-    """One file; what is read has no examples, and says so when they are needed."""
+    """Loaded scores equal the saved ones; without examples they cannot be resampled or merged."""
     found = classified(ood=FAR).with_intervals(5)
     found.save(tmp_path / "scores.json")
     again = mt.scores.Scores.load(tmp_path / "scores.json")
@@ -158,7 +158,7 @@ def test_damaged_files(tmp_path: Path, content: bytes | None, noun: str) -> None
 
 
 def test_intervals_are_seeded_and_hold_the_value() -> None:
-    """Of means; those of another seed are others; scores that are sums over all examples have none."""
+    """Intervals contain the score and depend on the seed; sums over all examples have none."""
     found = classified(ood=FAR, intervals=40)
     for name in ("accuracy", "nll", "brier", "member_accuracy", "disagreement", "kl_diversity", "idmi", "oodmi", "auroc/msp"):
         low, high = found.intervals[name]
@@ -171,7 +171,7 @@ def test_intervals_are_seeded_and_hold_the_value() -> None:
 
 
 def test_intervals_are_as_wide_as_theory_says() -> None:
-    """Of an accuracy: 1.96 √(p (1 − p) / N), and narrower at a lower level."""
+    """The interval of an accuracy is about 1.96 √(p (1 − p) / N), and narrower at a lower level."""
     found = classified(400)
     share = found["accuracy"]
     low, high = found.with_intervals(200).intervals["accuracy"]
@@ -181,7 +181,7 @@ def test_intervals_are_as_wide_as_theory_says() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """The mean of absolute errors that are known to be √(2/π) on average: 80 %, give or take three deviations."""
+    """80 % intervals of a mean absolute error contain its true value √(2/π) in about 80 % of cases."""
     truth, held = math.sqrt(2 / math.pi), 0
     for seed in range(60):
         found = regressed(torch.randn(60, generator=rng(seed))).with_intervals(60, level=0.8, seed=seed)
@@ -191,7 +191,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 
 def test_intervals_of_images_are_of_whole_images() -> None:
-    """25 images whose pixels are all right or all wrong know as much as 25 examples, not as 625."""
+    """25 images with equal pixels give the interval of 25 examples, not of 625."""
     logits = torch.randn(2, 25, 3, 5, 5, generator=rng())
     logits[:, :, 0] += torch.where(torch.arange(25) % 2 > 0, 20.0, -20.0)[:, None, None]
     low, high = mt.score(mt.Prediction(logits=logits), torch.zeros(25, 5, 5)).with_intervals(200).intervals["accuracy"]
@@ -199,7 +199,7 @@ def test_intervals_of_images_are_of_whole_images() -> None:
 
 
 def test_intervals_of_infinity() -> None:
-    """Reach to it, and are no NaN: some draws leave the example out whose target was ruled out."""
+    """An interval reaches to infinity and is not NaN if some samples leave out the impossible target."""
     probs = torch.tensor([0.6, 0.4]).repeat(2, 4, 1)
     probs[1, :, 0], probs[1, :, 1] = 0.7, 0.3
     probs[:, 0] = torch.tensor([1.0, 0.0])
@@ -209,21 +209,21 @@ def test_intervals_of_infinity() -> None:
 
 
 def test_a_run_against_itself() -> None:
-    """Differs by 0, by chance, in every score."""
+    """A run compared with itself has difference 0 and p-value 1 in every score."""
     found = classified(ood=FAR).compare(classified(ood=FAR), 20)
     assert set(found) == set(classified(ood=FAR)) - {"classwise_ece"}
     assert set(found.values()) == {Difference(0.0, 0.0, 0.0, 1.0)}
 
 
 def test_infinite_runs_are_no_different() -> None:
-    """What is infinite in both is no difference that is more than chance."""
+    """Two infinite scores have no difference."""
     probs = torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[1.0, 0.0], [0.6, 0.4]]])
     found = mt.score(mt.Prediction(probs=probs), torch.tensor([1, 0]))
     assert found.compare(found, 40)["nll"].chance == 1
 
 
 def test_a_run_that_is_better() -> None:
-    """Is found, with its sign; one that is not is left in doubt."""
+    """A better run has a significant difference with the right sign; equally good runs do not."""
     good, bad = classified(300, 3.0), classified(300, 2.0, run=1)
     found = good.compare(bad, 60)
     assert found["accuracy"].value == pytest.approx(good["accuracy"] - bad["accuracy"])
@@ -239,7 +239,7 @@ def test_a_run_that_is_better() -> None:
 
 
 def test_comparisons_are_paired() -> None:
-    """What both runs find hard is no difference: errors that differ by 0.01 everywhere differ by that in every sample."""
+    """Comparisons are paired: errors that differ by 0.01 everywhere differ by 0.01 in every sample."""
     errors = torch.randn(80, generator=rng()).abs().double() * 10
     found = regressed(errors + 0.01).compare(regressed(errors), 100)["mae"]
     assert (found.value, found.low, found.high) == pytest.approx((0.01, 0.01, 0.01))
@@ -248,7 +248,7 @@ def test_comparisons_are_paired() -> None:
 
 
 def test_comparisons_are_seeded() -> None:
-    """By what is given."""
+    """The seed decides the result."""
     good, bad = classified(50), classified(50, run=1)
     assert good.compare(bad, 20) == good.compare(bad, 20)
     assert good.compare(bad, 20) != good.compare(bad, 20, seed=1)
@@ -271,13 +271,13 @@ def shifted(rows: int) -> dict[str, Any]:
     ],
 )
 def test_comparisons_of_other_examples(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Are refused: of this set, of what is out of distribution, of what is shifted."""
+    """Runs with other examples, OOD sets or shifted sets cannot be compared."""
     with pytest.raises(mt.InputError, match="same examples"):
         classified(**one).compare(classified(**other), 2)
 
 
 def test_a_run_as_a_baseline() -> None:
-    """Has errors, if it has accuracies."""
+    """A classification has errors on clean and corrupted data; a regression does not."""
     shift = {"fog": {1: (mt.Prediction(logits=torch.eye(6).expand(3, 6, 6) * 5), torch.arange(6))}}
     found = classified(shift=shift).errors()
     assert found.clean == pytest.approx(1 - classified()["accuracy"])

@@ -10,7 +10,7 @@ from multitudes.terminal import rendered
 
 
 def scored(**options: object) -> mt.scores.Scores:
-    """Scores of ten classes, with something out of distribution and a corruption."""
+    """Scores of ten classes, with two OOD sets and a corruption."""
     generator = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(3, 60, 10, generator=generator), torch.randint(10, (60,), generator=generator)
     pred = mt.Prediction(logits=logits)
@@ -19,7 +19,7 @@ def scored(**options: object) -> mt.scores.Scores:
 
 
 def test_every_score_stands_in_one_table() -> None:
-    """By its number to four digits, and nowhere twice."""
+    """Every score is in one table, with four digits."""
     scores = scored()
     whole, first, second, corruptions = tables(scores)
     text = rendered([whole])
@@ -40,7 +40,7 @@ def test_every_score_stands_in_one_table() -> None:
 
 
 def test_intervals_are_shown() -> None:
-    """Beside the value, or in its cell."""
+    """Intervals are beside the value or in its cell."""
     scores = scored(intervals=5)
     text = str(scores)
     low, high = scores.intervals["nll"]
@@ -50,7 +50,7 @@ def test_intervals_are_shown() -> None:
 
 
 def test_a_regression_has_one_table() -> None:
-    """And a spread where something is out of distribution."""
+    """A regression has one table, and another one with an OOD set."""
     pred = mt.Prediction(mean=torch.randn(3, 20), variance=torch.rand(3, 20) + 0.1)
     assert len(tables(mt.score(pred, torch.randn(20)))) == 1
     found = tables(mt.score(pred, torch.randn(20), ood=pred))

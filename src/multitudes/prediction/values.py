@@ -37,7 +37,7 @@ def check_names(task: str, values: Mapping[str, Tensor]) -> None:
         len(names) == 1 and names[0] in ("logits", "probs") if task in CLASSES else names in (["mean"], ["mean", "variance"])
     )
     if not right or (task == "gaussian" and len(names) < 2):
-        raise InputError(f"task={task!r} takes {expected}, not {' and '.join(names) or 'nothing'}")
+        raise InputError(f"task={task!r} takes {expected}, and got {' and '.join(names) or 'nothing'}")
     if len(names) == 2 and values["mean"].shape != values["variance"].shape:
         shapes = [list(values[name].shape) for name in names]
         raise InputError(f"mean and variance must have the same shape, not {shapes[0]} and {shapes[1]}")
