@@ -49,7 +49,7 @@ class Structure:
     """Parameters that are read outside the forward of the module that they belong to."""
     functional_dropout: set[str]
     """Modules whose forward calls a dropout function with a rate above 0, dropout modules apart."""
-    inputs: Inputs | None = None
+    inputs: Inputs
     """The example."""
 
     def started(self, name: str) -> int | None:
