@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from multitudes.errors import InputError
-from multitudes.figures.values import entropy_limit, judged, named, pair, plain, read, whole
+from multitudes.figures.values import confidence_and_correct, entropy_limit, legend_text, named_runs, pair, read, read_labels
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_axes_of_one_letter_are_equally_long() -> None:
 
 
 def test_labels_are_whole_numbers() -> None:
-    assert whole([0.0, 2.0], "labels", "N").dtype == np.int64
+    assert read_labels([0.0, 2.0], "labels", "N").dtype == np.int64
     with pytest.raises(InputError, match=r"labels must be whole numbers.*0\.5"):
-        whole([0, 0.5], "labels", "N")
+        read_labels([0, 0.5], "labels", "N")
 
 
 def test_runs_come_by_name() -> None:
-    assert list(named({"b": 1, 3: 2}, "{}")) == [("b", 1), ("3", 2)]
+    assert list(named_runs({"b": 1, 3: 2}, "{}")) == [("b", 1), ("3", 2)]
     with pytest.raises(InputError, match="at least one run"):
-        named({}, "{}")
+        named_runs({}, "{}")
     with pytest.raises(InputError, match="not as list"):
-        named([1], "{}")
+        named_runs([1], "{}")
     with pytest.raises(InputError, match="underscore"):
-        list(named({"_a": 1}, "{}"))
+        list(named_runs({"_a": 1}, "{}"))
 
 
 def test_a_name_is_no_formula() -> None:
@@ -85,7 +85,7 @@ def test_a_name_is_no_formula() -> None:
     from matplotlib.figure import Figure
 
     figure = Figure()
-    text = figure.text(0, 0, plain(r"5 $ \frac{ 6 $"))
+    text = figure.text(0, 0, legend_text(r"5 $ \frac{ 6 $"))
     assert text._preprocess_math(text.get_text()) == (r"5 $ \frac{ 6 $", False)  # type: ignore[attr-defined]
 
 
@@ -99,11 +99,11 @@ def test_a_run_of_two_parts_is_a_pair() -> None:
 def test_predictions_are_judged_by_their_targets() -> None:
     """By example, and by pixel."""
     pred = SimpleNamespace(confidence=torch.tensor([[0.9, 0.8]]), labels=torch.tensor([[1, 2]]))
-    confidence, correct = judged({"a": (pred, [[1, 0]])})["a"]
+    confidence, correct = confidence_and_correct({"a": (pred, [[1, 0]])})["a"]
     assert confidence.tolist() == pytest.approx([0.9, 0.8])
     assert correct.tolist() == [1, 0]
     with pytest.raises(InputError, match=r"the targets of 'a' must be \[1, 2\]"):
-        judged({"a": (pred, [1, 0])})
+        confidence_and_correct({"a": (pred, [1, 0])})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_predictions_are_judged_by_their_targets() -> None:
 )
 def test_confidence_and_correctness_fit(run: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        judged({"a": run})
+        confidence_and_correct({"a": run})
 
 
 def test_a_scale_of_entropies_ends_somewhere() -> None:

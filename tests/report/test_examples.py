@@ -12,7 +12,7 @@ import torch
 
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.report.examples import chosen, examples, png, votes
+from multitudes.report.examples import examples, png, select_examples, votes
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
 
@@ -42,11 +42,11 @@ def test_large_images_are_made_smaller() -> None:
 def test_examples_are_the_least_sure_the_surest_and_the_surely_wrong() -> None:
     sure = torch.tensor([0.5, 0.99, 0.7, 0.9, 0.6])
     pred = Prediction(probs=torch.stack([sure, 1 - sure], 1)[None], targets=torch.tensor([0, 0, 1, 1, 0]))
-    shelves = chosen(pred)
-    assert [shelf.title for shelf in shelves] == ["Least sure", "Surest", "Sure, and wrong"]
-    assert [shelf.rows for shelf in shelves] == [[0, 4, 2, 3, 1], [1, 3, 2, 4, 0], [3, 2]]
+    selections = select_examples(pred)
+    assert [selection.title for selection in selections] == ["Least sure", "Surest", "Sure, and wrong"]
+    assert [selection.rows for selection in selections] == [[0, 4, 2, 3, 1], [1, 3, 2, 4, 0], [3, 2]]
     pred.targets = None
-    assert len(chosen(pred)) == 2
+    assert len(select_examples(pred)) == 2
 
 
 def test_votes_are_counted() -> None:

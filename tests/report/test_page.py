@@ -71,7 +71,7 @@ def checked(path: Path) -> Checked:
 @pytest.fixture
 def unadorned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take most of the time, and some tests are not about them."""
-    monkeypatch.setattr(import_module("multitudes.report.page"), "plates", lambda groups: [])
+    monkeypatch.setattr(import_module("multitudes.report.page"), "page_figures", lambda groups: [])
 
 
 @pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "gaussian", "regression", "dense"])

@@ -40,7 +40,7 @@ def test_one_drawing_stands_for_both_themes(name: str) -> None:
 
 
 def test_what_a_theme_changes_more_deeply_is_drawn_twice() -> None:
-    text = svg.both(lambda theme: figures.disagreement([[0.0, 0.2], [0.2, 0.0]], theme=theme), "d", "label")
+    text = svg.inline_both_themes(lambda theme: figures.disagreement([[0.0, 0.2], [0.2, 0.0]], theme=theme), "d", "label")
     light, dark = re.findall(r'<div class="only-(?:light|dark)">(<svg.*?</svg>)', text)
     assert light != dark
 
@@ -92,4 +92,4 @@ def test_long_curves_take_few_points() -> None:
 def test_every_role_of_a_theme_has_a_name() -> None:
     themes: list[Theme] = ["light", "dark"]
     for theme in themes:
-        assert set(svg.named(LOOKS[theme]).values()) == {f"var(--{role})" for role in svg.variables(LOOKS[theme])}
+        assert set(svg.css_names(LOOKS[theme]).values()) == {f"var(--{role})" for role in svg.css_variables(LOOKS[theme])}

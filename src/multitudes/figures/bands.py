@@ -13,7 +13,7 @@ import numpy as np
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, Numbers, named, pair, read
+from multitudes.figures.values import Floats, Numbers, named_runs, pair, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,15 +39,15 @@ def bands(
     x = read(x, "x", "N", sizes)
     runs = [_run(*run, sizes) for run in _by_name(mean, variance, members)]
     points = None if data is None else _points(data)
-    panels = canvas.several(len(runs), ax, columns, 4.0, colours)
+    panels = canvas.make_panels(len(runs), ax, columns, 4.0, colours)
     order = x.argsort()
     for panel, (name, middle, spread, curves) in zip(panels, runs, strict=True):
         _draw(panel, x[order], middle[order], spread[order], curves[:, order], colours)
         if points is not None:
             panel.plot(*points, linestyle="", marker="o", markersize=3, color=colours.ink, label="data", zorder=4)
-        canvas.dress(panel, colours, title=name or "Prediction and uncertainty")
+        canvas.style_axes(panel, colours, title=name or "Prediction and uncertainty")
     canvas.outer_labels(panels, colours, "x", "y")
-    figure = canvas.root(panels[0])
+    figure = canvas.figure_of(panels[0])
     if ax is None:
         handles, names = panels[0].get_legend_handles_labels()
         place = {"loc": "outside lower center", "ncols": 3 if figure.get_figwidth() > canvas.WIDTH else 2}
@@ -64,7 +64,7 @@ def _by_name(mean: Any, variance: Any, members: Any) -> list[tuple[str, Any, Any
     for what, given in (("variance", variance), ("members", members)):
         if given is not None and (not isinstance(given, Mapping) or set(given) != set(mean)):
             raise InputError(f"{what} must have the names that mean has: {', '.join(map(repr, mean))}")
-    runs = zip(mean, named(mean, '{"single": mean}'), strict=True)
+    runs = zip(mean, named_runs(mean, '{"single": mean}'), strict=True)
     return [(name, run, variance[key], None if members is None else members[key]) for key, (name, run) in runs]
 
 

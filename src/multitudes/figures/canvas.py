@@ -25,7 +25,7 @@ FEW = 5
 """Runs whose legend covers none of them, as a rule."""
 
 
-def new(width: float, height: float, look: Look) -> Figure:
+def new_figure(width: float, height: float, look: Look) -> Figure:
     """An empty figure, in inches."""
     try:
         from matplotlib.figure import Figure
@@ -38,10 +38,10 @@ def new(width: float, height: float, look: Look) -> Figure:
     return figure
 
 
-def one(ax: Axes | None, height: float, look: Look) -> Axes:
+def axes_or_new(ax: Axes | None, height: float, look: Look) -> Axes:
     """The axes given, or those of a new figure."""
     if ax is None:
-        return new(WIDTH, height, look).add_subplot()
+        return new_figure(WIDTH, height, look).add_subplot()
     from matplotlib.axes import Axes
 
     if not isinstance(ax, Axes):
@@ -49,17 +49,17 @@ def one(ax: Axes | None, height: float, look: Look) -> Axes:
     return ax
 
 
-def several(count: int, ax: Axes | None, columns: int | None, height: float, look: Look) -> list[Axes]:
+def make_panels(count: int, ax: Axes | None, columns: int | None, height: float, look: Look) -> list[Axes]:
     """One panel each for `count`, in rows of `columns`, with common axes; or the axes given, if it is one."""
     if columns is not None and columns < 1:
         raise InputError(f"columns={columns}: at least one")
     if ax is not None and count > 1:
         raise InputError(f"ax takes one panel, and {count} are given: leave ax out, or draw them one by one")
     if count == 1:
-        return [one(ax, height, look)]
+        return [axes_or_new(ax, height, look)]
     across = min(count, columns or 2)
     rows = math.ceil(count / across)
-    figure = new(WIDTH * across**0.68, height * rows * (0.85 if across > 1 else 0.75), look)
+    figure = new_figure(WIDTH * across**0.68, height * rows * (0.85 if across > 1 else 0.75), look)
     found: list[Axes] = list(figure.subplots(rows, across, sharex=True, sharey=True, squeeze=False).flat)
     for spare in found[count:]:
         spare.remove()
@@ -78,13 +78,13 @@ def outer_labels(panels: list[Axes], look: Look, x: str, y: str) -> None:
             panel.set_ylabel(y, color=look.ink, fontsize=SIZE)
 
 
-def root(ax: Axes) -> Figure:
+def figure_of(ax: Axes) -> Figure:
     """The figure that axes stand in."""
     found: Figure = ax.figure.figure
     return found
 
 
-def dress(ax: Axes, look: Look, *, title: str = "", x: str = "", y: str = "", grid: str | None = "both") -> None:
+def style_axes(ax: Axes, look: Look, *, title: str = "", x: str = "", y: str = "", grid: str | None = "both") -> None:
     """Axes in a theme's colours, with no more lines than are needed."""
     ax.set_facecolor(look.paper)
     ax.set_title(title, loc="left", color=look.ink, fontsize=SIZE + 0.5, fontweight="bold")
@@ -100,9 +100,9 @@ def dress(ax: Axes, look: Look, *, title: str = "", x: str = "", y: str = "", gr
         ax.grid(visible=True, axis=grid, color=look.grid, linewidth=0.8)  # type: ignore[arg-type]
 
 
-def bare(ax: Axes, look: Look, title: str = "") -> None:
+def style_image_axes(ax: Axes, look: Look, title: str = "") -> None:
     """Axes of a picture: a title, and neither ticks nor spines."""
-    dress(ax, look, grid=None)
+    style_axes(ax, look, grid=None)
     ax.set_title(title, loc="left", color=look.ink, fontsize=SIZE)
     ax.set_xticks([])
     ax.set_yticks([])
@@ -123,7 +123,7 @@ def runs_legend(ax: Axes, look: Look, count: int) -> None:
     if count <= FEW:
         legend(ax, look, loc="upper left")
         return
-    figure = root(ax)
+    figure = figure_of(ax)
     figure.set_figheight(figure.get_figheight() + 0.22 * count)
     handles, labels = ax.get_legend_handles_labels()
     legend(figure, look, handles=handles, labels=labels, loc="outside lower center", frameon=False)
@@ -139,7 +139,7 @@ def scale(look: Look) -> ListedColormap:
 def colour_bar(source: ScalarMappable, axes: list[Axes], label: str, look: Look, **where: Any) -> None:
     """The scale of colours beside the axes that it holds for; as high as the axes, if these are one picture's."""
     place = {"ax": axes} if len(axes) > 1 or where else {"cax": axes[0].inset_axes((1.03, 0, 0.05, 1))}
-    bar = root(axes[0]).colorbar(source, **place, **where)
+    bar = figure_of(axes[0]).colorbar(source, **place, **where)
     bar.set_label(label, color=look.ink, fontsize=SIZE)
     bar.ax.tick_params(color=look.muted, labelcolor=look.ink, labelsize=SIZE - 1)
     bar.outline.set_visible(False)

@@ -13,7 +13,7 @@ import numpy as np
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Style, Theme, look
-from multitudes.figures.values import Floats, Numbers, named, read
+from multitudes.figures.values import Floats, Numbers, named_runs, read
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -31,20 +31,20 @@ def corruption(
     """
     colours, found = (
         look(theme),
-        {name: _by_severity(name, run) for name, run in named(runs, '{"single": {1: [...], 2: [...]}}')},
+        {name: _by_severity(name, run) for name, run in named_runs(runs, '{"single": {1: [...], 2: [...]}}')},
     )
     severities = sorted({severity for run in found.values() for severity in run})
-    ax = canvas.one(ax, 3.8, colours)
+    ax = canvas.axes_or_new(ax, 3.8, colours)
     width, handles = 0.8 / len(found), []  # type: float, list[tuple[Artist, Artist]]
     for index, run in enumerate(found.values()):
         middles = [severities.index(severity) + width * (index - (len(found) - 1) / 2) for severity in run]
         handles.append(_boxes(ax, list(run.values()), middles, 0.78 * width, colours.style(index), colours))
-    canvas.dress(ax, colours, title=f"{score[:1].upper()}{score[1:]} on corrupted inputs", x="Severity of the corruption",
+    canvas.style_axes(ax, colours, title=f"{score[:1].upper()}{score[1:]} on corrupted inputs", x="Severity of the corruption",
                  y=f"{score[:1].upper()}{score[1:]}", grid="y")  # fmt: skip
     ax.set_xticks(range(len(severities)), [str(severity) for severity in severities])
     ax.set_xlim(-0.5, len(severities) - 0.5)
     canvas.legend(ax, colours, handles=handles, labels=list(found), loc="best")
-    return canvas.root(ax)
+    return canvas.figure_of(ax)
 
 
 def _by_severity(name: str, run: Mapping[int, Numbers]) -> dict[int, Floats]:

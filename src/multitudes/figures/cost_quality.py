@@ -15,7 +15,7 @@ from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.labels import Box, Disc, distance, place
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, plain, read
+from multitudes.figures.values import Floats, legend_text, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,15 +44,15 @@ def cost_quality(
     colours = look(theme)
     names, costs, qualities, sizes = _read(methods, log)
     areas = LARGEST * sizes / sizes.max()
-    ax = canvas.one(ax, 4.4, colours)
+    ax = canvas.axes_or_new(ax, 4.4, colours)
     if log:
         ax.set_xscale("log")
     ax.scatter(costs, qualities, s=areas, color=colours.style(0).colour, alpha=0.65, edgecolors=colours.paper, linewidths=0.8)
     ax.margins(0.14, 0.16)
-    canvas.dress(ax, colours, title="Cost and quality", x=_capital(cost), y=_capital(quality))
+    canvas.style_axes(ax, colours, title="Cost and quality", x=_capital(cost), y=_capital(quality))
     _size_legend(ax, sizes, size, colours)
     _label(ax, names, costs, qualities, areas, colours)
-    return canvas.root(ax)
+    return canvas.figure_of(ax)
 
 
 def _read(methods: Iterable[Mapping[str, Any]], log: bool) -> tuple[list[str], Floats, Floats, Floats]:
@@ -67,7 +67,7 @@ def _read(methods: Iterable[Mapping[str, Any]], log: bool) -> tuple[list[str], F
         raise InputError(
             f"sizes{' and costs' if log else ''} must be above 0: they are drawn as areas{' and logarithms' if log else ''}"
         )
-    return [plain(row["name"]) for row in rows], costs, qualities, sizes
+    return [legend_text(row["name"]) for row in rows], costs, qualities, sizes
 
 
 def _capital(text: str) -> str:
@@ -90,7 +90,7 @@ def _size_legend(ax: Axes, sizes: Floats, label: str, look: Look) -> None:
     """Discs of round sizes, below the axes."""
     from matplotlib.transforms import ScaledTranslation
 
-    below = ax.transAxes + ScaledTranslation(0, -3.9 * canvas.SIZE / 72, canvas.root(ax).dpi_scale_trans)
+    below = ax.transAxes + ScaledTranslation(0, -3.9 * canvas.SIZE / 72, canvas.figure_of(ax).dpi_scale_trans)
     numbers = _round_numbers(sizes)
     handles = [ax.scatter([], [], s=LARGEST * number / sizes.max(), color=look.muted, alpha=0.65) for number in numbers]
     radius = math.sqrt(LARGEST * numbers[-1] / sizes.max() / math.pi) / (canvas.SIZE - 1)  # in heights of the text
@@ -105,7 +105,7 @@ def _size_legend(ax: Axes, sizes: Floats, label: str, look: Look) -> None:
 
 def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: Floats, look: Look) -> None:
     """Names beside the discs, with a line to those that had to go farther."""
-    figure = canvas.root(ax)
+    figure = canvas.figure_of(ax)
     texts = [
         ax.annotate(name, (x, y), color=look.ink, fontsize=canvas.SIZE - 1)
         for name, x, y in zip(names, costs, qualities, strict=True)

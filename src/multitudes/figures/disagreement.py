@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, Numbers, plain, read
+from multitudes.figures.values import Floats, Numbers, legend_text, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,21 +36,21 @@ def disagreement(
     members = range(len(found)) if names is None else list(names)
     if len(members) != len(found):
         raise InputError(f"there are {len(found)} members, and {len(members)} names")
-    ax = canvas.one(ax, 4.3, colours)
+    ax = canvas.axes_or_new(ax, 4.3, colours)
     low, high = min(0.0, float(found.min())), float(found.max())
     image = ax.imshow(found, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
-    canvas.dress(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
+    canvas.style_axes(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
     step = 1 if len(found) <= READABLE else math.ceil(len(found) / 10)
     shown = range(0, len(found), step)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_ticks(shown, [plain(members[i]) for i in shown])
+        axis.set_ticks(shown, [legend_text(members[i]) for i in shown])
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
     if len(found) <= READABLE:
         _numbers(ax, image, found, colours)
     canvas.colour_bar(image, [ax], label, colours)
-    return canvas.root(ax)
+    return canvas.figure_of(ax)
 
 
 def _numbers(ax: Axes, image: AxesImage, matrix: Floats, look: Look) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, Numbers, entropy_limit, named, pair, read, whole
+from multitudes.figures.values import Floats, Numbers, entropy_limit, named_runs, pair, read, read_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,21 +40,21 @@ def entropy_map(
     """
     colours, sizes = look(theme), {}  # type: Look, dict[str, int]
     x, y = _rising(x, "x", "G", sizes), _rising(y, "y", "H", sizes)
-    given = named(entropy, '{"single": entropy}') if isinstance(entropy, Mapping) else [("", entropy)]
+    given = named_runs(entropy, '{"single": entropy}') if isinstance(entropy, Mapping) else [("", entropy)]
     maps = {name: read(run, f"entropy{f' of {name!r}' if name else ''}", "H G", sizes) for name, run in given}
     limit = entropy_limit(list(maps.values()), top)
     where = None if points is None else _points(points)
-    panels = canvas.several(len(maps), ax, columns, 3.8, colours)
+    panels = canvas.make_panels(len(maps), ax, columns, 3.8, colours)
     for panel, (name, found) in zip(panels, maps.items(), strict=True):
         mesh = panel.pcolormesh(x, y, found, shading="nearest", cmap=canvas.scale(colours), vmin=0, vmax=limit, rasterized=True)
         if where is not None:
             _scatter(panel, *where, colours)
-        canvas.dress(panel, colours, title=name or "Entropy of the prediction", grid=None)
+        canvas.style_axes(panel, colours, title=name or "Entropy of the prediction", grid=None)
         panel.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     rows = math.ceil(len(panels) / (columns or 2))
     canvas.outer_labels(panels, colours, "First input", "Second input")
     canvas.colour_bar(mesh, panels, "Entropy in nats", colours, aspect=20 * rows, pad=0.02)
-    return canvas.root(panels[0])
+    return canvas.figure_of(panels[0])
 
 
 def _rising(values: Numbers, name: str, axes: str, sizes: dict[str, int]) -> Floats:
@@ -67,7 +67,7 @@ def _rising(values: Numbers, name: str, axes: str, sizes: dict[str, int]) -> Flo
 def _points(points: Any) -> tuple[Floats, NDArray[np.int64]]:
     sizes: dict[str, int] = {"2": 2}
     xy, labels = pair(points, "points", "(xy [P, 2], labels [P])")
-    return read(xy, "the points' xy", "P 2", sizes), whole(labels, "the points' labels", "P", sizes)
+    return read(xy, "the points' xy", "P 2", sizes), read_labels(labels, "the points' labels", "P", sizes)
 
 
 def _scatter(ax: Axes, xy: Floats, labels: NDArray[np.int64], look: Look) -> None:

@@ -11,7 +11,7 @@ import torch
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Style, Theme, look
-from multitudes.figures.values import Floats, Numbers, named, pair, read
+from multitudes.figures.values import Floats, Numbers, named_runs, pair, read
 from multitudes.scores import detection
 
 if TYPE_CHECKING:
@@ -36,7 +36,11 @@ def ood(
     if bins < 1 or columns not in (1, 2):
         raise InputError(f"bins={bins}, columns={columns}: at least one bin, and one column or two")
     tall = max(3.7, 0.5 + 1.7 * len(found))
-    figure = canvas.new(7.8, tall, colours) if columns == 2 else canvas.new(canvas.WIDTH, 4.2 + 1.9 * len(found), colours)
+    figure = (
+        canvas.new_figure(7.8, tall, colours)
+        if columns == 2
+        else canvas.new_figure(canvas.WIDTH, 4.2 + 1.9 * len(found), colours)
+    )
     if columns == 2:
         grid = figure.add_gridspec(len(found), 2)
         places, last = [grid[row, 0] for row in range(len(found))], grid[:, 1]
@@ -46,10 +50,10 @@ def ood(
     histograms, curves = [figure.add_subplot(place) for place in places], figure.add_subplot(last)
     for index, (ax, (name, (inside, outside))) in enumerate(zip(histograms, found.items(), strict=True)):
         _histogram(ax, inside, outside, bins, colours.style(index), colours)
-        canvas.dress(ax, colours, title=name, x=score.capitalize() if ax is histograms[-1] else "", y="Share", grid="y")
+        canvas.style_axes(ax, colours, title=name, x=score.capitalize() if ax is histograms[-1] else "", y="Share", grid="y")
         _roc(curves, name, inside, outside, colours.style(index))
     curves.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    canvas.dress(curves, colours, title="Detection (ROC)", x="False positive rate", y="True positive rate")
+    canvas.style_axes(curves, colours, title="Detection (ROC)", x="False positive rate", y="True positive rate")
     curves.set(xlim=(0, 1), ylim=(0, 1.01))
     canvas.legend(curves, colours, loc="lower right")
     return figure
@@ -57,7 +61,7 @@ def ood(
 
 def _scores(runs: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Floats, Floats]]:
     found = {}
-    for name, run in named(runs, '{"single": (score_in, score_out)}'):
+    for name, run in named_runs(runs, '{"single": (score_in, score_out)}'):
         inside, outside = pair(run, name, "(score_in [N], score_out [M])")
         found[name] = read(inside, f"score_in of {name!r}", "N"), read(outside, f"score_out of {name!r}", "M")
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Theme, look
-from multitudes.figures.values import judged
+from multitudes.figures.values import confidence_and_correct
 from multitudes.scores import calibration
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def reliability(
     `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
     `ignore` do not count. The legend has each run's ECE.
     """
-    colours, found = look(theme), judged(runs, ignore)
+    colours, found = look(theme), confidence_and_correct(runs, ignore)
     if bins < 1:
         raise InputError(f"bins={bins}: at least one")
-    figure = canvas.new(canvas.WIDTH, 5.6, colours)
+    figure = canvas.new_figure(canvas.WIDTH, 5.6, colours)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
     upper.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right", zorder=1)
     width = 0.86 / bins / len(found)
@@ -44,8 +44,8 @@ def reliability(
         )
         left = binned.lower.numpy() + 0.07 / bins + index * width
         lower.bar(left, binned.count.numpy(), width, align="edge", color=style.colour, label=name)
-    canvas.dress(upper, colours, title="Reliability", y="Accuracy: share that came true")
-    canvas.dress(lower, colours, x="Confidence", y="Examples", grid="y")
+    canvas.style_axes(upper, colours, title="Reliability", y="Accuracy: share that came true")
+    canvas.style_axes(lower, colours, x="Confidence", y="Examples", grid="y")
     upper.set(xlim=(0, 1), ylim=(0, 1))
     upper.tick_params(bottom=False)
     lower.yaxis.get_major_locator().set_params(nbins=3)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multitudes.figures import canvas
 from multitudes.figures.theme import Theme, look
-from multitudes.figures.values import judged
+from multitudes.figures.values import confidence_and_correct
 from multitudes.scores import selective
 
 if TYPE_CHECKING:
@@ -26,19 +26,19 @@ def risk_coverage(
     `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
     `ignore` do not count. The legend has each run's AURC.
     """
-    colours, found = look(theme), judged(runs, ignore)
-    panel = canvas.one(ax, 3.8, colours)
+    colours, found = look(theme), confidence_and_correct(runs, ignore)
+    panel = canvas.axes_or_new(ax, 3.8, colours)
     for index, (name, (confidence, correct)) in enumerate(found.items()):
         style = colours.style(index)
         coverage, risk = selective.risk_coverage(confidence, correct)
         label = f"{name}: AURC {selective.aurc(confidence, correct):.4f}"
         panel.plot(coverage.numpy(), risk.numpy(), color=style.colour, linestyle=style.line, linewidth=1.8, label=label)
     answered, errors = "Coverage: share of examples answered", "Risk: share of errors in them"
-    canvas.dress(panel, colours, title="Risk and coverage", x=answered, y=errors)
+    canvas.style_axes(panel, colours, title="Risk and coverage", x=answered, y=errors)
     panel.set_xlim(0, 1)
     panel.set_ylim(bottom=0)
     if ax is None:
         canvas.runs_legend(panel, colours, len(found))
     else:
         canvas.legend(panel, colours, loc="upper left")
-    return canvas.root(panel)
+    return canvas.figure_of(panel)

@@ -13,7 +13,7 @@ from torch import Tensor
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, Numbers, entropy_limit, plain, read, whole
+from multitudes.figures.values import Floats, Numbers, entropy_limit, legend_text, read, read_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def segmentation(
     """
     colours, sizes = look(theme), {}  # type: Look, dict[str, int]
     picture = _picture(image, sizes)
-    truth, guess = whole(labels, "labels", "H W", sizes), whole(predicted, "predicted", "H W", sizes)
+    truth, guess = read_labels(labels, "labels", "H W", sizes), read_labels(predicted, "predicted", "H W", sizes)
     doubt = read(entropy, "entropy", "H W", sizes)
     limit = entropy_limit([doubt], top)
     void = np.zeros_like(truth, dtype=bool) if ignore is None else truth == ignore
@@ -53,18 +53,18 @@ def segmentation(
     palette = _palette(count, colours)
     first, second, third, fourth = _panels(columns, sizes["H"] / sizes["W"], len(classes or ()), colours)
     right = float((truth == guess)[~void].mean())
-    canvas.bare(first, colours, "Image")
-    canvas.bare(second, colours, "Truth")
-    canvas.bare(third, colours, f"Prediction: {right:.1%} right")
-    canvas.bare(fourth, colours, "Entropy in nats")
+    canvas.style_image_axes(first, colours, "Image")
+    canvas.style_image_axes(second, colours, "Truth")
+    canvas.style_image_axes(third, colours, f"Prediction: {right:.1%} right")
+    canvas.style_image_axes(fourth, colours, "Entropy in nats")
     first.imshow(picture, cmap="gray", vmin=0, vmax=1)
     second.imshow(np.ma.array(truth, mask=void), cmap=palette, vmin=-0.5, vmax=count - 0.5, interpolation="nearest")
     third.imshow(guess, cmap=palette, vmin=-0.5, vmax=count - 0.5, interpolation="nearest")
     scale = fourth.imshow(doubt, cmap=canvas.scale(colours), vmin=0, vmax=limit, interpolation="nearest")
     canvas.colour_bar(scale, [fourth], "", colours)
     if classes is not None:
-        _class_legend(canvas.root(first), classes, palette, colours, PER_LINE[columns])
-    return canvas.root(first)
+        _class_legend(canvas.figure_of(first), classes, palette, colours, PER_LINE[columns])
+    return canvas.figure_of(first)
 
 
 def _panels(columns: int, shape: float, names: int, look: Look) -> list[Axes]:
@@ -74,7 +74,7 @@ def _panels(columns: int, shape: float, names: int, look: Look) -> list[Axes]:
     width = {4: 10.0, 2: 6.0, 1: canvas.WIDTH}[columns]
     lines = math.ceil(names / PER_LINE[columns])
     picture = (width - 0.6) / columns - 0.15
-    figure = canvas.new(width, (picture * shape + 0.4) * (4 // columns) + 0.2 * lines + 0.2 * (lines > 0), look)
+    figure = canvas.new_figure(width, (picture * shape + 0.4) * (4 // columns) + 0.2 * lines + 0.2 * (lines > 0), look)
     figure.set_layout_engine("compressed", w_pad=0.08, h_pad=0.05)
     return list(figure.subplots(4 // columns, columns, squeeze=False).flat)
 
@@ -121,5 +121,11 @@ def _class_legend(figure: Figure, classes: Sequence[str], palette: ListedColorma
     handles = [Patch(color=palette(index)) for index in range(len(classes))]
     across = min(per_line, len(classes))
     canvas.legend(
-        figure, look, handles=handles, labels=list(map(plain, classes)), loc="outside lower center", ncols=across, frameon=False
+        figure,
+        look,
+        handles=handles,
+        labels=list(map(legend_text, classes)),
+        loc="outside lower center",
+        ncols=across,
+        frameon=False,
     )

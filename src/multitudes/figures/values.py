@@ -52,7 +52,7 @@ def read(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = N
     return array
 
 
-def whole(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = None) -> NDArray[np.int64]:
+def read_labels(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = None) -> NDArray[np.int64]:
     """The same for whole numbers, such as labels."""
     array = read(values, name, axes, sizes)
     if (array != array.round()).any():
@@ -60,16 +60,16 @@ def whole(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = 
     return array.astype(np.int64)
 
 
-def named(runs: Any, example: str) -> Iterator[tuple[str, Any]]:
+def named_runs(runs: Any, example: str) -> Iterator[tuple[str, Any]]:
     """Runs with their names, in their order."""
     if not isinstance(runs, Mapping):
         raise InputError(f"runs come by name, as in {example}: not as {type(runs).__name__}")
     if not runs:
         raise InputError(f"there is nothing to draw: give at least one run, as in {example}")
-    return ((plain(name), run) for name, run in runs.items())
+    return ((legend_text(name), run) for name, run in runs.items())
 
 
-def plain(name: Any) -> str:
+def legend_text(name: Any) -> str:
     """A name as text in which matplotlib sees no formula; one that it would leave out of a legend is refused."""
     text = str(name)
     if text.startswith("_"):
@@ -84,10 +84,10 @@ def pair(run: Any, name: str, wanted: str) -> tuple[Any, Any]:
     return run[0], run[1]
 
 
-def judged(runs: Any, ignore: int | None = None) -> dict[str, tuple[Tensor, Tensor]]:
+def confidence_and_correct(runs: Any, ignore: int | None = None) -> dict[str, tuple[Tensor, Tensor]]:
     """Confidences and whether they came true, of each run; also from a prediction and its targets."""
     found = {}
-    for name, run in named(runs, '{"single": (confidence, correct)}'):
+    for name, run in named_runs(runs, '{"single": (confidence, correct)}'):
         confidence, correct = pair(run, name, "(confidence [N], correct [N]) or (prediction, targets)")
         if isinstance(confidence, Predicted):
             confidence, correct = _of_prediction(confidence, correct, name, ignore)

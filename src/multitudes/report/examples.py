@@ -30,7 +30,7 @@ LARGEST = 160
 MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
-class Shelf(NamedTuple):
+class Selection(NamedTuple):
     """Some examples, and why these."""
 
     title: str
@@ -53,41 +53,41 @@ def examples(ranked: Sequence[Group], images: Tensor | None, classes: Sequence[s
     assert prediction is not None
     if classes is not None and prediction.task in CLASSES and len(classes) < prediction.classes:
         raise InputError(f"there are {prediction.classes} classes, and {len(classes)} names of them")
-    body = _dense(prediction, images, classes) if len(prediction.shape) > 1 else _shelves(prediction, images, classes)
+    body = _dense(prediction, images, classes) if len(prediction.shape) > 1 else _cards(prediction, images, classes)
     seed = f", seed {group.first.seed}" if len(group.rows) > 1 else ""
     members = counted(prediction.count, "member")
     return f"<p>Of <strong>{safe(group.label)}</strong> ({members}{seed}).</p>{body}" if body else ""
 
 
-def _shelves(prediction: Prediction, images: Tensor, classes: Sequence[str] | None) -> str:
-    shelves = chosen(prediction)
+def _cards(prediction: Prediction, images: Tensor, classes: Sequence[str] | None) -> str:
+    selections = select_examples(prediction)
     card = _voted if prediction.task in CLASSES else _measured
     parts = []
-    for shelf in shelves:
-        cards = "".join(f"<li>{card(prediction, row, png(images[row]), classes)}</li>" for row in shelf.rows)
-        parts.append(f'<h3>{shelf.title}</h3><p class="note">{shelf.about}</p><ul class="examples">{cards}</ul>')
+    for selection in selections:
+        cards = "".join(f"<li>{card(prediction, row, png(images[row]), classes)}</li>" for row in selection.rows)
+        parts.append(f'<h3>{selection.title}</h3><p class="note">{selection.about}</p><ul class="examples">{cards}</ul>')
     return "".join(parts)
 
 
-def chosen(prediction: Prediction) -> list[Shelf]:
+def select_examples(prediction: Prediction) -> list[Selection]:
     """Which examples are shown: the least sure, the surest, and the surest that are wrong."""
     if prediction.task not in CLASSES:
         order = prediction.std.argsort(descending=True, stable=True).tolist()
         what = "standard deviation"
         return [
-            Shelf("Least sure", f"Largest {what}.", order[:SHOWN]),
-            Shelf("Surest", f"Smallest {what}.", order[::-1][:SHOWN]),
+            Selection("Least sure", f"Largest {what}.", order[:SHOWN]),
+            Selection("Surest", f"Smallest {what}.", order[::-1][:SHOWN]),
         ]
     order = prediction.entropy.argsort(descending=True, stable=True).tolist()
     found = [
-        Shelf("Least sure", "Highest entropy of the mixture.", order[:SHOWN]),
-        Shelf("Surest", "Lowest entropy of the mixture.", order[::-1][:SHOWN]),
+        Selection("Least sure", "Highest entropy of the mixture.", order[:SHOWN]),
+        Selection("Surest", "Lowest entropy of the mixture.", order[::-1][:SHOWN]),
     ]
     if prediction.targets is not None and prediction.targets.numel() == len(prediction):
         wrong = (prediction.labels.cpu() != prediction.targets.flatten().cpu()).tolist()
         sure = [row for row in order[::-1] if wrong[row]]
         if sure:
-            found.append(Shelf("Sure, and wrong", "Lowest entropy among the errors.", sure[:SHOWN]))
+            found.append(Selection("Sure, and wrong", "Lowest entropy among the errors.", sure[:SHOWN]))
     return found
 
 
@@ -160,12 +160,12 @@ def _dense(prediction: Prediction, images: Tensor, classes: Sequence[str] | None
         if bool(void.all()):
             continue
         given = (images[row].cpu(), truth.masked_fill(void, -1), prediction.labels[row].cpu(), prediction.entropy[row].cpu())
-        body = svg.both(
+        body = svg.inline_both_themes(
             lambda theme, given=given: figures.segmentation(*given, classes=names, ignore=-1, columns=2, theme=theme),  # type: ignore[misc]
             f"segmentation-{len(parts)}", f"Example {row}: image, truth, prediction and entropy",
         )  # fmt: skip
         parts.append(f"<figure>{body}<figcaption>{title}: example {row}.</figcaption></figure>")
-    return f'<div class="plates">{"".join(parts)}</div>' if parts else ""
+    return f'<div class="figures">{"".join(parts)}</div>' if parts else ""
 
 
 def _checked(images: Tensor) -> None:

@@ -19,9 +19,9 @@ from multitudes.figures.theme import LOOKS
 from multitudes.report import svg
 from multitudes.report.examples import examples
 from multitudes.report.groups import Group, grouped, primary, ranked
-from multitudes.report.lead import highlights, summary, warning
-from multitudes.report.plates import drawn_groups, page_figures
+from multitudes.report.page_figures import drawn_groups, page_figures
 from multitudes.report.row import Row
+from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import Column, columns, glossary, legend, table
 from multitudes.report.wording import counted, duration, safe
 from multitudes.scores.scores import Scores
@@ -101,7 +101,7 @@ def _part(name: str, body: str) -> str:
 
 def _plates(body: str, said: str) -> str:
     note = f'<p class="note">{safe(said)}</p>' if said else ""
-    return f'{note}<div class="plates">{body}</div>'
+    return f'{note}<div class="figures">{body}</div>'
 
 
 def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int]) -> str:
@@ -141,7 +141,8 @@ def _setting(value: Any) -> str:
 def _style() -> str:
     """The page's style, with the colours of both themes as figures have them."""
     themes = {
-        name: " ".join(f"--{role}: {colour};" for role, colour in svg.variables(look).items()) for name, look in LOOKS.items()
+        name: " ".join(f"--{role}: {colour};" for role, colour in svg.css_variables(look).items())
+        for name, look in LOOKS.items()
     }
     return Template(_file("page.css")).substitute(themes)
 

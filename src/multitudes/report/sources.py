@@ -66,7 +66,7 @@ def ood_sets(row: Row) -> list[str]:
     return list(row.ood) or list(row.scores.evidence.ood if row.scores.evidence is not None else ())
 
 
-def differences(row: Row) -> Tensor | None:
+def member_differences(row: Row) -> Tensor | None:
     """By how much members differ, two by two ``[M, M]``: how often their labels do, or the root mean square of means."""
     prediction = row.prediction
     if prediction is None or not prediction.has_members or prediction.count < 2 or not math.prod(prediction.shape):
@@ -77,7 +77,7 @@ def differences(row: Row) -> Tensor | None:
     return torch.stack([(means - one).square().mean(1).sqrt() for one in means])
 
 
-def covered(row: Row) -> dict[float, float] | None:
+def interval_coverage(row: Row) -> dict[float, float] | None:
     """How many targets lie inside of central intervals, by the share of the mixture that these hold."""
     prediction = row.prediction
     if prediction is None or prediction.task in CLASSES or prediction.targets is None:

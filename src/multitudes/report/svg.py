@@ -37,24 +37,24 @@ PIXELS = 100
 def inline(draw: Draw, name: str, label: str, colours: Sequence[int] = (), theme: Theme = "light") -> str:
     """One drawing for both themes. `colours` says which of the page's colours each run has, if not the first ones."""
     with _settings():
-        return _svg(draw(theme), name, label, named(LOOKS[theme], colours))
+        return _svg(draw(theme), name, label, css_names(LOOKS[theme], colours))
 
 
-def both(draw: Draw, name: str, label: str) -> str:
+def inline_both_themes(draw: Draw, name: str, label: str) -> str:
     """A drawing for each theme, of which the page shows one."""
     themes: tuple[Theme, ...] = ("light", "dark")
     found = (f'<div class="only-{theme}">{inline(draw, f"{name}-{theme}", label, theme=theme)}</div>' for theme in themes)
     return "".join(found)
 
 
-def named(look: Look, colours: Sequence[int] = ()) -> dict[str, str]:
+def css_names(look: Look, colours: Sequence[int] = ()) -> dict[str, str]:
     """The page's names of a theme's colours, by the colours."""
     order = [*colours, *(index for index in range(len(look.colours)) if index not in colours)]
     runs = {colour: f"var(--run-{order[index] % len(look.colours)})" for index, colour in enumerate(look.colours)}
-    return {name: f"var(--{role})" for role, name in variables(look).items() if not role.startswith("run")} | runs
+    return {name: f"var(--{role})" for role, name in css_variables(look).items() if not role.startswith("run")} | runs
 
 
-def variables(look: Look) -> dict[str, str]:
+def css_variables(look: Look) -> dict[str, str]:
     """A theme's colours, by the page's names of them."""
     found = {role: getattr(look, role) for role in ("paper", "ink", "muted", "grid")}
     return found | {f"run-{index}": colour for index, colour in enumerate(look.colours)}

@@ -49,7 +49,7 @@ def title(key: str, sets: Sequence[str] = ()) -> str:
     return f"{plain} {' '.join(front)}".strip()
 
 
-def inside(key: str) -> str:
+def title_in_sentence(key: str) -> str:
     """The same within a sentence."""
     return ACRONYMS.get(key) or title(key)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from multitudes.report.groups import Group, leaders, primary, ranked, ratios
 from multitudes.report.table import Column
-from multitudes.report.wording import cost, counted, inside, listed, number, ratio, safe, title
+from multitudes.report.wording import cost, counted, listed, number, ratio, safe, title, title_in_sentence
 from multitudes.scores.meaning import meaning
 
 KINDS = {
@@ -28,7 +28,7 @@ def summary(groups: Sequence[Group]) -> str:
     where = f"{_data(groups)}{_seeds(groups)}"
     if key is None or value is None or math.isnan(value.mean):
         return f"{_who(groups)}{where}."
-    shown = f"{safe(inside(key))} {number(value.mean)}{_trust(value.spread)}"
+    shown = f"{safe(title_in_sentence(key))} {number(value.mean)}{_trust(value.spread)}"
     spent = _spent(groups, best)
     if len(groups) == 1:
         return f"<strong>{safe(best.label)}</strong>{where}: {shown}{spent}."

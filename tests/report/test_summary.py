@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 
 from multitudes.report.groups import grouped
-from multitudes.report.lead import highlights, summary, warning
 from multitudes.report.row import Row
+from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import columns
 
 Make = Callable[..., Row]

@@ -11,8 +11,8 @@ from multitudes import figures
 from multitudes.report import curves, svg
 from multitudes.report.groups import Group, corruptions, primary, ranked, ratios
 from multitudes.report.row import Row
-from multitudes.report.sources import confidence_and_correct, covered, differences, ood_scores, ood_sets
-from multitudes.report.wording import cost, inside, listed, safe, shortened, title
+from multitudes.report.sources import confidence_and_correct, interval_coverage, member_differences, ood_scores, ood_sets
+from multitudes.report.wording import cost, listed, safe, shortened, title, title_in_sentence
 from multitudes.scores.meaning import meaning
 
 RUNS = 6
@@ -24,7 +24,7 @@ FEW = 3
 T = TypeVar("T")
 
 
-class Plate(NamedTuple):
+class PageFigure(NamedTuple):
     """A figure of the page."""
 
     part: str
@@ -39,7 +39,7 @@ class Plate(NamedTuple):
         return f"<figure>{self.body}<figcaption>{safe(self.caption)}</figcaption></figure>"
 
 
-class Cast(NamedTuple):
+class DrawnGroups(NamedTuple):
     """Who is drawn: the single network and the best of the others, each with a colour and a name of its own."""
 
     groups: tuple[Group, ...]
@@ -59,7 +59,7 @@ class Cast(NamedTuple):
         return [order.index(label) for label in found]
 
 
-def drawn_groups(groups: Sequence[Group]) -> Cast:
+def drawn_groups(groups: Sequence[Group]) -> DrawnGroups:
     """Those that are drawn."""
     key = primary(groups)
     order = ranked(groups, key)
@@ -73,27 +73,27 @@ def drawn_groups(groups: Sequence[Group]) -> Cast:
         names[group.label] = f"{name} #{taken + 1}" if taken else name
     said = []
     if len(chosen) < len(groups):
-        what = f" by {inside(key)}" if key else ""
+        what = f" by {title_in_sentence(key)}" if key else ""
         said.append(
             f"the single network and the {RUNS - 1} best others{what}" if chosen[0].is_single else f"the {RUNS} best{what}"
         )
     if any(len(group.rows) > 1 for group in chosen):
         said.append("the first seed of each")
-    return Cast(tuple(chosen), names, f"Drawn are {', '.join(said)}." if said else "")
+    return DrawnGroups(tuple(chosen), names, f"Drawn are {', '.join(said)}." if said else "")
 
 
-def page_figures(groups: Sequence[Group]) -> list[Plate]:
+def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
     """All figures that the rows have something for."""
     chosen = drawn_groups(groups)
     found = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
     found += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
     found += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
     found += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
-    found += [diversity(chosen, group) for group in [g for g in chosen.groups if differences(g.first) is not None][:FEW]]
+    found += [diversity(chosen, group) for group in [g for g in chosen.groups if member_differences(g.first) is not None][:FEW]]
     return [plate for plate in found if plate is not None]
 
 
-def cost_quality(groups: Sequence[Group], chosen: Cast, key: str) -> Plate | None:
+def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> PageFigure | None:
     """Every group as a disc."""
     known = [group for group in groups if (v := group.value(key)) is not None and math.isfinite(v.mean)]
     choices = [name for name in ("multiply_adds", "latency", "memory", "parameters", "seconds") if _all_cost(known, name)]
@@ -119,7 +119,7 @@ def cost_quality(groups: Sequence[Group], chosen: Cast, key: str) -> Plate | Non
         f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
     )  # fmt: skip
     best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
-    return Plate("cost", f"{title(key)} over {words['cost']}: {best}. Areas are {words['size']}.", body)
+    return PageFigure("cost", f"{title(key)} over {words['cost']}: {best}. Areas are {words['size']}.", body)
 
 
 def _all_cost(groups: Sequence[Group], key: str) -> bool:
@@ -138,18 +138,18 @@ def _scaled(groups: Sequence[Group], key: str) -> tuple[dict[str, float], str]:
     return {label: value / factor for label, value in values.items()}, named
 
 
-def _having(chosen: Cast, values: Mapping[str, T | None]) -> dict[str, T]:
+def _having(chosen: DrawnGroups, values: Mapping[str, T | None]) -> dict[str, T]:
     return {group.label: value for group in chosen.groups if (value := values.get(group.label)) is not None}
 
 
 def _curves(
-    chosen: Cast,
+    chosen: DrawnGroups,
     read: Callable[[Row], Any],
     draw: Callable[..., Any],
     name: str,
     label: str,
     caption: str,
-) -> Plate | None:
+) -> PageFigure | None:
     """A figure of one curve for each run that has what it is drawn from."""
     found = _having(chosen, {group.label: read(group.first) for group in chosen.groups})
     if not found:
@@ -157,29 +157,29 @@ def _curves(
     names = chosen.who(found)
     runs = dict(zip(names, found.values(), strict=True))
     body = svg.inline(lambda theme: draw(runs, theme=theme), name, f"{label} of {listed(names)}", chosen.colours(found))
-    return Plate("reliability", caption, body)
+    return PageFigure("reliability", caption, body)
 
 
-def reliability(chosen: Cast) -> Plate | None:
+def reliability(chosen: DrawnGroups) -> PageFigure | None:
     """How often answers came true."""
     draw = functools.partial(figures.reliability, bins=chosen.groups[0].first.scores.settings.bins)
     text = "How often answers came true, by how sure they were; below, how many. Upright lines are the gaps that ECE sums."
     return _curves(chosen, confidence_and_correct, draw, "reliability", "Reliability diagram", text)
 
 
-def risk_coverage(chosen: Cast) -> Plate | None:
+def risk_coverage(chosen: DrawnGroups) -> PageFigure | None:
     """Errors among those kept."""
     text = "Errors that remain if only the most confident answers are kept: the lower, the better."
     return _curves(chosen, confidence_and_correct, figures.risk_coverage, "risk-coverage", "Risk and coverage", text)
 
 
-def coverage(chosen: Cast) -> Plate | None:
+def coverage(chosen: DrawnGroups) -> PageFigure | None:
     """How often intervals of a regression hold."""
     text = "Targets inside of central intervals. Above the diagonal intervals are too wide, below it too narrow."
-    return _curves(chosen, covered, curves.coverage, "coverage", "Coverage of the intervals", text)
+    return _curves(chosen, interval_coverage, curves.coverage, "coverage", "Coverage of the intervals", text)
 
 
-def ood(chosen: Cast, name: str) -> Plate | None:
+def ood(chosen: DrawnGroups, name: str) -> PageFigure | None:
     """In and out of distribution."""
     every = _having(chosen, {group.label: ood_scores(group.first, name) for group in chosen.groups})
     if not every:
@@ -202,15 +202,15 @@ def ood(chosen: Cast, name: str) -> Plate | None:
     ]  # fmt: skip
     left = f" Shown are {len(found)} of {len(every)}; the table has all." if len(found) < len(every) else ""
     text = f"{criterion.capitalize()} on the test set and on {name}, and how well a threshold on it tells them apart."
-    return Plate("ood", f"{text}{left}", "".join(drawings))
+    return PageFigure("ood", f"{text}{left}", "".join(drawings))
 
 
-def ood_index(chosen: Cast, name: str) -> int:
+def ood_index(chosen: DrawnGroups, name: str) -> int:
     """A foreign set's number on the page: its name may be anything."""
     return list(dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))).index(name)
 
 
-def corruption(chosen: Cast, key: str) -> Plate | None:
+def corruption(chosen: DrawnGroups, key: str) -> PageFigure | None:
     """A score by severity."""
     found = {group.label: run for group in chosen.groups if len(run := group.shifted(key)) > 1}
     if not found:
@@ -224,12 +224,12 @@ def corruption(chosen: Cast, key: str) -> Plate | None:
             lambda theme: figures.corruption(runs, score=title(key), theme=theme), f"corruption-{key}", label,
             chosen.colours(found),
         )  # fmt: skip
-        return Plate("corruption", f"{title(key)} over corruptions, by severity: quartiles, median and extremes.", body)
+        return PageFigure("corruption", f"{title(key)} over corruptions, by severity: quartiles, median and extremes.", body)
     lines = dict(zip(names, found.values(), strict=True))
     body = svg.inline(
         lambda theme: curves.severities(lines, score=title(key), theme=theme), f"corruption-{key}", label, chosen.colours(found)
     )
-    return Plate(
+    return PageFigure(
         "corruption", f"{title(key)} on the corrupted test set, by severity; the mean over corruptions and seeds.", body
     )
 
@@ -240,16 +240,16 @@ def _boxes(group: Group, key: str) -> dict[int, list[float]]:
     return {severity: values for severity, values in found.items() if len(values) > 1}
 
 
-def diversity(chosen: Cast, group: Group) -> Plate | None:
+def diversity(chosen: DrawnGroups, group: Group) -> PageFigure | None:
     """Members two by two."""
-    matrix = differences(group.first)
+    matrix = member_differences(group.first)
     if matrix is None:
         return None
     numbers = group.first.scores.task in ("gaussian", "regression")
     label = "Root mean square difference" if numbers else "Share of examples on which they differ"
     index = [one.label for one in chosen.groups].index(group.label)
-    body = svg.both(
+    body = svg.inline_both_themes(
         lambda theme: figures.disagreement(matrix, label=label, theme=theme), f"diversity-{index}",
         f"Disagreement of the members of {chosen.names[group.label]}",
     )  # fmt: skip
-    return Plate("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, members two by two.", body)
+    return PageFigure("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, members two by two.", body)

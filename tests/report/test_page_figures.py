@@ -10,7 +10,7 @@ import pytest
 
 from multitudes.report import svg
 from multitudes.report.groups import grouped
-from multitudes.report.plates import RUNS, corruption, cost_quality, diversity, drawn_groups, ood, page_figures
+from multitudes.report.page_figures import RUNS, corruption, cost_quality, diversity, drawn_groups, ood, page_figures
 from multitudes.report.row import Row
 
 Make = Callable[..., Row]
