@@ -1,4 +1,4 @@
-"""What figures are drawn from: the same numbers that the scores are counted from."""
+"""Data of the figures: scores of the drawn numbers equal those of the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[..., Row]
 
 
 @pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "dense"])
-def test_the_calibration_error_of_what_is_drawn_is_that_of_the_table(made: Make, task: str) -> None:
+def test_the_calibration_error_in_the_figure_is_that_of_the_table(made: Make, task: str) -> None:
     row = made(task=task)
     for given in (row, dataclasses.replace(row, prediction=None)):
         pair = sources.confidence_and_correct(given)
@@ -37,7 +37,7 @@ def test_targets_that_are_no_class_do_not_count(made: Make) -> None:
     assert len(pair[0]) == 30 * 4 * 4
 
 
-def test_nothing_is_drawn_from_nothing(made: Make, scored: Make) -> None:
+def test_rows_without_the_data_have_none(made: Make, scored: Make) -> None:
     bare = scored("a", accuracy=0.5)
     assert sources.confidence_and_correct(bare) is None
     assert sources.ood_scores(bare, "svhn") is None
@@ -49,7 +49,7 @@ def test_nothing_is_drawn_from_nothing(made: Make, scored: Make) -> None:
 
 
 @pytest.mark.parametrize("task", ["classes", "gaussian"])
-def test_the_auroc_of_what_is_drawn_is_that_of_the_table(made: Make, task: str) -> None:
+def test_the_auroc_in_the_figure_is_that_of_the_table(made: Make, task: str) -> None:
     row = made(task=task)
     assert row.prediction is not None
     other = made(task=task, seed=5).prediction

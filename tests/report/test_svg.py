@@ -1,4 +1,4 @@
-"""Figures in the page: one drawing that follows both themes, with names of its own and no address from outside."""
+"""Inline SVG: one drawing for both themes, unique ids, and no links to the outside."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ DRAWINGS = {
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_one_drawing_stands_for_both_themes(name: str) -> None:
-    """With the page's names in place of colours, the dark drawing is the light one."""
+    """With CSS variables in place of colours, the dark drawing equals the light one."""
     torch.manual_seed(0)
     light = svg.inline(DRAWINGS[name], "x", "a label")
     torch.manual_seed(0)
     dark = svg.inline(DRAWINGS[name], "x", "a label", theme="dark")
-    without = [re.sub(r"(x-)?[mp][0-9a-f]{10}", "", text) for text in (light, dark)]  # names made of what is drawn
+    without = [
+        re.sub(r"(x-)?[mp][0-9a-f]{10}", "", text) for text in (light, dark)
+    ]  # ids that matplotlib derives from the drawing
     assert without[0] == without[1]
-    assert not re.search(r"#[0-9a-f]{6}\b", light), "every colour is the page's"
+    assert not re.search(r"#[0-9a-f]{6}\b", light), "every colour is a CSS variable"
 
 
-def test_what_a_theme_changes_more_deeply_is_drawn_twice() -> None:
+def test_a_heat_map_is_drawn_once_per_theme() -> None:
     text = svg.inline_both_themes(lambda theme: figures.disagreement([[0.0, 0.2], [0.2, 0.0]], theme=theme), "d", "label")
     light, dark = re.findall(r'<div class="only-(?:light|dark)">(<svg.*?</svg>)', text)
     assert light != dark
@@ -54,7 +56,7 @@ def test_text_is_text_and_escaped() -> None:
     assert "<script" not in text
 
 
-def test_it_names_itself_and_nothing_outside() -> None:
+def test_ids_are_unique_and_links_internal() -> None:
     first, second = (svg.inline(DRAWINGS["reliability"], name, "label") for name in ("one", "two"))
     ids = [re.findall(r' id="([^"]*)"', text) for text in (first, second)]
     assert ids[0]

@@ -1,4 +1,4 @@
-"""The disagreement between members, two by two."""
+"""Heat map of the disagreement between each pair of members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 READABLE = 16
-"""Members up to which the cells have room for numbers."""
+"""Up to this many members the cells are large enough for numbers."""
 
 
 def disagreement(
@@ -28,14 +28,14 @@ def disagreement(
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
-    """The matrix ``[M, M]`` in colours, with its numbers in the cells of up to 16 members.
+    """Draws the matrix ``[M, M]`` as a heat map. With up to 16 members each cell shows its number.
 
-    `names` of members are 0, 1, ... if not given; `label` says what the numbers are.
+    `names` are the names of the members, 0, 1, ... by default. `label` is the label of the colour bar.
     """
     colours, found = look(theme), read(matrix, "matrix", "M M", {})
     members = range(len(found)) if names is None else list(names)
     if len(members) != len(found):
-        raise InputError(f"there are {len(found)} members, and {len(members)} names")
+        raise InputError(f"names has {len(members)} names for {len(found)} members")
     ax = canvas.axes_or_new(ax, 4.3, colours)
     low, high = min(0.0, float(found.min())), float(found.max())
     image = ax.imshow(found, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
@@ -54,7 +54,7 @@ def disagreement(
 
 
 def _numbers(ax: Axes, image: AxesImage, matrix: Floats, look: Look) -> None:
-    """Each cell's number, in that of ink and paper which stands out."""
+    """Writes the number into each cell, in the darker or lighter colour, whichever contrasts more."""
     size = min(canvas.SIZE, 76 / len(matrix))
     digits = 2 if matrix.max() >= 0.095 or not matrix.max() > 0 else 3 if matrix.max() >= 0.0095 or len(matrix) > 10 else 4
     light, dark = sorted((look.ink, look.paper), key=_lightness, reverse=True)

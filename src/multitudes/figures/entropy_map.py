@@ -1,4 +1,4 @@
-"""The entropy of a classifier over the plane.
+"""Entropy of a classifier over a two-dimensional input space.
 
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, Fig. 4, https://arxiv.org/abs/2012.08334
 """
@@ -33,15 +33,15 @@ def entropy_map(
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
-    """Entropy ``[H, G]`` over a grid x ``[G]``, y ``[H]``, with training points (xy ``[P, 2]``, labels ``[P]``).
+    """Draws entropy ``[H, G]`` over a grid x ``[G]``, y ``[H]``, with training points (xy ``[P, 2]``, labels ``[P]``).
 
-    Entropies by name, {"single": entropy, ...}, give a panel each, in rows of `columns`, with common colours up to `top`: the
-    largest entropy there is, or log K for K classes.
+    Give entropy as a dict, {"single": entropy, ...}, to draw one panel per name, `columns` panels to a row. All panels share
+    one colour scale, which ends at `top`: by default the largest entropy; log K for K classes is a good choice.
     """
     colours, sizes = look(theme), {}  # type: Look, dict[str, int]
     x, y = _rising(x, "x", "G", sizes), _rising(y, "y", "H", sizes)
-    given = named_runs(entropy, '{"single": entropy}') if isinstance(entropy, Mapping) else [("", entropy)]
-    maps = {name: read(run, f"entropy{f' of {name!r}' if name else ''}", "H G", sizes) for name, run in given}
+    runs = named_runs(entropy, '{"single": entropy}') if isinstance(entropy, Mapping) else [("", entropy)]
+    maps = {name: read(run, f"entropy{f' of {name!r}' if name else ''}", "H G", sizes) for name, run in runs}
     limit = entropy_limit(list(maps.values()), top)
     where = None if points is None else _points(points)
     panels = canvas.make_panels(len(maps), ax, columns, 3.8, colours)
@@ -60,18 +60,18 @@ def entropy_map(
 def _rising(values: Numbers, name: str, axes: str, sizes: dict[str, int]) -> Floats:
     found = read(values, name, axes, sizes)
     if len(found) < 2 or (np.diff(found) <= 0).any():
-        raise InputError(f"{name} must rise from one line of the grid to the next, as torch.linspace(-5, 5, 200) does")
+        raise InputError(f"{name} must be strictly increasing, like torch.linspace(-5, 5, 200)")
     return found
 
 
 def _points(points: Any) -> tuple[Floats, NDArray[np.int64]]:
     sizes: dict[str, int] = {"2": 2}
     xy, labels = pair(points, "points", "(xy [P, 2], labels [P])")
-    return read(xy, "the points' xy", "P 2", sizes), read_labels(labels, "the points' labels", "P", sizes)
+    return read(xy, "xy of points", "P 2", sizes), read_labels(labels, "labels of points", "P", sizes)
 
 
 def _scatter(ax: Axes, xy: Floats, labels: NDArray[np.int64], look: Look) -> None:
-    """The points of each class in a colour and with a marker of its own."""
+    """Draws the points with one colour and marker per class."""
     for index, label in enumerate(np.unique(labels)):
         style, mine = look.style(index), xy[labels == label]
         ax.scatter(mine[:, 0], mine[:, 1], s=16, color=style.colour, marker=style.marker, edgecolors=look.paper, linewidths=0.6)

@@ -1,4 +1,4 @@
-"""Out of distribution or in: how well a score tells them apart."""
+"""Histograms and ROC curves of a score for out-of-distribution detection."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def ood(
     columns: int = 2,
     theme: Theme = "light",
 ) -> Figure:
-    """Histograms of a score in and out of distribution, one for each run, beside the ROC of all.
+    """Draws a histogram of in- and out-of-distribution scores for each run, and the ROC curves of all runs.
 
-    `runs` are pairs (score_in ``[N]``, score_out ``[M]``) by name, a score being larger for what is more out of distribution;
-    `score` says what it is, such as "entropy". columns=1 puts the ROC below. The legend has each run's AUROC.
+    `runs` maps a name to (score_in ``[N]``, score_out ``[M]``), where larger means more out-of-distribution. `score` is the
+    name of the score, such as "entropy". columns=1 puts the ROC below the histograms. The legend shows the AUROC of each run.
     """
     colours, found = look(theme), _scores(runs)
     if bins < 1 or columns not in (1, 2):
-        raise InputError(f"bins={bins}, columns={columns}: at least one bin, and one column or two")
+        raise InputError(f"bins={bins}, columns={columns}: bins must be at least 1, columns 1 or 2")
     tall = max(3.7, 0.5 + 1.7 * len(found))
     figure = (
         canvas.new_figure(7.8, tall, colours)
@@ -68,9 +68,9 @@ def _scores(runs: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Floa
 
 
 def _histogram(ax: Axes, inside: Floats, outside: Floats, bins: int, style: Style, look: Look) -> None:
-    """Shares of each kind, in common bins."""
+    """Draws the share of examples per bin, in and out of distribution, with common bins."""
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins)
-    kinds = (("in distribution", inside, look.muted), ("out of it", outside, style.colour))
+    kinds = (("in distribution", inside, look.muted), ("out of distribution", outside, style.colour))
     for label, values, colour in kinds:
         share = np.histogram(values, edges)[0] / len(values)
         ax.stairs(share, edges, fill=True, color=colour, alpha=0.45, label=label)

@@ -1,4 +1,4 @@
-"""The risk–coverage curve: how many errors remain if only the most confident predictions are kept.
+"""Risk–coverage curve: error rate among the most confident predictions.
 
 Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017, https://arxiv.org/abs/1705.08500
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def risk_coverage(
     runs: Mapping[str, tuple[Any, Any]], *, ignore: int | None = None, theme: Theme = "light", ax: Axes | None = None
 ) -> Figure:
-    """The share of errors among the examples answered, over how many are answered; the lower, the better.
+    """Draws the risk (error rate among the accepted examples) over the coverage (share of accepted examples). Lower is better.
 
-    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
-    `ignore` do not count. The legend has each run's AURC.
+    `runs` maps a name to (confidence ``[N]``, correct ``[N]``) or (prediction, targets). Targets equal to `ignore` do not
+    count. The legend shows the area under the curve (AURC) of each run.
     """
     colours, found = look(theme), confidence_and_correct(runs, ignore)
     panel = canvas.axes_or_new(ax, 3.8, colours)
@@ -33,8 +33,8 @@ def risk_coverage(
         coverage, risk = selective.risk_coverage(confidence, correct)
         label = f"{name}: AURC {selective.aurc(confidence, correct):.4f}"
         panel.plot(coverage.numpy(), risk.numpy(), color=style.colour, linestyle=style.line, linewidth=1.8, label=label)
-    answered, errors = "Coverage: share of examples answered", "Risk: share of errors in them"
-    canvas.style_axes(panel, colours, title="Risk and coverage", x=answered, y=errors)
+    coverage_label, risk_label = "Coverage: share of examples accepted", "Risk: error rate among them"
+    canvas.style_axes(panel, colours, title="Risk and coverage", x=coverage_label, y=risk_label)
     panel.set_xlim(0, 1)
     panel.set_ylim(bottom=0)
     if ax is None:
