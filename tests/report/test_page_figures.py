@@ -53,8 +53,10 @@ def test_figures_show_the_single_network_and_the_best(scored: Make) -> None:
     found = drawn_groups(grouped(rows))
     assert [group.label for group in found.groups] == ["single", "m19", "m18", "m17", "m16", "m15"]
     assert len(found.groups) == RUNS
-    assert found.note == "Figures show the single network and the 5 best other methods by accuracy."
-    assert drawn_groups(grouped(rows[:2])).note == ""
+    assert found.note() == "Shown: the single network and the 5 best other methods by accuracy."
+    few = [scored("a", seed=seed, accuracy=0.5) for seed in (0, 1)]
+    assert drawn_groups(grouped(few)).note() == "Shown: first seed of each method."
+    assert drawn_groups(grouped(few)).note(over_seeds=True) == drawn_groups(grouped(rows[:2])).note() == ""
 
 
 def test_names_in_figures_are_short_and_different(scored: Make) -> None:
@@ -73,7 +75,7 @@ def test_cost_is_drawn_against_the_single_network_or_in_its_unit(scored: Make) -
     groups = grouped(rows)
     figure = cost_quality(groups, drawn_groups(groups), "accuracy")
     assert figure is not None
-    assert "multiply-adds (G): the upper left is best" in figure.caption
+    assert "multiply-adds (G); the upper left is best" in figure.caption
     assert "parameters (M)" in figure.caption
     groups = grouped([dataclasses.replace(row, method="Single()") if row.name == "a" else row for row in rows])
     figure = cost_quality(groups, drawn_groups(groups), "accuracy")

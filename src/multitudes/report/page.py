@@ -79,8 +79,9 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
         drawn[figure.section] = drawn.get(figure.section, "") + figure.html()
     several = any(len(group.rows) > 1 for group in groups)
     notes = {"cost": "All methods, averaged over seeds." if several else ""}
-    notes["diversity"] = f"The best methods with the predictions of every member{'; first seed of each' if several else ''}."
-    parts = {name: _figures(body, notes.get(name, chosen.note)) for name, body in drawn.items()}
+    notes["diversity"] = f"The best methods with saved member predictions{'; first seed of each' if several else ''}."
+    notes["corruption"] = chosen.note(over_seeds=True)
+    parts = {name: _figures(body, notes.get(name, chosen.note())) for name, body in drawn.items()}
     colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"cost", "diversity"} else {}
     parts["scores"] = _scores(best, first, rest, colours)
     parts["examples"] = examples(best, images, classes)

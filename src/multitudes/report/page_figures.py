@@ -49,8 +49,14 @@ class DrawnGroups(NamedTuple):
     names: Mapping[str, str]
     """Short name of a group in figures, by label."""
 
-    note: str
-    """Says which groups and seeds are shown, if not all."""
+    choice: str
+    """Which groups are shown, in words; empty if all are."""
+
+    def note(self, over_seeds: bool = False) -> str:
+        """Says which groups and seeds are shown, if not all. Figures `over_seeds` average the seeds."""
+        seeds = "first seed of each method" if any(len(g.rows) > 1 for g in self.groups) and not over_seeds else ""
+        shown = "; ".join(text for text in (self.choice, seeds) if text)
+        return f"Shown: {shown}." if shown else ""
 
     def short_names(self, labels: Iterable[str]) -> list[str]:
         """Returns the short names of groups by their labels."""
@@ -74,16 +80,14 @@ def drawn_groups(groups: Sequence[Group]) -> DrawnGroups:
         name = name if not name.startswith("_") else f" {name}"
         taken = sum(other == name or other.startswith(f"{name} #") for other in names.values())
         names[group.label] = f"{name} #{taken + 1}" if taken else name
-    notes = []
+    choice = ""
     if len(chosen) < len(groups):
         by = f" by {title_in_sentence(key)}" if key else ""
         best = (
             f"the single network and the {RUNS - 1} best other methods" if chosen[0].is_single else f"the {RUNS} best methods"
         )
-        notes.append(f"{best}{by}")
-    if any(len(group.rows) > 1 for group in chosen):
-        notes.append("the first seed of each method" if not notes else "first seed of each")
-    return DrawnGroups(tuple(chosen), names, f"Figures show {'; '.join(notes)}." if notes else "")
+        choice = f"{best}{by}"
+    return DrawnGroups(tuple(chosen), names, choice)
 
 
 def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
@@ -123,7 +127,7 @@ def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> Page
         f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
     )  # fmt: skip
     best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
-    return PageFigure("cost", f"{title(key)} over {words['cost']}: {best}. Disc areas show {words['size']}.", body)
+    return PageFigure("cost", f"{title(key)} over {words['cost']}; {best}. Disc areas show {words['size']}.", body)
 
 
 def _all_cost(groups: Sequence[Group], key: str) -> bool:
@@ -228,7 +232,9 @@ def corruption(chosen: DrawnGroups, key: str) -> PageFigure | None:
     caption = f"{title(key)} on the corrupted test set by severity, averaged over corruptions and seeds."
     if set(boxes) == set(by_severity) and len(boxes) <= FEW:
         draw, runs = figures.corruption, boxes
-        caption = f"{title(key)} by severity: median, quartiles (box) and extremes (whiskers) over corruptions."
+        caption = (
+            f"{title(key)} by severity: median, quartiles (box) and extremes (whiskers) over corruptions, for the first seed."
+        )
     by_name = dict(zip(names, runs.values(), strict=True))
     body = svg.inline(
         lambda theme: draw(by_name, score=title(key), theme=theme), f"corruption-{key}", label, chosen.colours(runs)
