@@ -55,11 +55,17 @@ def test_public_names_are_listed_and_documented() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_theme_colours_paper_and_text(name: str) -> None:
-    """The dark theme has light text on a dark background everywhere in the figure; the light theme the reverse."""
+def test_a_theme_colours_background_and_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dark theme has light text on a dark background everywhere in the figure; the light theme the reverse.
+
+    Drawing imports no pyplot and changes no settings of matplotlib.
+    """
+    import matplotlib
     from matplotlib.colors import to_rgb
     from matplotlib.text import Text
 
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    settings = dict(dict.items(matplotlib.rcParams))  # reading single keys would import pyplot
     for theme, dark in (("light", False), ("dark", True)):
         figure = getattr(figures, name)(*CALLS[name], theme=theme)
         figure.draw_without_rendering()
@@ -68,6 +74,7 @@ def test_a_theme_colours_paper_and_text(name: str) -> None:
         texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and text not in cells]
         assert len(texts) > 2
         assert [text.get_text() for text in texts if (sum(to_rgb(text.get_color())) > 1.5) != dark] == []
+    assert dict(dict.items(matplotlib.rcParams)) == settings
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,6 +90,7 @@ def test_a_missing_matplotlib_is_an_error_with_the_install_command(name: str, mo
         getattr(figures, name)(*CALLS[name])
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_late_and_its_settings_stay(tmp_path: Path) -> None:
     """In a fresh interpreter: no matplotlib before the first figure, no pyplot at all, no setting changed."""
     command = [sys.executable, "-W", "error", "-c", FRESH, str(tmp_path / "figure.png")]

@@ -74,7 +74,10 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("multitudes.report.page"), "page_figures", lambda groups: [])
 
 
-@pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "gaussian", "regression", "dense"])
+FULL = [pytest.param(task, marks=pytest.mark.slow) for task in ("binary", "multilabel", "regression")]
+
+
+@pytest.mark.parametrize("task", ["classes", "gaussian", "dense", *FULL])
 def test_every_task_has_its_page(made: Make, task: str, tmp_path: Path) -> None:
     ood = {"other": made(task=task, seed=9).prediction}
     given = [made("packed", task, ood=ood, intervals=5)]
