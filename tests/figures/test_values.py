@@ -1,4 +1,4 @@
-"""Values: tensors, arrays and lists are read alike, and what cannot be drawn is refused by name."""
+"""Values: tensors, arrays and lists are read alike, and bad values are refused by name."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_row_may_hold_scores_alone(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_fields_are_refused(change: dict[str, Any], noun: str) -> None:
-    """All of them in one message."""
+    """One message names all wrong fields."""
     with pytest.raises(InputError, match=noun):
         dataclasses.replace(row(), **change)
 

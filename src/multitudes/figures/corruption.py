@@ -37,8 +37,14 @@ def corruption(
     for index, run in enumerate(values.values()):
         middles = [severities.index(severity) + width * (index - (len(values) - 1) / 2) for severity in run]
         handles.append(_boxes(ax, list(run.values()), middles, 0.78 * width, colours.style(index), colours))
-    canvas.style_axes(ax, colours, title=f"{score[:1].upper()}{score[1:]} on corrupted inputs", x="Severity of the corruption",
-                 y=f"{score[:1].upper()}{score[1:]}", grid="y")  # fmt: skip
+    canvas.style_axes(
+        ax,
+        colours,
+        title=f"{score[:1].upper()}{score[1:]} on corrupted inputs",
+        x="Severity of the corruption",
+        y=f"{score[:1].upper()}{score[1:]}",
+        grid="y",
+    )
     ax.set_xticks(range(len(severities)), [str(severity) for severity in severities])
     ax.set_xlim(-0.5, len(severities) - 0.5)
     canvas.legend(ax, colours, handles=handles, labels=list(values), loc="best")

@@ -94,11 +94,24 @@ def _size_legend(ax: Axes, sizes: Floats, label: str, look: Look) -> None:
     radius = math.sqrt(LARGEST * numbers[-1] / sizes.max() / math.pi) / (canvas.SIZE - 1)  # in text heights
     height = max(0.7 + (radius - 0.36) / 0.35, 1.0)  # 35 % of the part above 0.7 lie below the baseline of the text
     canvas.legend(
-        ax, look, handles=handles, labels=[f"{number:,.10g}" for number in numbers], title=f"Area: {label}", ncols=len(handles),
-        loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, frameon=False, borderaxespad=0, handletextpad=0.4,
-        borderpad=0, alignment="left", handleheight=height, handlelength=2 * radius,
+        ax,
+        look,
+        handles=handles,
+        labels=[f"{number:,.10g}" for number in numbers],
+        title=f"Area: {label}",
+        ncols=len(handles),
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=below,
+        frameon=False,
+        borderaxespad=0,
+        handletextpad=0.4,
+        borderpad=0,
+        alignment="left",
+        handleheight=height,
+        handlelength=2 * radius,
         scatteryoffsets=[0.36 / (height - 0.35 * (height - 0.7))],
-    )  # fmt: skip
+    )
 
 
 def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: Floats, look: Look) -> None:
@@ -121,6 +134,13 @@ def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: 
         aside = (box.left + box.right) / 2 - disc.x, (box.bottom + box.top) / 2 - disc.y
         line = {"arrowstyle": "-", "color": look.muted, "linewidth": 0.8, "shrinkA": 0, "shrinkB": disc.radius}
         ax.annotate(
-            name, (x, y), aside, textcoords="offset points", ha="center", va="center", color=look.ink, fontsize=canvas.SIZE - 1,
+            name,
+            (x, y),
+            aside,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=look.ink,
+            fontsize=canvas.SIZE - 1,
             arrowprops=line if distance(disc, box) > disc.height * 0.6 else None,
-        )  # fmt: skip
+        )

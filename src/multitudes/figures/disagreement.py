@@ -32,23 +32,23 @@ def disagreement(
 
     `names` are the names of the members, 0, 1, ... by default. `label` is the label of the colour bar.
     """
-    colours, found = look(theme), read(matrix, "matrix", "M M", {})
-    members = range(len(found)) if names is None else list(names)
-    if len(members) != len(found):
-        raise InputError(f"names has {len(members)} names for {len(found)} members")
+    colours, values = look(theme), read(matrix, "matrix", "M M", {})
+    members = range(len(values)) if names is None else list(names)
+    if len(members) != len(values):
+        raise InputError(f"names has {len(members)} names for {len(values)} members")
     ax = canvas.axes_or_new(ax, 4.3, colours)
-    low, high = min(0.0, float(found.min())), float(found.max())
-    image = ax.imshow(found, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
+    low, high = min(0.0, float(values.min())), float(values.max())
+    image = ax.imshow(values, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
     canvas.style_axes(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
-    step = 1 if len(found) <= READABLE else math.ceil(len(found) / 10)
-    shown = range(0, len(found), step)
+    step = 1 if len(values) <= READABLE else math.ceil(len(values) / 10)
+    shown = range(0, len(values), step)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks(shown, [legend_text(members[i]) for i in shown])
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    if len(found) <= READABLE:
-        _numbers(ax, image, found, colours)
+    if len(values) <= READABLE:
+        _numbers(ax, image, values, colours)
     canvas.colour_bar(image, [ax], label, colours)
     return canvas.figure_of(ax)
 

@@ -45,8 +45,10 @@ def entropy_map(
     limit = entropy_limit(list(maps.values()), top)
     where = None if points is None else _points(points)
     panels = canvas.make_panels(len(maps), ax, columns, 3.8, colours)
-    for panel, (name, found) in zip(panels, maps.items(), strict=True):
-        mesh = panel.pcolormesh(x, y, found, shading="nearest", cmap=canvas.scale(colours), vmin=0, vmax=limit, rasterized=True)
+    for panel, (name, values) in zip(panels, maps.items(), strict=True):
+        mesh = panel.pcolormesh(
+            x, y, values, shading="nearest", cmap=canvas.scale(colours), vmin=0, vmax=limit, rasterized=True
+        )
         if where is not None:
             _scatter(panel, *where, colours)
         canvas.style_axes(panel, colours, title=name or "Entropy of the prediction", grid=None)
@@ -58,10 +60,10 @@ def entropy_map(
 
 
 def _rising(values: Numbers, name: str, axes: str, sizes: dict[str, int]) -> Floats:
-    found = read(values, name, axes, sizes)
-    if len(found) < 2 or (np.diff(found) <= 0).any():
+    grid = read(values, name, axes, sizes)
+    if len(grid) < 2 or (np.diff(grid) <= 0).any():
         raise InputError(f"{name} must be strictly increasing, like torch.linspace(-5, 5, 200)")
-    return found
+    return grid
 
 
 def _points(points: Any) -> tuple[Floats, NDArray[np.int64]]:

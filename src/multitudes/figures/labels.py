@@ -1,4 +1,4 @@
-"""Places labels beside discs so that they do not overlap, as far as there is room."""
+"""Places labels beside discs so that they do not overlap if there is room."""
 
 from __future__ import annotations
 

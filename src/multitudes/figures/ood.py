@@ -32,23 +32,23 @@ def ood(
     `runs` maps a name to (score_in ``[N]``, score_out ``[M]``), where larger means more out-of-distribution. `score` is the
     name of the score, such as "entropy". columns=1 puts the ROC below the histograms. The legend shows the AUROC of each run.
     """
-    colours, found = look(theme), _scores(runs)
+    colours, scores = look(theme), _scores(runs)
     if bins < 1 or columns not in (1, 2):
         raise InputError(f"bins={bins}, columns={columns}: bins must be at least 1, columns 1 or 2")
-    tall = max(3.7, 0.5 + 1.7 * len(found))
+    tall = max(3.7, 0.5 + 1.7 * len(scores))
     figure = (
         canvas.new_figure(7.8, tall, colours)
         if columns == 2
-        else canvas.new_figure(canvas.WIDTH, 4.2 + 1.9 * len(found), colours)
+        else canvas.new_figure(canvas.WIDTH, 4.2 + 1.9 * len(scores), colours)
     )
     if columns == 2:
-        grid = figure.add_gridspec(len(found), 2)
-        places, last = [grid[row, 0] for row in range(len(found))], grid[:, 1]
+        grid = figure.add_gridspec(len(scores), 2)
+        places, last = [grid[row, 0] for row in range(len(scores))], grid[:, 1]
     else:
-        grid = figure.add_gridspec(len(found) + 1, 1, height_ratios=[*[1.0] * len(found), 2.2])
-        places, last = [grid[row, 0] for row in range(len(found))], grid[len(found), 0]
+        grid = figure.add_gridspec(len(scores) + 1, 1, height_ratios=[*[1.0] * len(scores), 2.2])
+        places, last = [grid[row, 0] for row in range(len(scores))], grid[len(scores), 0]
     histograms, curves = [figure.add_subplot(place) for place in places], figure.add_subplot(last)
-    for index, (ax, (name, (inside, outside))) in enumerate(zip(histograms, found.items(), strict=True)):
+    for index, (ax, (name, (inside, outside))) in enumerate(zip(histograms, scores.items(), strict=True)):
         _histogram(ax, inside, outside, bins, colours.style(index), colours)
         canvas.style_axes(ax, colours, title=name, x=score.capitalize() if ax is histograms[-1] else "", y="Share", grid="y")
         _roc(curves, name, inside, outside, colours.style(index))
@@ -60,11 +60,11 @@ def ood(
 
 
 def _scores(runs: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Floats, Floats]]:
-    found = {}
+    scores = {}
     for name, run in named_runs(runs, '{"single": (score_in, score_out)}'):
         inside, outside = pair(run, name, "(score_in [N], score_out [M])")
-        found[name] = read(inside, f"score_in of {name!r}", "N"), read(outside, f"score_out of {name!r}", "M")
-    return found
+        scores[name] = read(inside, f"score_in of {name!r}", "N"), read(outside, f"score_out of {name!r}", "M")
+    return scores
 
 
 def _histogram(ax: Axes, inside: Floats, outside: Floats, bins: int, style: Style, look: Look) -> None:

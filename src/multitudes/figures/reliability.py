@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Theme, look
 from multitudes.figures.values import confidence_and_correct
@@ -26,14 +25,11 @@ def reliability(
     `runs` maps a name to (confidence ``[N]``, correct ``[N]``) or (prediction, targets). Targets equal to `ignore` do not
     count. The legend shows the expected calibration error (ECE) of each run.
     """
-    colours, found = look(theme), confidence_and_correct(runs, ignore)
-    if bins < 1:
-        raise InputError(f"bins={bins}: must be at least 1")
+    colours, checked = look(theme), confidence_and_correct(runs, ignore)
     figure = canvas.new_figure(canvas.WIDTH, 5.6, colours)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
     upper.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration", zorder=1)
-    width = 0.86 / bins / len(found)
-    for index, (name, (confidence, correct)) in enumerate(found.items()):
+    for index, (name, (confidence, correct)) in enumerate(checked.items()):
         style, binned = colours.style(index), calibration.reliability(confidence, correct, bins)
         some = binned.count > 0
         sure, right = binned.confidence[some].numpy(), binned.accuracy[some].numpy()
@@ -42,6 +38,7 @@ def reliability(
         upper.plot(
             sure, right, color=style.colour, linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.6, label=label
         )
+        width = 0.86 / bins / len(checked)
         left = binned.lower.numpy() + 0.07 / bins + index * width
         lower.bar(left, binned.count.numpy(), width, align="edge", color=style.colour, label=name)
     canvas.style_axes(upper, colours, title="Reliability", y="Accuracy")
@@ -49,5 +46,5 @@ def reliability(
     upper.set(xlim=(0, 1), ylim=(0, 1))
     upper.tick_params(bottom=False)
     lower.yaxis.get_major_locator().set_params(nbins=3)
-    canvas.runs_legend(upper, colours, len(found))
+    canvas.runs_legend(upper, colours, len(checked))
     return figure

@@ -26,9 +26,9 @@ def risk_coverage(
     `runs` maps a name to (confidence ``[N]``, correct ``[N]``) or (prediction, targets). Targets equal to `ignore` do not
     count. The legend shows the area under the curve (AURC) of each run.
     """
-    colours, found = look(theme), confidence_and_correct(runs, ignore)
+    colours, checked = look(theme), confidence_and_correct(runs, ignore)
     panel = canvas.axes_or_new(ax, 3.8, colours)
-    for index, (name, (confidence, correct)) in enumerate(found.items()):
+    for index, (name, (confidence, correct)) in enumerate(checked.items()):
         style = colours.style(index)
         coverage, risk = selective.risk_coverage(confidence, correct)
         label = f"{name}: AURC {selective.aurc(confidence, correct):.4f}"
@@ -38,7 +38,7 @@ def risk_coverage(
     panel.set_xlim(0, 1)
     panel.set_ylim(bottom=0)
     if ax is None:
-        canvas.runs_legend(panel, colours, len(found))
+        canvas.runs_legend(panel, colours, len(checked))
     else:
         canvas.legend(panel, colours, loc="upper left")
     return canvas.figure_of(panel)

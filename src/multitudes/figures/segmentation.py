@@ -110,8 +110,8 @@ def _palette(count: int, look: Look) -> ListedColormap:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    own = look.colours[:count]
-    return ListedColormap(own if count <= len(own) else colormaps["turbo"](np.linspace(0.03, 0.97, count)))
+    colours = look.colours[:count]
+    return ListedColormap(colours if count <= len(colours) else colormaps["turbo"](np.linspace(0.03, 0.97, count)))
 
 
 def _class_legend(figure: Figure, classes: Sequence[str], palette: ListedColormap, look: Look, per_line: int) -> None:

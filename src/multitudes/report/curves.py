@@ -21,9 +21,16 @@ def severities(runs: Mapping[str, Mapping[int, float]], *, score: str, theme: Th
     for index, (name, run) in enumerate(runs.items()):
         style = colours.style(index)
         ax.plot(
-            list(run), list(run.values()), color=style.colour, linestyle=style.line, marker=style.marker, markersize=6,
-            markeredgecolor=colours.paper, markeredgewidth=0.6, label=legend_text(name),
-        )  # fmt: skip
+            list(run),
+            list(run.values()),
+            color=style.colour,
+            linestyle=style.line,
+            marker=style.marker,
+            markersize=6,
+            markeredgecolor=colours.paper,
+            markeredgewidth=0.6,
+            label=legend_text(name),
+        )
     canvas.style_axes(ax, colours, title=f"{score} on corrupted inputs", x="Severity of the corruption (0: clean)", y=score)
     ax.set_xticks(sorted({severity for run in runs.values() for severity in run}))
     _below(ax, len(runs), theme)

@@ -25,6 +25,8 @@ from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import Column, columns, glossary, legend, table
 from multitudes.report.wording import counted, duration, safe
 from multitudes.scores.scores import Scores
+from multitudes.storage import write
+from multitudes.version import __version__
 
 PARTS = {
     "scores": "Scores",
@@ -55,8 +57,6 @@ def report(
     Rows that differ only in their seed become one line with mean and standard deviation. The page leaves out figures whose
     data the rows do not hold.
     """
-    from multitudes.storage import write
-
     groups = grouped(rows)
     target = Path(path)
     try:
@@ -89,11 +89,17 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     sections = {name: parts[name] for name in PARTS if parts.get(name)}
     script = _file("page.js")
     return Template(_file("page.html")).substitute(
-        title=safe(title), script=script, style=_style(), summary=summary(groups), warning=warning(groups),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(), highlights=highlights(groups, first),
+        title=safe(title),
+        script=script,
+        style=_style(),
+        summary=summary(groups),
+        warning=warning(groups),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        highlights=highlights(groups, first),
         links="".join(f'<li><a href="#{name}">{PARTS[name]}</a></li>' for name in sections),
-        parts="".join(_part(name, body) for name, body in sections.items()), version=safe(_version()),
-    )  # fmt: skip
+        parts="".join(_part(name, body) for name, body in sections.items()),
+        version=safe(__version__),
+    )
 
 
 def _part(name: str, body: str) -> str:
@@ -117,7 +123,7 @@ def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Col
 
 
 def _reproduce(group: Group) -> str:
-    """Returns what is needed to run a group again: method, commands, seeds and settings."""
+    """Returns the method, commands, seeds and settings of a group as HTML."""
     row = group.first
     lines = [f"<dt>Method</dt><dd><code>{safe(row.method)}</code></dd>"] if row.method else []
     commands = dict.fromkeys(row.command for row in group.rows if row.command)
@@ -149,9 +155,3 @@ def _style() -> str:
 
 def _file(name: str) -> str:
     return resources.files("multitudes.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    from multitudes.version import __version__
-
-    return __version__

@@ -93,12 +93,12 @@ def drawn_groups(groups: Sequence[Group]) -> DrawnGroups:
 def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
     """Returns all figures that can be drawn from the rows."""
     chosen = drawn_groups(groups)
-    found = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
-    found += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
-    found += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
-    found += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
-    found += [diversity(chosen, group) for group in [g for g in chosen.groups if member_differences(g.first) is not None][:FEW]]
-    return [figure for figure in found if figure is not None]
+    drawn = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
+    drawn += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
+    drawn += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
+    drawn += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
+    drawn += [diversity(chosen, group) for group in [g for g in chosen.groups if member_differences(g.first) is not None][:FEW]]
+    return [figure for figure in drawn if figure is not None]
 
 
 def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> PageFigure | None:
@@ -123,9 +123,10 @@ def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> Page
     }
     log = max(across.values()) > 20 * min(across.values())
     body = svg.inline(
-        lambda theme: figures.cost_quality(discs, **words, log=log, theme=theme), f"cost-{key}",
+        lambda theme: figures.cost_quality(discs, **words, log=log, theme=theme),
+        f"cost-{key}",
         f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
-    )  # fmt: skip
+    )
     best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
     return PageFigure("cost", f"{title(key)} over {words['cost']}; {best}. Disc areas show {words['size']}.", body)
 
@@ -200,18 +201,19 @@ def ood(chosen: DrawnGroups, name: str) -> PageFigure | None:
     runs = dict(zip(names, scores.values(), strict=True))
     where = f"ood-{ood_index(chosen, name)}"
     label = f"{criterion.capitalize()} on the test set and on {name}, and the ROC, for {listed(names)}"
-    drawings = [
-        f'<div class="{kind}">'
-        + svg.inline(
-            lambda theme, columns=columns: figures.ood(runs, score=criterion, columns=columns, theme=theme),  # type: ignore[misc]
-            f"{where}-{kind}", label, chosen.colours(scores),
+
+    def draw(kind: str, columns: int) -> str:
+        body = svg.inline(
+            lambda theme: figures.ood(runs, score=criterion, columns=columns, theme=theme),
+            f"{where}-{kind}",
+            label,
+            chosen.colours(scores),
         )
-        + "</div>"
-        for kind, columns in (("wide", 2), ("narrow", 1))
-    ]  # fmt: skip
+        return f'<div class="{kind}">{body}</div>'
+
     rest = f" Shows {len(scores)} of {len(every)} methods; the table has all." if len(scores) < len(every) else ""
     text = f"{criterion.capitalize()} on the test set and on {name}, and the ROC of detecting {name} by a threshold on it."
-    return PageFigure("ood", f"{text}{rest}", "".join(drawings))
+    return PageFigure("ood", f"{text}{rest}", draw("wide", 2) + draw("narrow", 1))
 
 
 def ood_index(chosen: DrawnGroups, name: str) -> int:
@@ -257,7 +259,8 @@ def diversity(chosen: DrawnGroups, group: Group) -> PageFigure | None:
     label = "Root mean square difference" if numbers else "Share of examples on which they differ"
     index = [one.label for one in chosen.groups].index(group.label)
     body = svg.inline_both_themes(
-        lambda theme: figures.disagreement(matrix, label=label, theme=theme), f"diversity-{index}",
+        lambda theme: figures.disagreement(matrix, label=label, theme=theme),
+        f"diversity-{index}",
         f"Disagreement of the members of {chosen.names[group.label]}",
-    )  # fmt: skip
+    )
     return PageFigure("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, for each pair of members.", body)

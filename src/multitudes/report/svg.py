@@ -83,7 +83,7 @@ def _svg(figure: Figure, name: str, label: str, colours: dict[str, str]) -> str:
     root.attrib["style"] = f"max-width: {round(width / 72 * PIXELS)}px; aspect-ratio: {width} / {height}"
     for part in root.iter():
         _shorten(part, name, colours)
-    used = {found for part in root.iter() for value in part.attrib.values() for found in re.findall(r"#([\w-]+)", value)}
+    used = {link for part in root.iter() for value in part.attrib.values() for link in re.findall(r"#([\w-]+)", value)}
     for part in root.iter():
         if part.attrib.get("id") not in used:
             part.attrib.pop("id", None)
@@ -108,13 +108,13 @@ def _shorten(part: ElementTree.Element, name: str, colours: dict[str, str]) -> N
     if "id" in attributes:
         attributes["id"] = f"{name}-{attributes['id']}"
     if "style" in attributes and part.tag != f"{SPACE}svg":
-        style = re.sub(r"#[0-9a-f]{6}\b", lambda found: colours.get(found[0], found[0]), attributes["style"])
+        style = re.sub(r"#[0-9a-f]{6}\b", lambda match: colours.get(match[0], match[0]), attributes["style"])
         style = re.sub(r"font: (\w+ )?([\d.]+px) [^;]*", _font, style)
         attributes["style"] = re.sub(r"font-family: [^;]*; ?", "", style)
     for key in ("d", "x", "y", "transform"):
         if key in attributes:
             attributes[key] = re.sub(
-                r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", " ".join(attributes[key].split())
+                r"-?\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}", " ".join(attributes[key].split())
             )
     if part.text is not None and not part.text.strip():
         part.text = None

@@ -50,7 +50,7 @@ def title(key: str, sets: Sequence[str] = ()) -> str:
 
 
 def title_in_sentence(key: str) -> str:
-    """Returns the title of a score as it is written within a sentence."""
+    """Returns the title of a score for use within a sentence."""
     return IN_SENTENCE.get(key) or title(key)
 
 
