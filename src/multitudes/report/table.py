@@ -72,7 +72,7 @@ def _other_costs(groups: Sequence[Group]) -> list[str]:
 
 def _about_cost(name: str) -> str:
     return {
-        "parameters": "number of trained parameters",
+        "parameters": "number of parameters",
         "multiply_adds": "multiply-adds of one forward pass",
         "memory": "weights, and activations kept for the backward pass of a training step",
         "latency": "time of one forward pass without gradients",
