@@ -109,9 +109,9 @@ class Row:
             said, held = _taken_apart(prediction)
             about.append({"name": name, **said})
             tensors.update({f"{name}/{key}": value for key, value in held.items()})
-        text = json.dumps(self._described(), indent=1, ensure_ascii=False)
-        save_tensors(place / TENSORS, "row", {"row": digest({}, text), "predictions": about}, tensors)
-        write(place / JSON, text.encode())
+        text = json.dumps(self._described(), indent=1, ensure_ascii=False).encode()
+        save_tensors(place / TENSORS, "row", {"row": digest({}, text.decode()), "predictions": about}, tensors)
+        write(place / JSON, text)
 
     def _described(self) -> dict[str, Any]:
         """Returns everything but the predictions, as JSON."""
@@ -133,7 +133,7 @@ class Row:
         place = Path(folder)
         text, found = _read(place / JSON)
         about, tensors = load_tensors(place / TENSORS, "row")
-        if about.get("row") != digest({}, text):
+        if about.get("row") != digest({}, text.decode(errors="replace")):
             raise FileError(f"{place / JSON} was altered, or is from another run than {TENSORS} beside it: run the trial again")
         try:
             made = {one["name"]: _put_together(one, _of(one["name"], tensors)) for one in about["predictions"]}
@@ -166,12 +166,12 @@ def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> lis
     return [row for row, _ in sorted(loaded, key=lambda pair: (pair[0].name, pair[0].seed, pair[1]))]
 
 
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """Returns the text of a JSON file and the parsed dict."""
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Returns the bytes of a JSON file and the parsed dict."""
     from multitudes.storage import described
 
     try:
-        text = path.read_bytes().decode(errors="replace")
+        text = path.read_bytes()
     except OSError as error:
         raise FileError(f"there is no row in {path.parent}: cannot read {path.name}: {error.strerror or error}") from error
     return text, described(text, path, "row", FORMAT)
