@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -124,7 +125,9 @@ def _shifts(
     evidence: dict[tuple[str, int | None], Evidence] = {}
     for name, parts in shift.items():
         _set_name(name, "shift")
-        by_severity = {int(s): part for s, part in parts.items()} if isinstance(parts, Mapping) else {None: parts}
+        by_severity = parts if isinstance(parts, Mapping) else {None: parts}
+        if wrong := [severity for severity in by_severity if not isinstance(severity, (int, NoneType))]:
+            raise InputError(f"shift={name!r}: severities are whole numbers, not {wrong[0]!r}")
         for severity, part in by_severity.items():
             evidence[name, severity] = _shifted(prediction, name, part, settings, ignore)
     return evidence
