@@ -15,7 +15,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
+from multitudes.data.corruptions.corrupt import NAMES, corrupt
+from multitudes.data.corruptions.published import SEVERITIES
 
 CELL, GAP, BLOCK, LABEL, HEAD, FONT = 128, 4, 20, 176, 56, 18
 """Pixels of a picture, between pictures, between blocks, of the names beside, of the lines above, and of letters."""

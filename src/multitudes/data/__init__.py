@@ -11,11 +11,11 @@ Every loader returns `Data` (`uci` two, train and test; `frames` a `Frames`; `ci
 `Data` holds inputs, targets, class names and the normalisation. It is a torch Dataset for any DataLoader, goes into `mt.fit`
 and `mt.predict` as it is, and `data.batch(rows, device)` returns a whole normalised batch.
 
-Loaders of downloads look in `root=`, or in the folder that the environment variable MULTITUDES_DATA names. If files are missing,
-the error says which, where it looked, and from which page to get them.
+Loaders of downloads look in `root=`, or in the folder that the environment variable MULTITUDES_DATA names. If files are
+missing, the error says which, where it looked, and from which page to get them.
 
-Beside the datasets: `corrupt` and `corruptions` (the 19 corruptions of CIFAR-10-C), `Augment` and `RandAugment` (augmentation of
-training batches), `grouped` (predictions for ImageNet's classes as predictions for groups of them).
+Beside the datasets there are `corrupt` and `corruptions` (the 19 corruptions of CIFAR-10-C), `Augment` and `RandAugment`
+(augmentation of training batches), and `grouped` (merges predictions for ImageNet's classes into groups of classes).
 
 >>> from multitudes import data
 >>> train = data.fashion("train")

@@ -39,8 +39,8 @@ def of(
                    datasets that are too large for memory or augment in their __getitem__
     name, classes, mean, std, ignore   fields of Data
 
-    Pillow images become uint8 ``[C, H, W]``; tensors and arrays keep their dtype. A Data, and torch's Subset or ConcatDataset of
-    Data, keep all their settings except those given here.
+    Pillow images become uint8 ``[C, H, W]``; tensors and arrays keep their dtype. A Data, and torch's Subset or ConcatDataset
+    of Data, keep all their settings except those given here.
 
     >>> pairs = [([0.0, 1.0], 0), ([2.0, 3.0], 1)]
     >>> of(pairs, classes=["cat", "dog"])
@@ -92,6 +92,7 @@ class ItemInput:
     key: int | str
 
     def __call__(self, index: int) -> Tensor:
+        """Returns the input of item `index`."""
         return _tensor(_entry(self.dataset[index], self.key))
 
 

@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["zero", "reflect"] = "zero") -> Tensor:
-    """Shifts each image by up to `padding` pixels in each direction. `fill` pads with zeros or with a reflection of the image."""
+    """Shifts each image by up to `padding` pixels on each axis; `fill` pads with zeros or with a reflection of the image."""
     check_images(images)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise InputError(f"crop(padding={padding!r}): give a whole number of at least 0")
@@ -49,7 +49,9 @@ def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["
     if fill not in ("zero", "reflect"):
         raise InputError(f"crop(fill={fill!r}): give 'zero' or 'reflect'")
     if fill == "reflect" and padding >= min(height, width):
-        raise InputError(f"crop(padding={padding}, fill='reflect'): give less than the side of the images, {min(height, width)}")
+        raise InputError(
+            f"crop(padding={padding}, fill='reflect'): give less than the side of the images, {min(height, width)}"
+        )
     device = images.device
     start = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device).to(device)
     rows, columns = (start[i] + torch.arange(size, device=device) for i, size in enumerate((height, width)))
@@ -104,7 +106,9 @@ def smooth(targets: Tensor, classes: int | None, smoothing: float = 0.1) -> Tens
         raise InputError(f"smooth(smoothing={smoothing!r}): give a number from 0 to less than 1")
     if not targets.is_floating_point():
         if classes is None or targets.ndim != 1:
-            raise InputError(f"mixing or smoothing labels {list(targets.shape)} needs labels [B] and the number of classes: set classes=10")
+            raise InputError(
+                f"mixing or smoothing labels {list(targets.shape)} needs labels [B] and the number of classes: set classes=10"
+            )
         targets = _one_hot(targets, classes)
     if not smoothing:
         return targets
@@ -217,7 +221,7 @@ def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generato
 
 
 def _one_hot(targets: Tensor, classes: int) -> Tensor:
-    """One-hot labels ``[B, K]``. A label out of range is an error on the CPU and NaN on a GPU, to avoid synchronising with it."""
+    """One-hot labels ``[B, K]``. A label out of range is an error on the CPU, and NaN on a GPU to avoid a synchronisation."""
     wrong = (targets < 0) | (targets >= classes)
     if targets.device.type == "cpu" and bool(wrong.any()):
         raise InputError(f"classes={classes}, but labels are from {int(targets.min())} to {int(targets.max())}")

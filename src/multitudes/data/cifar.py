@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their binary versions: each row is one or two labels and an image of 3072 bytes, plane by plane."""
+"""CIFAR-10 and CIFAR-100 from their binary versions: rows of one or two labels and 3072 bytes of an image, plane by plane."""
 
 from __future__ import annotations
 

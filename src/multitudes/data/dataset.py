@@ -218,7 +218,9 @@ def _rows(index: Any, device: torch.device) -> Tensor | slice:
     if rows.dtype == torch.bool:
         rows = rows.nonzero().squeeze(1)
     if rows.ndim != 1 or (rows.numel() and rows.is_floating_point()):
-        raise InputError(f"index= must be a list of row numbers, a slice or a mask, not a tensor {list(rows.shape)} of {rows.dtype}")
+        raise InputError(
+            f"index= must be a list of row numbers, a slice or a mask, not a tensor {list(rows.shape)} of {rows.dtype}"
+        )
     return rows.long()
 
 

@@ -68,8 +68,8 @@ def objectnet(root: Root = None, *, size: int = 224, resize: int | None = None) 
     """ObjectNet: photographs of the objects that ImageNet has too, in unusual places and poses. Needs Pillow.
 
     Reads images/ and mappings/ from the folder objectnet-1.0 or objectnet in `root` or MULTITUDES_DATA. The red border of the
-    images is removed; `size`, `resize` and the normalisation are those of `folder`. Its field `groups` maps ImageNet's classes to
-    ObjectNet's:
+    images is removed; `size`, `resize` and the normalisation are those of `folder`. The field `groups` maps ImageNet's classes
+    to ObjectNet's:
 
     >>> probs = grouped(mt.predict(ens, objectnet()).probs, objectnet().groups)  # doctest: +SKIP
     """

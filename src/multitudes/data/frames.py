@@ -41,7 +41,9 @@ class Frames(NamedTuple):
         `scores.shift.stability` takes the result together with `anchors`.
         """
         if answers.shape != self.anchors.shape:
-            raise InputError(f"answers= has shape {list(answers.shape)}: give one class for each of the {len(self.anchors)} frames")
+            raise InputError(
+                f"answers= has shape {list(answers.shape)}: give one class for each of the {len(self.anchors)} frames"
+            )
         return torch.tensor([int(a) in labels for a, labels in zip(answers.tolist(), self.labels, strict=True)])
 
 
@@ -49,8 +51,8 @@ def frames(root: Root = None, *, size: int = 224, resize: int | None = None) -> 
     """ImageNet-Vid-Robust or YTBB-Robust: video frames around anchor frames, to test stability over time. Needs Pillow.
 
     Reads the dataset's own folder `root`, or imagenet-vid-robust or ytbb-robust in MULTITUDES_DATA. It is ImageNet-Vid-Robust
-    if it has metadata/pmsets.json, YTBB-Robust if it has anchor_labels.json. Frames are read on access; `size`, `resize` and the
-    normalisation are those of `folder`. `data.groups` maps ImageNet's classes to the classes of the videos:
+    if it has metadata/pmsets.json, YTBB-Robust if it has anchor_labels.json. Frames are read on access; `size`, `resize` and
+    the normalisation are those of `folder`. `data.groups` maps ImageNet's classes to the classes of the videos:
 
     >>> videos = frames("imagenet-vid-robust")  # doctest: +SKIP
     >>> probs = grouped(mt.predict(ens, videos.data).probs, videos.data.groups, by="max")  # doctest: +SKIP

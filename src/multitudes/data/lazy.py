@@ -56,6 +56,7 @@ class Concatenated:
     second: Lazy
 
     def __call__(self, index: int) -> Tensor:
+        """Returns input `index` of both."""
         part, at = (self.first, index) if index < len(self.first) else (self.second, index - len(self.first))
         return part.take(slice(at, at + 1))[0]
 

@@ -189,7 +189,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         shear_x, shear_y, translate_x, translate_y,
     )
 }  # fmt: skip
-"""Operations on images ``[b, C, H, W]`` with whole values from 0 to 255, given levels from 0 to 1 and signs ``[b, 1, 1, 1]``."""
+"""Operations on images ``[b, C, H, W]`` of whole values from 0 to 255, with levels from 0 to 1 and signs ``[b, 1, 1, 1]``."""
 
 
 def _grey(x: Tensor) -> Tensor:

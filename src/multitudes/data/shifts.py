@@ -27,8 +27,8 @@ CIFAR100_C = Source("cifar_c", "https://zenodo.org/records/3555552", "CIFAR-100-
 def cifar_c(root: Root = None, *, classes: int = 10) -> Mapping[str, Mapping[int, Data]]:
     """CIFAR-10-C, or CIFAR-100-C with classes=100: CIFAR's test images under corruptions of severity 1 to 5.
 
-    Reads labels.npy and a file such as fog.npy for each corruption, with the five severities one after the other, from the folder
-    CIFAR-10-C or CIFAR-100-C in `root` or MULTITUDES_DATA. Images are normalised like CIFAR's training images.
+    Reads labels.npy and a file such as fog.npy for each corruption, with the five severities one after the other, from the
+    folder CIFAR-10-C or CIFAR-100-C in `root` or MULTITUDES_DATA. Images are normalised like CIFAR's training images.
 
     >>> foggy = cifar_c()["fog"][3]  # doctest: +SKIP
     """
@@ -79,7 +79,9 @@ def _read_severity(place: Path, name: str, severity: int, classes: int) -> Data:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
         raise FileError(f"{place / name}.npy is {list(images.shape)} {images.dtype}, not [N, 32, 32, 3] uint8")
     if labels.ndim != 1 or len(images) % len(SEVERITIES):
-        raise FileError(f"{place / name}.npy has {len(images)} images, labels.npy {list(labels.shape)}: not five equal severities")
+        raise FileError(
+            f"{place / name}.npy has {len(images)} images, labels.npy {list(labels.shape)}: not five equal severities"
+        )
     targets = torch.from_numpy(labels.astype(np.int64))
     check_labels(place / "labels.npy", len(images), targets, 0, classes - 1)
     count = len(images) // len(SEVERITIES)

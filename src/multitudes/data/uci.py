@@ -1,8 +1,8 @@
 """UCI regression datasets with the standard splits of the papers, standardised by the training part.
 
 The splits are those of Hernández-Lobato and Adams (2015), published as files by Gal and Ghahramani (2016). They were drawn by
-numpy's generator from seed 1, with nine tenths for training, and are drawn the same way here if there are no files. The years of
-songs (YearPredictionMSD) have one split, the publisher's, which keeps the songs of an artist on one side.
+numpy's generator from seed 1, with nine tenths for training, and are drawn the same way here if there are no files. The years
+of songs (YearPredictionMSD) have one split, the publisher's, which keeps the songs of an artist on one side.
 
 Yacht and energy are included in the package; LICENSES.md names their authors.
 """

@@ -1,7 +1,7 @@
 """YTBB-Robust's reviews: good anchor frames, and the similar frames around them.
 
-An anchor is used if reviewers marked it good and neither bad nor unsure. A frame is used if it is marked similar and has no mark
-of AGAINST. A frame has its anchor's labels: the label of the video, and those that reviewers added.
+An anchor is used if reviewers marked it good and neither bad nor unsure. A frame is used if it is marked similar and has no
+mark of AGAINST. A frame has its anchor's labels: the label of the video, and those that reviewers added.
 """
 
 from __future__ import annotations
