@@ -14,7 +14,7 @@ from torch import nn
 
 import multitudes as mt
 from multitudes import models
-from multitudes.models.network import Network, he
+from multitudes.models.network import Network, he_init
 
 EVERY: dict[str, Callable[..., Network]] = {
     "ResNet": models.ResNet,
@@ -104,7 +104,7 @@ def test_he_initialisation() -> None:
         for p in part.parameters():
             nn.init.constant_(p, 7)
     parts[3].running_mean.fill_(3)
-    he(parts)
+    he_init(parts)
     for conv in parts[:2]:
         deviation = math.sqrt(2 / (conv.out_channels * 9))
         assert conv.weight.std().item() == pytest.approx(deviation, rel=0.05)
