@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,7 @@ def test_settings_survive_json() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop": -1}, r"Augment\(crop=-1\): give pixels"),
+        ({"crop": -1}, r"Augment\(crop=-1\)"),
         ({"crop": True}, "crop=True"),
         ({"fill": "grey"}, "'zero' or 'reflect'"),
         ({"flip": 1}, "True or False"),
@@ -235,17 +236,17 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         (Augment(), {"images": torch.zeros(3, 8, 8)}, r"\[3, 8, 8\]"),
         (Augment(), {"images": torch.zeros(16, 3, 8, 8, dtype=torch.int64)}, "torch.int64"),
         (Augment(), {"images": [1]}, "list"),
-        (Augment(), {"generator": 0}, r"torch.Generator\(\).manual_seed\(0\), not int"),
-        (Augment(), {"targets": torch.zeros(3)}, r"for 16 images: they are \[3\]"),
+        (Augment(), {"generator": 0}, r"generator= is a int"),
+        (Augment(), {"targets": torch.zeros(3)}, r"targets= .*16 images.*\[3\]"),
         (Augment(), {"targets": torch.zeros(16, 8, 8)}, r"\[16, 8, 8\]"),
         (Augment(mixup=0.5), {}, "classes=10"),
         (Augment(smoothing=0.1), {}, "classes=10"),
-        (Augment(smoothing=0.1, classes=9), {}, "classes=9: there are targets from 0 to 15"),
-        (Augment(smoothing=0.1, classes=16), {"targets": torch.arange(16) - 1}, "targets from -1"),
+        (Augment(smoothing=0.1, classes=9), {}, "classes=9.*0 to 15"),
+        (Augment(smoothing=0.1, classes=16), {"targets": torch.arange(16) - 1}, "classes=16.* -1 to"),
         (Augment(smoothing=0.1), {"targets": torch.zeros(16)}, "soft targets"),
         (Augment(smoothing=0.1, classes=9), {"targets": torch.zeros(16, 3)}, r"soft targets \[B, 9\]"),
-        (Augment(fill="reflect", crop=9), {}, "less than the side of the images, 9"),
-        (Augment(rand_augment=RandAugment()), {}, "before images are normalised"),
+        (Augment(fill="reflect", crop=9), {}, "padding=9.* 9"),
+        (Augment(rand_augment=RandAugment()), {}, "before they are normalised"),
     ],
 )
 def test_bad_batches_are_refused(augment: Augment, arguments: dict[str, Any], message: str) -> None:
@@ -253,18 +254,18 @@ def test_bad_batches_are_refused(augment: Augment, arguments: dict[str, Any], me
         augment(**({"images": batch(), "targets": torch.arange(16), "generator": rng()} | arguments))
 
 
-@pytest.mark.parametrize("mix", [mixup, cutmix])
-def test_bad_mixing_is_refused(mix: Any) -> None:
-    with pytest.raises(InputError, match="alpha=0"):
-        mix(batch(), torch.arange(16), 0, rng())
-    with pytest.raises(InputError, match="16 images and 3 targets"):
-        mix(batch(), torch.arange(3), 1.0, rng())
-
-
-def test_bad_crops_and_smoothing_are_refused() -> None:
-    with pytest.raises(InputError, match=r"padding=1\.5"):
-        crop(batch(), rng(), 1.5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="fill='grey'"):
-        crop(batch(), rng(), 1, "grey")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="smoothing=1"):
-        smooth(torch.arange(3), 3, 1)
+@pytest.mark.parametrize(
+    ("call", "noun"),
+    [
+        (lambda: mixup(batch(), torch.arange(16), 0, rng()), "alpha=0"),
+        (lambda: cutmix(batch(), torch.arange(16), 0, rng()), "alpha=0"),
+        (lambda: mixup(batch(), torch.arange(3), 1.0, rng()), "16 images .*3 targets"),
+        (lambda: cutmix(batch(), torch.arange(3), 1.0, rng()), "16 images .*3 targets"),
+        (lambda: crop(batch(), rng(), 1.5), r"padding=1\.5"),  # type: ignore[arg-type]
+        (lambda: crop(batch(), rng(), 1, "grey"), "fill='grey'"),  # type: ignore[arg-type]
+        (lambda: smooth(torch.arange(3), 3, 1), "smoothing=1"),
+    ],
+)
+def test_bad_arguments_are_refused(call: Callable[[], Any], noun: str) -> None:
+    with pytest.raises(InputError, match=noun):
+        call()
