@@ -33,9 +33,17 @@ def batch(dtype: torch.dtype = torch.float32, count: int = 16, height: int = 9, 
 MEDIUM = Augment(mixup=0.5, cutmix=0.2, rand_augment=RandAugment(magnitude=9, n=2, std=1), smoothing=0.1, classes=100)
 
 
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize(("fill", "mode"), [("zero", "constant"), ("reflect", "reflect")])
-@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("padding", "fill", "mode", "dtype"),
+    [
+        (0, "zero", "constant", torch.float32),
+        (1, "zero", "constant", torch.uint8),
+        (4, "zero", "constant", torch.bfloat16),
+        (1, "reflect", "reflect", torch.float64),
+        (4, "reflect", "reflect", torch.float32),
+        (4, "reflect", "reflect", torch.uint8),
+    ],
+)
 def test_crop_by_a_loop(padding: int, fill: Any, mode: Any, dtype: torch.dtype) -> None:
     """Every image is one of the crops of itself padded, all crops about as often."""
     images = batch(dtype, 200, 6, 7)
@@ -81,9 +89,9 @@ def test_mixup_is_a_weighted_sum(dtype: torch.dtype) -> None:
 def test_weights_of_mixup_are_of_a_beta_distribution(alpha: float) -> None:
     """Mean 1/2 and variance 1 / (4 (2 α + 1)), both ends as likely."""
     images, targets, generator = batch(count=2, height=1, width=1), torch.arange(2), rng()
-    weights = torch.stack([mixup(images, targets, alpha, generator)[1].weight for _ in range(3000)])
+    weights = torch.stack([mixup(images, targets, alpha, generator)[1].weight for _ in range(2000)])
     assert float(weights.mean()) == pytest.approx(0.5, abs=0.03)
-    assert float(weights.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.08)
+    assert float(weights.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -170,7 +178,7 @@ def test_the_switch_chooses_between_mixing_and_cutting(switch: float) -> None:
     images = torch.arange(4.0).clamp(max=1)[:, None, None, None].expand(4, 1, 16, 16)
     augment, generator = Augment(crop=0, flip=False, mixup=1.0, cutmix=1.0, switch=switch, classes=4), rng()
     mixed = []
-    for _ in range(300):
+    for _ in range(200):
         found, soft = augment(images, torch.arange(4), generator)
         torch.testing.assert_close(soft.sum(1), torch.ones(4))
         if not torch.equal(found, images):

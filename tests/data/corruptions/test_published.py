@@ -14,8 +14,8 @@ import torch
 from pictures import pictures
 
 from multitudes.data.corruptions import spatter
-from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
-from multitudes.data.corruptions.published import CIFAR, EXTRA, IMAGENET, SMALL, STANDARD, level
+from multitudes.data.corruptions.corrupt import NAMES, corrupt
+from multitudes.data.corruptions.published import CIFAR, EXTRA, IMAGENET, SEVERITIES, SMALL, STANDARD, level
 
 Rows = dict[str, list[list[float]]]
 
