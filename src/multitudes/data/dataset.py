@@ -188,7 +188,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _check_same_settings(first: Data, second: Data) -> None:
-    """Checks that two datasets agree in all fields but inputs, targets and name, and in the dtype of targets."""
+    """Checks that two datasets have the same settings (all fields after targets but the name), input shape and target dtype."""
 
     def settings(data: Data) -> dict[str, Any]:
         values = {field.name: getattr(data, field.name) for field in fields(Data)[2:] if field.name != "name"}
