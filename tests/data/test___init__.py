@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from types import ModuleType
-
-import pytest
 
 from multitudes import data
 
@@ -24,10 +21,8 @@ def test_public_names_are_these_and_documented() -> None:
     assert [name for name in PUBLIC if name not in (data.__doc__ or "")] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_importing_it_needs_no_extras(path: Path) -> None:
+def test_importing_it_needs_no_extras() -> None:
     """Pillow and scipy are imported inside functions only."""
-    for node in ast.parse(path.read_text()).body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not {"PIL", "scipy"} & {name.split(".")[0] for name in names}
+    lines = {line for path in MODULES for line in path.read_text().splitlines() if line.startswith(("import ", "from "))}
+    assert len(lines) > 50
+    assert [line for line in lines if line.split()[1].split(".")[0] in ("PIL", "scipy")] == []

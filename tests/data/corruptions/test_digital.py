@@ -70,8 +70,8 @@ def test_tones_and_greys_are_alike() -> None:
     np.testing.assert_allclose(digital.grey(image), digital.tone(x(channels=1), (0.2, 0.9, 0.4))[None] * np.ones((1, 1, 4, 4)))
 
 
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 32, 32), (3, 33, 20), (3, 80, 70), (1, 3, 2)])
+@pytest.mark.parametrize("severity", [1, 3, 5])
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 32, 32), (3, 33, 20), (3, 80, 70), (1, 3, 2)])
 def test_pixelate_is_pillows(channels: int, height: int, width: int, severity: int) -> None:
     """Within one level of 255: Pillow rounds in between."""
     images = pictures(2, channels, height, width)
