@@ -417,8 +417,8 @@ def test_prediction_keeps_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     ens = mt.ensemble(net, mt.EMP(members=7), x, seed=0).eval()
     ens.engine.picked["eval"] = "vmap"
     whole, sizes = ens(x), []
-    some = vmap._run_some
-    monkeypatch.setattr(vmap, "_run_some", lambda *args: sizes.append(args[-1]) or some(*args))
+    some = vmap._run_chunk
+    monkeypatch.setattr(vmap, "_run_chunk", lambda *args: sizes.append(args[-1]) or some(*args))
     ens(x)
     assert sizes == [7]
     monkeypatch.setitem(vmap.MEMORY, "cpu", int(3.1 * x.numel() * ens.engine.input_bytes))

@@ -55,13 +55,13 @@ def test_rows() -> None:
 
 def test_rows_that_cannot_be_told() -> None:
     """Disagreement, no batch axis at all, an axis that is not there, a list of the wrong length."""
-    with pytest.raises(mt.InputError, match=r"disagree about the number of rows \(\[2, 3, 5\]\)"):
+    with pytest.raises(mt.InputError, match=r"rows \(\[2, 3, 5\]\)"):
         count_rows(both(), 0)
-    with pytest.raises(mt.InputError, match="no tensor input carries a batch axis"):
+    with pytest.raises(mt.InputError, match="batch axis"):
         count_rows(both(), None)
-    with pytest.raises(mt.InputError, match=r"batch_axis=1, but an input has shape \(5,\)"):
+    with pytest.raises(mt.InputError, match=r"batch_axis=1 .*\(5,\)"):
         count_rows(both(), 1)
-    with pytest.raises(mt.InputError, match="names 2 inputs, but the call has 3 tensors"):
+    with pytest.raises(mt.InputError, match=r"batch_axis=.* 2 .* 3 tensors"):
         axes(both(), [0, 0])
 
 
@@ -113,5 +113,5 @@ def test_a_call_is_described_and_made_again() -> None:
 def test_what_json_cannot_hold_is_named() -> None:
     """When it is needed, not before."""
     description = mt.Inputs(torch.zeros(2), object()).described()
-    with pytest.raises(mt.InputError, match="the example has a object"):
+    with pytest.raises(mt.InputError, match="object"):
         mt.Inputs.like(description, torch.device("cpu"))

@@ -475,7 +475,7 @@ def test_shared_tensors_are_told_from_members() -> None:
         assert not replay.is_shared(p) and not replay.is_shared(own)
         z += p
         assert not replay.is_shared(z)
-    replay.restart()
+    replay.next_member()
     with replay:
         assert (x * 2) is common
         assert (x * p) is not own

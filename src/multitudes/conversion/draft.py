@@ -23,6 +23,7 @@ from multitudes.engine.modules import (
     copy_with,
     in_layout,
     inside,
+    join_name,
     named_tensors,
     names_matching,
     owning_module,
@@ -215,7 +216,7 @@ def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
         name = first.setdefault(id(module), alias)
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and name == alias:
-                found.append((f"{name}.{key}" if name else key, tensor))
+                found.append((join_name(name, key), tensor))
     return found
 
 
@@ -260,7 +261,7 @@ def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
         {name: type(part) for name, part in begun.base.named_modules()} if begun.method.keeps_weights or layout.summed else {}
     )
     for name, module in begun.model.named_modules():
-        own = {f"{name}.{key}" if name else key for key in own_tensors(module)}
+        own = {join_name(name, key) for key in own_tensors(module)}
         if name in torn:
             refused.append(entry(begun.model, name, torn[name]))
         elif own & owned:

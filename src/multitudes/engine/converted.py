@@ -6,18 +6,12 @@ import functools
 from typing import Any
 
 
-class Converted:
-    """Base of mixins that are placed before a layer's class to override its forward; instances can be pickled."""
-
-    made_of: tuple[type, type, tuple[tuple[str, Any], ...]]
-    """The arguments of `converted_class`: the mixin, the layer's original class, and class attributes."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickle, type(self).made_of, vars(self)
-
-
 def converted_class(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...] = ()) -> Any:
-    """Returns a subclass of the mixin and the layer's class, with class attributes; equal arguments give the same class."""
+    """Returns a subclass of a mixin and a layer's class, with class attributes; equal arguments give the same class.
+
+    The mixin comes first, so that it can override the layer's forward. The class can be pickled and remembers these
+    arguments as `made_of`.
+    """
     return _converted_class(mixin, layer_class, attributes)
 
 
@@ -25,7 +19,12 @@ def converted_class(mixin: type, layer_class: type, attributes: tuple[tuple[str,
 def _converted_class(mixin: Any, layer_class: Any, attributes: tuple[tuple[str, Any], ...]) -> type:
     values = {key: staticmethod(value) if callable(value) else value for key, value in attributes}
     name = f"{mixin.__name__}{layer_class.__name__}"
-    return type(name, (mixin, layer_class), {**values, "made_of": (mixin, layer_class, attributes)})
+    values |= {"made_of": (mixin, layer_class, attributes), "__reduce_ex__": _reduce}
+    return type(name, (mixin, layer_class), values)
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    return _unpickle, type(self).made_of, vars(self)
 
 
 def _unpickle(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...]) -> Any:

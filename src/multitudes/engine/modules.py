@@ -109,7 +109,7 @@ def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Returns, with names, tensors that are plain attributes of modules (also in lists and dicts), such as caches of forward."""
+    """Returns tensors that are plain attributes of modules, also in lists and dicts, such as caches; with their names."""
     tensors = []
     for name, part in module.named_modules():
         for key, value in vars(part).items():

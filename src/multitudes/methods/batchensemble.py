@@ -32,9 +32,9 @@ from multitudes.conversion.anatomy.known_layers import (
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy
+from multitudes.engine.modules import Factory, detached_copy, join_name
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -115,7 +115,7 @@ class BatchEnsemble(Method):
             if isinstance(layer, Scaled):
                 own = dict(structure.model.get_submodule(name).named_parameters())
                 keys = [k for k in own if k in FACTORS or k in ("bias", "in_proj_bias", "out_proj.bias")]
-                tensors |= {f"{name}.{key}" if name else key for key in keys}
+                tensors |= {join_name(name, key) for key in keys}
         return Layout(tensors=frozenset(tensors))
 
     def bake(self, member: nn.Module) -> None:
@@ -159,7 +159,7 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
     return 1 + 0.5 * torch.randn(shape, generator=generator)
 
 
-class Scaled(Converted):
+class Scaled:
     """A layer with factors: what is in its class before the layer's own."""
 
     def form(self) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
 from multitudes.conversion.anatomy.known_layers import along_channels, product_of
 from multitudes.conversion.anatomy.structure import Structure, heads, observe
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, as_same_kind, detached_copy, inside, owned_modules
 from multitudes.ensemble import Ensemble
@@ -149,7 +149,7 @@ class MIMO(Method):
         return Ensemble(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
 
 
-class Slotted(Converted):
+class Slotted:
     """A first layer with a weight for each slot: what is in its class before the layer's own."""
 
     weight: nn.Parameter
