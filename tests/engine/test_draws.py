@@ -34,10 +34,9 @@ from multitudes.models import MLP
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
 METHODS = [
     mt.EMP(components=3, members=4, sigma=0.1),
-    mt.ECMP(components=3, members=4, probabilities=(0.5, 0.3, 0.2), patch=("layers.1", "layers.6")),
-    mt.ECMP(components=2, members=4, zero_component=True, patch="norm+input+output"),
+    mt.ECMP(components=3, members=4, zero_component=True, probabilities=(0.5, 0.3, 0.2), patch="norm+input+output"),
 ]
-ALL = pytest.mark.parametrize("method", METHODS, ids=["EMP", "ECMP", "zero"])
+ALL = pytest.mark.parametrize("method", METHODS, ids=["EMP", "ECMP"])
 
 
 def perceptron() -> nn.Module:
@@ -204,13 +203,12 @@ def test_rows_of_members_in_training() -> None:
     assert_same(ens(X, rows=index), ens(X, draws=own, rows=torch.arange(6)))
 
 
-@pytest.mark.parametrize("draw", ["step", "row"])
-def test_one_member_is_trained_as_many(draw: Any) -> None:
-    """How many draws predict does not matter to a step with several of them."""
-    one, many = (made(mt.EMP(components=3, members=m, draw=draw)).train() for m in (1, 4))
+def test_one_member_is_trained_as_many() -> None:
+    """The number of members does not matter to a step with given draws."""
+    one, many = (made(mt.EMP(components=3, members=m)).train() for m in (1, 4))
     draws = draw_all(many.template, range(6))
-    rows = {"rows": torch.arange(6)} if draw == "row" else {}
-    assert_same(one(X, draws=draws, **rows), many(X, draws=draws, **rows))
+    for rows in ({}, {"rows": torch.arange(6)}):
+        assert_same(copy.deepcopy(one)(X, draws=draws, **rows), copy.deepcopy(many)(X, draws=draws, **rows))
 
 
 WRONG = {
@@ -358,7 +356,10 @@ def test_graphs_and_new_draws() -> None:
     """An exported program keeps its draws when the ensemble draws again; a compiled ensemble follows the new ones."""
     torch._dynamo.reset()
     ens = made(METHODS[0])
-    program, compiled = torch.export.export(ens, (X,)).module(), torch.compile(ens, backend="eager", fullgraph=True)
+    program, compiled = (
+        torch.export.export(ens, (X,), strict=False).module(),
+        torch.compile(ens, backend="eager", fullgraph=True),
+    )
     before = ens(X)
     assert_same(compiled(X), before)
     ens.resample(8)
@@ -367,9 +368,10 @@ def test_graphs_and_new_draws() -> None:
     assert_same(compiled(X), ens(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "draw"),
-    [(mt.EMP, "row"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((mt.EMP, "step"), (mt.ECMP, "row")))],
+    [(mt.EMP, "row"), (mt.EMP, "step"), (mt.ECMP, "row")],
 )
 def test_compile_in_training(kind: Any, draw: str) -> None:
     """Draws are inputs of the graph: several steps with different draws compile once."""

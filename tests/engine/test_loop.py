@@ -169,7 +169,8 @@ DATA_DEPENDENT = {
 DATA_DEPENDENT |= {f.__name__: f for f in (zeros_then_write, zeros_then_write_shared, unique)}
 
 
-METHODS_OF_TWO = [mt.Deep(members=M), mt.MultiHead(members=M, head="b")]
+SHARED = ("write_where", "control_flow", "nonzero", "written_data", "zeros_then_write_shared")
+"""Those that are also tried behind a shared layer."""
 REASONS = {
     "item": "item",
     "numpy": "numpy|storage",
@@ -187,15 +188,15 @@ REASONS = {
 
 
 class TestWhatVmapCannotTake:
-    @pytest.mark.parametrize("method", METHODS_OF_TWO, ids=["Deep", "MultiHead"])
-    @pytest.mark.parametrize("kind", DATA_DEPENDENT)
-    def test_is_right_and_the_plan_says_why(self, kind: str, method: mt.Method) -> None:
+    @pytest.mark.parametrize(("kind", "shares"), [*((kind, False) for kind in DATA_DEPENDENT), *((k, True) for k in SHARED)])
+    def test_is_right_and_the_plan_says_why(self, kind: str, shares: bool) -> None:
         """Each member follows its own values by the call and by every proven executor; the plan names the obstacle."""
         x = torch.randn(B, 4)
+        method = mt.MultiHead(members=M, head="b") if shares else mt.Deep(members=M)
         ens = mt.ensemble(net_of(DATA_DEPENDENT[kind]), method, x)
         for way in ("call", *ens.engine.proven["train"]):
             assert_separate(copy.deepcopy(ens), x, way, training=True)
-        if kind in REASONS and method is METHODS_OF_TWO[0]:
+        if kind in REASONS and not shares:
             assert "vmap" not in ens.plan.proven["eval"] and ens.executor == "loop"
             reason = ens.plan.why["vmap"]
             assert any(word in reason for word in REASONS[kind].split("|")), reason
@@ -204,7 +205,7 @@ class TestWhatVmapCannotTake:
     def test_members_whose_shapes_differ_are_refused(self) -> None:
         """A boolean mask in the output gives as many rows as it is true: that cannot be stacked, and is said."""
         net = net_of(lambda net, x: net.a(x)[net.a(x) > 0])
-        with pytest.raises(mt.MultitudesError, match="shape"):
+        with pytest.raises(mt.MultitudesError, match="equal size"):
             mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
 
 
@@ -329,8 +330,10 @@ def noisy(kind: str) -> nn.Module:
 
 
 class TestNoise:
-    @pytest.mark.parametrize("shares", [False, True], ids=["Deep", "TreeNet"])
-    @pytest.mark.parametrize("kind", NOISE)
+    @pytest.mark.parametrize(
+        ("kind", "shares"),
+        [*((kind, False) for kind in NOISE), ("in_place_noise", True), ("random_of_constants", True), ("permuted", True)],
+    )
     def test_differs_between_members_and_repeats_by_seed(self, kind: str, shares: bool) -> None:
         """Equal members differ by their noise, also behind a shared trunk, by every executor that is not refused."""
         x = torch.randn(B, 4)

@@ -28,7 +28,7 @@ def choose(engine: Engine, per_member: bool = False) -> str:
             return "vmap"
         if not right:
             raise RunError(
-                f"BatchNorm {', '.join(coupled)} is shared, so in training it needs the rows of all members at once, "
+                f"BatchNorm {', '.join(coupled)} is shared by members, so in training it needs all their rows at once, "
                 f"but fold cannot run this model: {engine.why.get('fold', 'not tried')}. "
                 "Let each member own it (leave it out of keep=), or put it into eval mode"
             )

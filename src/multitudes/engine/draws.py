@@ -110,7 +110,7 @@ def drawn_member(network: nn.Module, seed: int) -> nn.Module:
     return new
 
 
-def run_with(layer: Any, weights: Mapping[str, Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_with(layer: Any, weights: Mapping[str, Tensor], forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Calls `forward(*args, **kwargs)` with effective weights in place of the layer's parameters, by name."""
     places = [parameter_place(layer, key) for key in weights]
     stored = [register[name] for register, name in places]

@@ -69,7 +69,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
         raise RunError(
-            f"BatchNorm {', '.join(shared)} is shared, so with rows= in training it needs all rows at once, "
+            f"BatchNorm {', '.join(shared)} is shared by members, so in training it needs all rows at once, "
             f"but fold cannot run this model: {why}. Put it into eval mode"
         )
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
@@ -80,7 +80,9 @@ def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
     count = count_rows(call, engine.batch_axis)
     members = torch.as_tensor(members)
     if members.shape != (count,) or members.dtype not in INTEGERS:
-        raise InputError(f"rows= must be {count} integers, one per row, not {members.dtype} of shape {list(members.shape)}")
+        raise InputError(
+            f"rows= must be {count} whole numbers, one per row, not {members.dtype} of shape {list(members.shape)}"
+        )
     members = members.long()
     if not torch.compiler.is_compiling() and count and not (int(members.min()) >= 0 and int(members.max()) < engine.members):
         raise InputError(f"rows= must name members 0 to {engine.members - 1}")

@@ -95,7 +95,6 @@ def stack(outputs: Sequence[Tree]) -> Tree:
     """Stacks the members' outputs: each tensor gains a leading member axis. Constants must be equal for all members."""
     first = outputs[0]
     if isinstance(first, Tensor) and all(isinstance(other, Tensor) for other in outputs):
-        _same_shapes("the output", [output.shape for output in outputs])
         return torch.stack(list(outputs))
     names = [name for name, leaf in leaves(first) if isinstance(leaf, Tensor)]
     columns = [tensors(output) for output in outputs]
@@ -105,11 +104,7 @@ def stack(outputs: Sequence[Tree]) -> Tree:
             "members return outputs of different structure, so they cannot be stacked: "
             f"member 0 returns the constants {constants[0]} and tensors {names}"
         )
-    stacked = []
-    for index, name in enumerate(names):
-        _same_shapes(name, [column[index].shape for column in columns])
-        stacked.append(torch.stack([column[index] for column in columns]))
-    return refill(first, stacked)
+    return refill(first, [torch.stack(members) for members in zip(*columns, strict=True)])
 
 
 def plain(tree: Tree) -> dict[str, Any]:
@@ -130,10 +125,3 @@ def plain(tree: Tree) -> dict[str, Any]:
 def take(tree: Tree, index: int) -> Tree:
     """Takes entry `index` along the first axis of each tensor."""
     return apply(lambda tensor: tensor[index], tree)
-
-
-def _same_shapes(name: str, shapes: Sequence[torch.Size]) -> None:
-    if any(shape != shapes[0] for shape in shapes):
-        raise RunError(
-            f"members return {name} in different shapes, so they cannot be stacked: {', '.join(str(tuple(s)) for s in shapes)}"
-        )
