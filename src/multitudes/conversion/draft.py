@@ -23,6 +23,7 @@ from multitudes.engine.modules import (
     copy_with,
     in_layout,
     inside,
+    join_name,
     named_tensors,
     owning_module,
 )
@@ -202,7 +203,7 @@ def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
         name = first.setdefault(id(module), alias)
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and name == alias:
-                found.append((f"{name}.{key}" if name else key, tensor))
+                found.append((join_name(name, key), tensor))
     return found
 
 
@@ -249,7 +250,7 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
         else {}
     )
     for name, module in draft.network.named_modules():
-        own = {f"{name}.{key}" if name else key for key in own_tensors(module)}
+        own = {join_name(name, key) for key in own_tensors(module)}
         if name in torn:
             refused.append(entry(draft.network, name, torn[name]))
         elif own & owned:

@@ -30,9 +30,9 @@ from multitudes.conversion.anatomy.known_layers import (
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -94,7 +94,7 @@ class BatchEnsemble(Method):
             if isinstance(layer, Scaled):
                 own = dict(structure.model.get_submodule(name).named_parameters())
                 keys = [k for k in own if k in FACTORS or k in ("bias", "in_proj_bias", "out_proj.bias")]
-                tensors |= {f"{name}.{key}" if name else key for key in keys}
+                tensors |= {join_name(name, key) for key in keys}
         return Layout(tensors=frozenset(tensors))
 
     def bake(self, member: nn.Module) -> None:
@@ -138,7 +138,7 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
     return 1 + 0.5 * torch.randn(shape, generator=generator)
 
 
-class Scaled(Converted):
+class Scaled:
     """Mixin of a layer with factors; it is placed before the layer's own class."""
 
     def form(self) -> None:

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.known_layers import known_layers, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_names, make_drawing
+from multitudes.engine.draws import (
+    Drawing,
+    add_seeds,
+    bake_draws,
+    bake_weights,
+    drawing_layers,
+    drawn_names,
+    make_drawing,
+    parameter_place,
+    run_with,
+)
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy
 from multitudes.engine.state import SEEDS
@@ -87,27 +97,43 @@ class DropConnect(Method):
 
     def effective_size(self, ensemble: Ensemble) -> int:
         """2 to the number of masked weights."""
-        layers = dict(drawing_layers(ensemble.template)).values()
-        weights = sum(layer.stored(key).numel() for layer in layers for key in layer.replaced)  # type: ignore[attr-defined]
+        layers: Any = dict(drawing_layers(ensemble.template)).values()
+        weights = sum(stored_weight(layer, key).numel() for layer in layers for key in layer.replaced)
         return int(2**weights)
 
 
-class Connected(Replaced):
+class Connected(Drawing):
     """Mixin of a layer with masked weights."""
 
+    replaced: tuple[str, ...]
+    """Names of the weights with a mask; dotted if a child holds the weight."""
     p: float
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws which weights are kept."""
         found = {}
         for key in self.replaced:
-            found[_mask(key)] = torch.rand(self.stored(key).shape, generator=generator) >= self.p
+            found[_mask(key)] = torch.rand(stored_weight(self, key).shape, generator=generator) >= self.p
         return found
 
-    def formed(self, key: str) -> Tensor:
-        """The weights that are kept, scaled by 1 / (1 − p)."""
-        kept: Tensor = self.stored(key) * getattr(self, _mask(key)) / (1 - self.p)
-        return kept
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer with its masked weights."""
+        return run_with(self, self.weights(), super().forward, *args, **kwargs)  # type: ignore[misc]
+
+    def bake(self) -> None:
+        """Turns the layer back into its plain class, with the masked weights as its parameters."""
+        bake_weights(self, self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Masked weights W ∘ mask / (1 − p), by name."""
+        return {key: stored_weight(self, key) * getattr(self, _mask(key)) / (1 - self.p) for key in self.replaced}
+
+
+def stored_weight(layer: Any, key: str) -> Tensor:
+    """Returns a layer's stored weight, which its masks leave unchanged."""
+    register, name = parameter_place(layer, key)
+    weight: Tensor = register[name]
+    return weight
 
 
 def _mask(key: str) -> str:

@@ -34,9 +34,9 @@ from multitudes.conversion.anatomy.known_layers import (
 from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.compact import compact_members
 from multitudes.conversion.resize.resize import resized
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, inside
+from multitudes.engine.modules import detached_copy, inside, join_name
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
@@ -148,7 +148,7 @@ class Masksembles(Method):
         ends = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Masked):
-                tensors |= {f"{name}.{key}" if name else key for key in masks_in(layer)}
+                tensors |= {join_name(name, key) for key in masks_in(layer)}
                 features = self._width(layer)
                 scale = effective_scale(features, self.members, layer.ones)
                 iou = sum(layer.overlap.values()) / len(layer.overlap)
@@ -192,7 +192,7 @@ def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
     return masks_of(features, members, ones, torch.Generator().manual_seed(seed)).bool()
 
 
-class Masked(Converted):
+class Masked:
     """Mixin of a layer with a mask; it is placed before the layer's own class."""
 
     mask: Tensor

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
 from multitudes.conversion.anatomy.known_layers import along_channels, product_of
 from multitudes.conversion.anatomy.structure import Structure, heads
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import as_same_kind, detached_copy, inside, owned_modules
 from multitudes.ensemble import Ensemble
@@ -145,7 +145,7 @@ class MIMO(Method):
         return Ensemble(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
 
 
-class Slotted(Converted):
+class Slotted:
     """Mixin of a first layer with a weight for each slot; it is placed before the layer's own class."""
 
     weight: nn.Parameter

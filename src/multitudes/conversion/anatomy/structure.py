@@ -19,7 +19,7 @@ from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, named_tensors, owning_module
+from multitudes.engine.modules import detached_copy, join_name, named_tensors, owning_module
 from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -218,7 +218,7 @@ def blocks(model: nn.Module) -> list[str]:
             continue
         for key, part in module.named_children():
             if any(is_layer(inner) for inner in part.modules() if inner is not part):
-                found.append(f"{name}.{key}" if name else key)
+                found.append(join_name(name, key))
     innermost = [n for n in found if not any(other.startswith(f"{n}.") for other in found)]
     return innermost or [name for name, module in model.named_modules() if is_layer(module)]
 

@@ -21,9 +21,18 @@ from multitudes.conversion.anatomy.initialise import reinitialised
 from multitudes.conversion.anatomy.known_layers import without_fast_path
 from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_names, make_drawing
+from multitudes.engine.draws import (
+    Drawing,
+    add_seeds,
+    bake_draws,
+    bake_weights,
+    drawing_layers,
+    drawn_names,
+    make_drawing,
+    run_with,
+)
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, names_matching, registers_of
+from multitudes.engine.modules import detached_copy, join_name, names_matching, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.errors import ConversionError, InputError
@@ -39,9 +48,11 @@ SPREAD = 0.1
 P = TypeVar("P", bound="Patching")
 
 
-class Patched(Replaced):
+class Patched(Drawing):
     """Mixin of a layer with K components of each parameter."""
 
+    replaced: tuple[str, ...]
+    """Names of the parameters that have components."""
     components: int
     elementwise: bool
     sigma: float
@@ -65,11 +76,22 @@ class Patched(Replaced):
         weights = torch.tensor(self.probabilities, dtype=torch.float64)
         return torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator).view(tuple(shape))
 
-    def formed(self, key: str) -> Tensor:
-        """The drawn component; with `elementwise`, each element from the component drawn for it."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer with the drawn components as its parameters."""
+        return run_with(self, self.weights(), super().forward, *args, **kwargs)  # type: ignore[misc]
+
+    def bake(self) -> None:
+        """Turns the layer back into its plain class, with the drawn components as its parameters."""
+        bake_weights(self, self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters from the drawn components, by name."""
+        return {key: self._weight(key) for key in self.replaced}
+
+    def _weight(self, key: str) -> Tensor:
+        """One parameter: the drawn component, or each element from the component drawn for it, plus noise."""
         layer: Any = self
-        register, name = self._place(key)
-        stored: Tensor = register[name]
+        stored: Tensor = layer._parameters[key]
         if self.zero:
             stored = torch.cat([stored, torch.zeros_like(stored[:1])])
         if self.elementwise:
@@ -377,4 +399,4 @@ class Patching:
 def patched_names(network: nn.Module) -> frozenset[str]:
     """The names of parameters with components."""
     layers = ((name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched))
-    return frozenset(f"{name}.{key}" if name else key for name, layer in layers for key in layer.replaced)
+    return frozenset(join_name(name, key) for name, layer in layers for key in layer.replaced)
