@@ -220,7 +220,7 @@ def not_thinned(reason: str, names: str) -> Refusal:
     return Refusal(reason, mt.ConversionError, rf"cannot be thinned to 0.5 by channels:\n  {names}[\s\S]*factory")
 
 
-UNKNOWN = Refusal("What a layer multiplies by has to be known.", mt.ConversionError, "and nothing is known of how")
+UNKNOWN = Refusal("What a layer multiplies by has to be known.", mt.ConversionError, "is an unknown layer")
 
 FEATURES = not_thinned("A hidden layer that is an output must keep its width.", "it has no channels to lose")
 
