@@ -38,7 +38,7 @@ def checked_arguments(
     inputs = checked_example(net, example, batch_axis)
     if kept and not method.keeps_layers:
         raise InputError(
-            f"keep={list(keep)}: {type(method).__name__} does not take keep=; its own settings choose the layers that it converts"
+            f"keep={list(keep)}: {type(method).__name__} does not take keep=; its settings choose the layers that it converts"
         )
     return Given(net, inputs, factory, seed, settings), kept
 

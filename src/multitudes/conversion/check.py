@@ -156,7 +156,10 @@ def _neutral(draft: Draft) -> Iterator[Law]:
     expected = run_plain(base, inputs).values
     if is_random(engine, inputs, "eval"):
         return
-    with restored(engine.template, "eval"), torch.enable_grad():  # as for the base model: without gradients torch runs other code
+    with (
+        restored(engine.template, "eval"),
+        torch.enable_grad(),
+    ):  # as for the base model: without gradients torch runs other code
         outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))
     same = all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))
     yield Law("neutral", "copies", None if same else "the output differs from the base model's")

@@ -84,7 +84,7 @@ class Draft:
 
     @property
     def trial_members(self) -> int:
-        """Number of members that executors are tried on. It differs from the number of rows, so that axes cannot be mixed up."""
+        """Number of members that executors are tried on; not the number of rows, so that axes cannot be mixed up."""
         few = 2 if count_rows(self.given.inputs, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a training step may have more draws than members
 
@@ -165,7 +165,9 @@ def make_draft(
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
     if start == "copies" and not draft.full_width and not method.shares_weights:
-        raise InputError(f"start='copies': members of {method} have another width than the model, so they cannot be copies of it")
+        raise InputError(
+            f"start='copies': members of {method} have another width than the model, so they cannot be copies of it"
+        )
     same = draft.network is given.model
     structure = given.structure if same else replace(given, model=draft.network).structure
     return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)

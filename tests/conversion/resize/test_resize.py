@@ -191,7 +191,7 @@ def attention(width: int, heads: int) -> nn.Module:
     [
         (lambda ratio: perceptron(8), X, "0 is as wide as before"),
         (lambda ratio: nn.Sequential(nn.Linear(4, int(8 * ratio)), nn.Linear(int(8 * ratio), int(6 * ratio))), X, "output is"),
-        (lambda ratio: perceptron(*[8] * round(1 / ratio)), X, "not of the same kind"),
+        (lambda ratio: perceptron(*[8] * round(1 / ratio)), X, "another type"),
         (lambda ratio: attention(round(16 * ratio), round(4 * ratio)), torch.randn(2, 3, 8, 8), "heads"),
         (lambda ratio: nn.Sequential(nn.Linear(4, round(8 * ratio)), nn.Linear(8, 3)), X, "does not run"),
     ],
