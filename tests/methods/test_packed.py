@@ -245,7 +245,7 @@ def test_alpha_of_the_root_of_m_costs_one_network(members: int) -> None:
 def test_alpha_need_not_be_whole() -> None:
     """Widths go to the nearest; the plan says what rounding did."""
     planned = mt.plan(on_meta(resnet18), mt.Packed(members=3, alpha=1.7), meta_images())
-    assert "resized to 0.566667 of the width by its constructor; not exact: conv1 36.2667 → 36" in planned.notes[0]
+    assert "resized to 0.566667 of the width by its constructor; rounded: conv1 36.2667 → 36" in planned.notes[0]
 
 
 @pytest.mark.parametrize("case", ["resnet", "densenet", "vit", "mobilenet", "convnext"])

@@ -89,7 +89,7 @@ def self_check(ensemble: Ensemble, draft: Draft) -> None:
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
         kind = type(draft.given.model).__name__
-        raise ConversionError(f"{kind} cannot be converted to {ensemble.method}: it breaks a law\n" + "\n".join(broken))
+        raise ConversionError(f"{kind} cannot be converted to {ensemble.method}, which breaks a law:\n" + "\n".join(broken))
 
 
 def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:

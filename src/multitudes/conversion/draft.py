@@ -1,4 +1,4 @@
-"""Draft a conversion: decide what becomes of every tensor, and stack the members."""
+"""Draft a conversion: decide which tensors belong to members and which are shared, then stack the members."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _refused(model: nn.Module, reasons: Mapping[str, str], kept: Sequence[str]) 
 
 
 def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Sequence[str]) -> Draft:
-    """The draft with the tensors that belong to members, by the method's layout, and the plan's entries."""
+    """Returns the draft with the tensors that belong to members, by the method's layout, and the plan's entries."""
     method, owned = draft.method, _owned(draft.network, layout)
     if kept and method.keeps_weights and not method.shares_weights:
         raise InputError(f"keep={list(kept)}: members of {method} keep different channels, so they cannot share a layer")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A module with tensors of its own (not those of its children), and the reason why it is converted, shared or refused."""
+    """A module that holds tensors itself, and the reason why it is converted, shared or refused."""
 
     name: str
     type: str

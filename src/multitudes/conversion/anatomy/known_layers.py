@@ -118,7 +118,7 @@ def weight_of(layer: Any) -> Tensor:
 
 
 SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
-"""Layers with matrices that all members share."""
+"""Layers that all members share, also where they have matrices."""
 
 
 def product_of(layer: nn.Module) -> Product | None:

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.initialise import build, is_constant, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.arguments import check_model, checked_seed
 from multitudes.conversion.resize.audit import changed_outputs
 from multitudes.conversion.resize.constructors import HEADS, by_config, by_constructor, by_timm
@@ -31,6 +31,7 @@ from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError, InputError
+from multitudes.method import Given
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
 """way(model, ratio, device): the model at another width; None if the way does not apply to it."""
@@ -52,8 +53,8 @@ class Resizing:
     def __str__(self) -> str:
         text = f"resized to {self.ratio:g} of the width by {self.way}"
         if self.rounded:
-            shown = [f"{name} {asked:g} → {got}" for name, (asked, got) in self.rounded.items()]
-            text += f"; not exact: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+            shown = [f"{name} {exact:g} → {width}" for name, (exact, width) in self.rounded.items()]
+            text += f"; rounded: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
         return text + (f"; {len(self.grouped)} layers in groups" if self.grouped else "")
 
 
@@ -76,14 +77,8 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
         raise ConversionError(
             f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
-    inputs = checked_example(net, example, 0)
-    try:
-        structure = observe(net, inputs)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
-    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed)
+    given = Given(net, checked_example(net, example, 0), None if isinstance(model, nn.Module) else model, seed)
+    return resized(given.structure, given.factory, ratio, seed)
 
 
 def resized(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
