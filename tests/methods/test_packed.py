@@ -430,7 +430,7 @@ def test_pretrained_refuses_what_it_cannot_do() -> None:
     """A factory has no trained weights; members with channels of their own share no layer."""
     with pytest.raises(mt.InputError, match="give the model, not a factory"):
         mt.ensemble(lambda ratio: resnet18(width=0.25 * ratio).double(), mt.Packed(pretrained=True), IMAGES)
-    with pytest.raises(mt.InputError, match="they can share no layer"):
+    with pytest.raises(mt.InputError, match="cannot share a layer"):
         mt.ensemble(resnet18(width=0.25).double(), mt.Packed(pretrained=True), IMAGES, keep=["conv1"])
 
 
