@@ -50,7 +50,7 @@ def test_a_subclass_is_not_its_parent(method: mt.Method, kind: type[nn.Conv2d]) 
     """Treated as its parent it would silently compute something else: refused by name, and shared where that is said."""
     net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), kind(12, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.Flatten()).double()
     x = torch.randn(2, 3, 10, 10).double()
-    with pytest.raises(mt.ConversionError, match=rf"2 +{kind.__name__} +a {kind.__name__} computes other than Conv2d does"):
+    with pytest.raises(mt.ConversionError, match=rf"2 +{kind.__name__} .*unknown layer"):
         mt.ensemble(net, method, x)
     ens = mt.ensemble(net, method, x, keep=["2"], seed=0).eval()
     assert_same(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))

@@ -220,11 +220,11 @@ def not_thinned(reason: str, names: str) -> Refusal:
     return Refusal(reason, mt.ConversionError, rf"cannot be thinned to 0.5 by channels:\n  {names}[\s\S]*factory")
 
 
-UNKNOWN = Refusal("What a layer multiplies by has to be known.", mt.ConversionError, "and nothing is known of how")
+UNKNOWN = Refusal("What a layer multiplies by has to be known.", mt.ConversionError, "is an unknown layer")
 
 FEATURES = not_thinned("A hidden layer that is an output must keep its width.", "it has no channels to lose")
 
-AS_WIDE = not_thinned("What a hidden layer gives meets something as wide that cannot be thinned.", "what is left")
+AS_WIDE = not_thinned("What a hidden layer gives meets something as wide that cannot be thinned.", "the thinned network")
 
 STEM = Refusal("Only a layer with a weight can be as wide as several inputs.", mt.ConversionError, "cannot be as wide as")
 AROUND = Refusal("What reaches the output around the first layer is of no slot.", mt.ConversionError, "around the first layer")
@@ -285,25 +285,27 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
         "The network's input gets no mask.", mt.ConversionError, "no layer behind the first has 2 channels"
     ),
     ("Packed", "pyramidnet", EVERY): not_thinned(
-        "The padding of its shortcuts is a number.", "what is left of it does not run"
+        "The padding of its shortcuts is a number.", "the thinned network does not run"
     ),
-    ("Packed", "lstm", EVERY): not_thinned(
-        "Recurrent layers are thinned by their constructor.", r"lstm \(LSTM\) stays as it is"
+    ("Packed", "lstm", EVERY): not_thinned("Recurrent layers are thinned by their constructor.", r"lstm \(LSTM\)"),
+    ("Packed", "in_place", EVERY): not_thinned(
+        "Channels are lost sight of in what is written in place.", "the thinned network"
     ),
-    ("Packed", "in_place", EVERY): not_thinned("Channels are lost sight of in what is written in place.", "what is left"),
-    ("Packed", "tied", EVERY): not_thinned("The width of its norm is a number.", "what is left of it does not run"),
-    ("Packed", "checkpoint_reentrant", EVERY): not_thinned("What is run without a graph cannot be traced.", "what is left"),
+    ("Packed", "tied", EVERY): not_thinned("The width of its norm is a number.", "the thinned network does not run"),
+    ("Packed", "checkpoint_reentrant", EVERY): not_thinned(
+        "What is run without a graph cannot be traced.", "the thinned network"
+    ),
     ("Packed", "one_layer", EVERY): not_thinned("There is nothing between input and output.", "it has no channels to lose"),
     ("Packed", "several_inputs", EVERY): not_thinned(
-        "An input is as wide as a hidden layer.", "what is left of it does not run"
+        "An input is as wide as a hidden layer.", "the thinned network does not run"
     ),
     ("Packed", "dict_output", EVERY): FEATURES,
     ("Packed", "tuple_output", EVERY): FEATURES,
     ("Packed", "dataclass_output", EVERY): FEATURES,
     ("Packed", "namedtuple_output", EVERY): FEATURES,
-    ("Packed", "weight_norm", EVERY): not_thinned("A computed weight has no channels of its own.", "what is left"),
-    ("Packed", "table", EVERY): not_thinned("A buffer outside the state has the width of a layer.", "what is left"),
-    ("Packed", "reassigning", EVERY): not_thinned("A buffer has the width of a layer.", "what is left of it does not run"),
+    ("Packed", "weight_norm", EVERY): not_thinned("A computed weight has no channels of its own.", "the thinned network"),
+    ("Packed", "table", EVERY): not_thinned("A buffer outside the state has the width of a layer.", "the thinned network"),
+    ("Packed", "reassigning", EVERY): not_thinned("A buffer has the width of a layer.", "the thinned network does not run"),
     ("BatchEnsemble", "recurrent_between", EVERY): UNKNOWN,
     ("BatchEnsemble", "loose", EVERY): UNKNOWN,
     ("Masksembles", "recurrent_between", EVERY): UNKNOWN,
@@ -316,9 +318,11 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     ("Packed", "two_views", EVERY): not_thinned(
         "Channels are lost sight of where a batch is taken apart.", r"second \(Linear\) has 8 channels"
     ),
-    ("Packed", "einsum", EVERY): not_thinned("The number of heads times their width is a number.", "what is left"),
-    ("Packed", "loose", EVERY): not_thinned("A matrix that is no layer's has the width of one.", "what is left"),
-    ("Packed", "recurrent_between", EVERY): not_thinned("Recurrent layers are thinned by their constructor.", "what is left"),
+    ("Packed", "einsum", EVERY): not_thinned("The number of heads times their width is a number.", "the thinned network"),
+    ("Packed", "loose", EVERY): not_thinned("A matrix that is no layer's has the width of one.", "the thinned network"),
+    ("Packed", "recurrent_between", EVERY): not_thinned(
+        "Recurrent layers are thinned by their constructor.", "the thinned network"
+    ),
     ("Single", "resnet", "public"): Refusal(
         "The network itself comes from no paper.", AssertionError, "Single names no reference"
     ),

@@ -319,7 +319,7 @@ def test_bad_arguments_are_answered_with_what_to_type(arguments: dict[str, Any],
 
 def test_what_no_method_can_take_is_a_conversion_error() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
-    with pytest.raises(mt.ConversionError, match="cannot take"):
+    with pytest.raises(mt.ConversionError, match="cannot convert"):
         recommend(model, torch.randn(2, 4))
 
 

@@ -501,7 +501,7 @@ class Matrix(nn.Module):
 def test_before_layers_that_are_not_known(position: str) -> None:
     """Refused by name, and not left out silently; where dropout modules are live, it does not matter."""
     net = nn.Sequential(nn.Linear(4, 6), Matrix(), nn.Linear(6, 3))
-    with pytest.raises(mt.ConversionError, match="a Matrix multiplies by"):
+    with pytest.raises(mt.ConversionError, match="Matrix is an unknown layer"):
         mt.ensemble(net, mt.MCDropout(position=position), torch.randn(2, 4))
     assert mt.ensemble(nn.Sequential(*net, nn.Dropout(0.5)), mt.MCDropout(), torch.randn(2, 4)).members == 10
 

@@ -27,61 +27,80 @@ def checked_arguments(
     batch_axis: BatchAxis,
     chunk: int | None,
 ) -> tuple[Given, list[str]]:
-    """Checks the arguments of `plan` and `ensemble`. Returns what the method is given, and the modules that keep= names."""
+    """Checks the arguments of `plan` and `ensemble`. Returns the input of the method, and the modules matched by keep=."""
     check_method(model, method)
     check_options(start, chunk, keep)
-    if seed is None:
-        seed = int(torch.randint(2**62, (), device="cpu"))
-    elif isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
+    seed = checked_seed(seed)
     factory = None if isinstance(model, nn.Module) else model
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     kept = check_names(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, example, batch_axis)
     if kept and not method.keeps_layers:
-        raise InputError(f"keep={list(keep)}: {type(method).__name__} says by its own settings which layers it changes")
+        raise InputError(
+            f"keep={list(keep)}: {type(method).__name__} does not take keep=; its settings choose the layers that it converts"
+        )
     return Given(net, inputs, factory, seed, settings), kept
 
 
 def check_method(model: Any, method: Any) -> None:
-    """Refuses what is no model, no factory or no method."""
+    """Checks that `method` is a method with settings, and `model` a module or a factory."""
     if isinstance(method, type) and issubclass(method, Method):
         raise InputError(f"give the method's settings, not its class: {method.__name__}()")
     if not isinstance(method, Method):
         known = ", ".join(kind.__name__ for kind in Method.all())
         raise InputError(f"{method!r} is not a method; there are {known}")
+    check_model(model)
+
+
+def check_model(model: Any) -> None:
+    """Checks that `model` is a module, or a factory of modules."""
     if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
 
 
+def checked_seed(seed: int | None) -> int:
+    """Returns the seed, or for None a new one from torch's global generator."""
+    if seed is None:
+        return int(torch.randint(2**62, (), device="cpu"))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed={seed!r}: give a whole number, or None")
+    return seed
+
+
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
-    """Refuses settings of the conversion that mean nothing."""
+    """Checks `start`, `chunk` and the type of `keep`."""
     if start not in ("fresh", "copies"):
         raise InputError(f"start={start!r}: say 'fresh' or 'copies'")
     if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
         raise InputError(f"keep={keep!r}: give a list of globs, keep=[{keep!r}]")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise InputError(f"chunk={chunk!r}: at least one member must be run at once")
+        raise InputError(f"chunk={chunk!r}: give the number of members to run at once, 1 or more, or None for all")
 
 
 def check_names(model: nn.Module, keep: Sequence[str]) -> list[str]:
-    """Refuses a model without parameters, and argument names of ours in its forward. Returns the modules that keep= names."""
+    """Returns the modules matched by keep=.
+
+    Refuses a model without parameters, and a forward with an argument that `Ensemble` has too.
+    """
     if not any(True for _ in model.parameters()):
-        raise InputError(f"{type(model).__name__} has no parameters, so there is nothing that members could differ in")
-    taken = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
-    if taken:
-        raise InputError(f"forward has an argument {taken.pop()!r}, which means something else to an ensemble: rename it")
+        raise InputError(f"{type(model).__name__} has no parameters, so members cannot differ")
+    reserved = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
+    if reserved:
+        raise InputError(f"forward has an argument {reserved.pop()!r}, which is an argument of the ensemble: rename it")
     hits = names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
     return [name for names in hits.values() for name in names]
 
 
 def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | None) -> dict[str, Method]:
-    """What at= says of each module, later entries last; refuses what matches nothing, or differs where it may not."""
+    """Returns the settings of each module matched by at=; of several matches the last counts, and comes last.
+
+    Refuses globs without a match, and settings that cannot differ from layer to layer.
+    """
     if at is not None and not isinstance(at, Mapping):
         raise InputError(f"at={at!r}: give a mapping of globs to methods")
     hits = names_matching([name for name, _ in model.named_modules()], list(at or {}), "at=")
-    found: dict[str, Method] = {}
+    settings: dict[str, Method] = {}
     for glob, other in (at or {}).items():
         if type(other) is not type(method) or other.members != method.members:
             raise InputError(f"at={{{glob!r}: {other}}} must be a {type(method).__name__} with members={method.members}")
@@ -91,6 +110,6 @@ def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | 
             may = f"only {', '.join(method.layer_settings)} may" if method.layer_settings else "no setting may"
             raise InputError(f"at={{{glob!r}: {other}}}: {', '.join(wrong)} cannot differ by layer; {may}")
         for name in hits[glob]:
-            found.pop(name, None)
-            found[name] = other
-    return found
+            settings.pop(name, None)
+            settings[name] = other
+    return settings

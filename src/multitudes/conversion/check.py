@@ -1,10 +1,10 @@
-"""check: the laws that make an ensemble right, proved on an example.
+"""check: proves on an example the laws that every ensemble must obey.
 
-members      ``ens(x)[m]`` is what ``ens.member(m)`` gives, values and gradients, at two batch sizes
-independent  what belongs to one member changes nothing in another: no gradient from one to the other's tensors, no NaN
-             that spreads, no change when one is perturbed (a gradient alone misses half of the leaks)
-executors    the proven executors agree with the loop: values, gradients, buffers
-neutral      after conversion: with neutral settings the ensemble is the base model
+members      ``ens(x)[m]`` equals the output of ``ens.member(m)``, in values and gradients, at two batch sizes
+independent  the tensors of one member do not affect another: they get no gradient from its output, a NaN in them does not
+             spread, and a perturbation changes nothing (gradients alone miss half of the leaks)
+executors    every proven executor agrees with the loop in values, gradients and buffers
+neutral      with neutral settings the ensemble equals the base model (tried after conversion)
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Law:
-    """A law that was tried, and where it does not hold."""
+    """The result of trying one law."""
 
     name: str
     where: str
+    """The trial: number of rows, executor, mode."""
     broken: str | None = None
+    """How the law is broken; None if it holds."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """All laws that were tried; printed as a table."""
+    """The laws that were tried and hold; prints as a table."""
 
     laws: tuple[Law, ...]
 
@@ -70,7 +72,7 @@ class Check:
 
 @clean_autograd()
 def check(ensemble: Ensemble, x: Any) -> Check:
-    """Proves the laws for this ensemble on `x`, on copies; raises CheckError with all that are broken."""
+    """Proves the laws for this ensemble on the batch `x`. Raises CheckError with every broken law; changes nothing."""
     engine, inputs = in_double(ensemble.engine, checked_example(ensemble.template, x, ensemble.engine.batch_axis))
     laws = tuple(_laws(engine, inputs))
     broken = [law for law in laws if law.broken]
@@ -81,13 +83,13 @@ def check(ensemble: Ensemble, x: Any) -> Check:
 
 
 def self_check(ensemble: Ensemble, draft: Draft) -> None:
-    """What conversion proves of its own work, on a few members; a broken law is a refusal."""
+    """Proves the laws "neutral" and "members" after conversion, on a few members. Raises ConversionError if one is broken."""
     engine, inputs = in_double(first_members(ensemble.engine, draft.trial_members), draft.given.inputs)
     laws = [*_neutral(draft), *_members(engine, inputs)]  # that members are independent was proved before executors were tried
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
         kind = type(draft.given.model).__name__
-        raise ConversionError(f"{kind} cannot be run as {ensemble.method}, since a law does not hold:\n" + "\n".join(broken))
+        raise ConversionError(f"{kind} cannot be converted to {ensemble.method}, which breaks a law:\n" + "\n".join(broken))
 
 
 def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
@@ -96,54 +98,55 @@ def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     if count_rows(inputs, engine.batch_axis) != 1 and _takes(engine, one):
         yield from _members(engine, one)
     for name, executor in EXECUTORS.items():
-        yield from (Law("independent", *found) for found in leaks(engine, inputs, name, executor))
+        yield from (Law("independent", where, broken) for where, broken in leaks(engine, inputs, name, executor))
     yield from _executors(engine, inputs)
 
 
 def _takes(engine: Engine, inputs: Inputs) -> bool:
-    """Whether the plain network takes this batch."""
-    own = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
+    """Whether the network of one member runs on this batch."""
+    first_member = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
     try:
-        run_plain(detached_copy(engine.template, own), inputs)
+        run_plain(detached_copy(engine.template, first_member), inputs)
     except Exception:
         return False
     return True
 
 
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
-    """Each member of the loop against the plain module, values and gradients, in eval mode."""
+    """Compares each member in the loop with its plain module, in eval mode: values and gradients."""
     if is_random(engine, inputs, "eval"):
-        yield Law("members", "nothing: forward draws noise in eval mode too, so that no two calls agree")
+        yield Law("members", "nothing: forward is random in eval mode too, so outputs cannot be compared")
         return
     parameters = dict(engine.template.named_parameters())
-    own = [{n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned} for m in range(engine.members)]
-    plain = [detached_copy(engine.template, tensors) for tensors in own]
+    slices = [{n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned} for m in range(engine.members)]
+    members = [detached_copy(engine.template, tensors) for tensors in slices]
     broken = None
     with restored(engine.template, "eval"), torch.enable_grad():
         outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))
-        for m, module in enumerate(plain):
-            expected = run_plain(module, inputs)
-            mine = tree.take(outputs, m)
-            gradients = gradients_of(mine, parameters)
-            found = {n: g[m] if n in engine.owned else g for n, g in gradients.items()}
-            odd = difference(Outcome([t.detach() for t in tree.tensors(mine)], found, expected.buffers), expected)
-            broken = broken or (odd and f"member {m}: {odd} from the plain module's")
+        for m, member in enumerate(members):
+            expected = run_plain(member, inputs)
+            output = tree.take(outputs, m)
+            gradients = {n: g[m] if n in engine.owned else g for n, g in gradients_of(output, parameters).items()}
+            outcome = Outcome([t.detach() for t in tree.tensors(output)], gradients, expected.buffers)
+            differs = difference(outcome, expected)
+            broken = broken or (differs and f"member {m}: {differs} from ens.member({m})")
     yield Law("members", f"{count_rows(inputs, engine.batch_axis)} row(s)", broken)
 
 
 def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
+    """Compares every proven executor with the loop."""
     for mode in MODES:
         others = [n for n in engine.proven[mode] if n != "loop" and not (mode == "train" and engine.traits.coupled)]
         if not others:
             continue
         expected = run_reference(engine, inputs, mode)
-        for name in others if not expected.random else ():  # of a random forward the trial compares what can be compared
-            odd = difference(run(EXECUTORS[name], engine, inputs, mode), expected)
-            yield Law("executors", f"{name}, {mode}", odd and f"{odd} from the loop's")
+        for name in others if not expected.random else ():  # a random forward was compared where executors were proven
+            differs = difference(run(EXECUTORS[name], engine, inputs, mode), expected)
+            yield Law("executors", f"{name}, {mode}", differs and f"{differs} from the loop")
 
 
 def _neutral(draft: Draft) -> Iterator[Law]:
-    """Compares copies under neutral settings with the given model."""
+    """Compares members that start as copies, under neutral settings, with the given model."""
     neutral, example = draft.neutral(), draft.given.inputs
     engine, inputs = in_double(neutral.stack(neutral.method.members), example)
     base = trainable_copy(draft.given.model, torch.float64 if inputs is not example else None)
@@ -153,7 +156,10 @@ def _neutral(draft: Draft) -> Iterator[Law]:
     expected = run_plain(base, inputs).values
     if is_random(engine, inputs, "eval"):
         return
-    with restored(engine.template, "eval"), torch.enable_grad():  # as the base model: without, torch takes other paths
+    with (
+        restored(engine.template, "eval"),
+        torch.enable_grad(),
+    ):  # as for the base model: without gradients torch runs other code
         outputs = tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))
     same = all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))
-    yield Law("neutral", "copies", None if same else "the ensemble does not give the base model's output")
+    yield Law("neutral", "copies", None if same else "the output differs from the base model's")

@@ -1,10 +1,12 @@
-"""compact: members without the channels that they do not use, as an ensemble of thinner networks with the same outputs.
+"""compact: removes the channels that members do not use. The result is an ensemble of thinner networks with the same outputs.
 
-A channel that a mask drops is cut where the mask stands: a layer gathers what it reads, or spreads what it gives. Where two
-layers have nothing between them but what works channel by channel, the channel goes on both sides, with the norms between.
-Behind a norm a dropped channel is a constant, not zero: then the next layer reads one more channel, of ones, which carries
-all constants at once, at the padded border too. All of it is tried in double precision against the members as they were;
-what is not the same there stays uncut, and the plan says so.
+A channel that a mask drops can be cut at its mask: the layer gathers fewer input channels, or scatters fewer output channels.
+Two layers are linked if nothing but operations on single channels lies between them; then the channel is cut out of both, and
+out of the norms between them. Behind a norm a dropped channel is a constant, not zero. Then the second layer reads one more
+channel, of ones, whose weight adds up all constants; this is also right at a padded border.
+
+Every cut is tried in double precision against the uncut members. A layer whose cut would change an output stays uncut, and
+the plan says so.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from multitudes.conversion.anatomy.graph import walk
 from multitudes.conversion.anatomy.known_layers import channel_axis, weight_of
 from multitudes.conversion.anatomy.structure import Structure, observe, own_tensors
 from multitudes.conversion.cut_layers import ChannelCut, Link, cuttable, width, without_channels
-from multitudes.conversion.plan import Counts
+from multitudes.conversion.plan import Counts, Plan
 from multitudes.engine import tree
 from multitudes.engine.counting import multiply_adds
 from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
@@ -52,140 +54,145 @@ UNARY = """Relu LeakyRelu Elu Celu Selu Gelu Silu Mish Sigmoid LogSigmoid Tanh H
     MkldnnAdaptiveAvgPool2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleBilinear2D""".split()
 NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 BINARY = ("Add", "Sub", "Mul", "Div")
-"""Operations that work channel by channel, whatever their values: names of their autograd nodes."""
+"""Names of the autograd nodes of operations that work channel by channel, for all values."""
 
-WORKED_IN = "masks are worked into its weights, and all its channels stay: "
+UNCUT = "keeps all its channels, with masks multiplied into its weights: "
 
 
 @clean_autograd()
 def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) -> Ensemble:
-    """The ensemble without the channels that masks ``[M, C]`` drop, each before or behind its layer."""
-    plain = [ensemble.member(m).eval() for m in range(ensemble.members)]
-    before, call = position == "before", _noise(ensemble)
-    structure = observe(plain[0], call)
-    found = [] if _steered(plain[0], call) else links(structure)
-    linked = {link.target if before else link.source: link for link in found}
-    trial = _Trial(plain, call, [] if before else [link.target for link in found])
-    if trial.dtype is None:  # too coarse to tell: cut where the mask stands alone, which is right whatever comes before
-        linked = {}
-    once = _once(structure, masks.keys(), before)
-    cuts, left = [], {}
+    """Returns the ensemble without the channels that masks ``[M, C]`` drop.
+
+    masks       for each layer by name, the mask of every member
+    position    "before": masks are on the inputs of their layers; "after": on the outputs
+    """
+    members = [ensemble.member(m).eval() for m in range(ensemble.members)]
+    before, inputs = position == "before", _random_inputs(ensemble)
+    structure = observe(members[0], inputs)
+    chain = [] if _is_data_dependent(members[0], inputs) else links(structure)
+    comparison = _Comparison(members, inputs, [] if before else [link.target for link in chain])
+    if not comparison.in_double:  # rounding hides differences: cut at masks only, which is exact whatever comes before
+        chain = []
+    once = _computed_once(structure, masks.keys(), before)
+
+    cuts, uncut = [], {}
     for name, mask in masks.items():
-        if not cuttable(plain[0].get_submodule(name)):
-            attention = isinstance(plain[0].get_submodule(name), nn.MultiheadAttention)
-            left[name] = WORKED_IN + ("attention reads them together" if attention else "they stand in groups")
-            continue
-        kept = torch.stack([row.nonzero().flatten() for row in mask])
-        cut = ChannelCut(name, kept, before, linked.get(name))
-        if cut.link is not None and not _pays(cut, plain[0], once):
-            cut = replace(cut, link=None)
-        if name in once and not before:
-            layer: Any = ensemble.template.get_submodule(name)
-            cut = replace(cut, whole=(weight_of(layer), layer.bias))
-        cuts.append(cut if before or cut.link is None else trial.with_constants(cut))
-    if not trial.holds(cuts):
-        cuts = _one_by_one(trial, cuts)
-        inexact = [name for name in masks if name not in left and all(cut.layer != name for cut in cuts)]
-        left |= dict.fromkeys(inexact, f"{WORKED_IN}without some of them it would give something else")
+        layer = members[0].get_submodule(name)
+        if cuttable(layer):
+            kept = torch.stack([row.nonzero().flatten() for row in mask])
+            link = next((link for link in chain if name == (link.target if before else link.source)), None)
+            cut = _cheapest(ChannelCut(name, kept, before, link), ensemble.template, members[0], once)
+            cuts.append(comparison.with_constants(cut))
+        else:
+            attention = isinstance(layer, nn.MultiheadAttention)
+            uncut[name] = UNCUT + ("attention uses its channels together" if attention else "its channels are in groups")
+    if not comparison.same_without(cuts):
+        cuts = _exact_cuts(comparison, cuts)
+        inexact = masks.keys() - uncut.keys() - {cut.layer for cut in cuts}
+        uncut |= {name: f"{UNCUT}without some of them its output would change" for name in masks if name in inexact}
     if not cuts:
-        raise ConversionError("nothing can be compacted:\n" + "\n".join(f"  {name}: {why}" for name, why in left.items()))
-    new = _stacked(ensemble, [without_channels(member, m, cuts) for m, member in enumerate(plain)], cuts, left)
-    apart = [replace(cut, link=None, constants=None) if cut.link and cut.link.source in once else cut for cut in cuts]
-    if _work(new) > _work(ensemble) and trial.holds(apart):  # what works once for all members had better go on so
-        new = _stacked(ensemble, [without_channels(member, m, apart) for m, member in enumerate(plain)], apart, left)
-    if not trial.agrees(new):
-        raise ConversionError(
-            f"{type(ensemble.method).__name__} cannot be compacted: put together, members give something else"
-        )
-    return new
+        raise ConversionError("nothing can be compacted:\n" + "\n".join(f"  {name}: {why}" for name, why in uncut.items()))
+
+    compact = _compact_ensemble(ensemble, members, cuts, uncut, inputs)
+    if _work(compact) > _work(ensemble):  # layers that are computed once for all members had better stay so
+        apart = [replace(cut, link=None, constants=None) if cut.link and cut.link.source in once else cut for cut in cuts]
+        if comparison.same_without(apart):
+            compact = _compact_ensemble(ensemble, members, apart, uncut, inputs)
+    if not comparison.same_members(compact):
+        raise ConversionError(f"{type(ensemble.method).__name__} cannot be compacted: the outputs of members would change")
+    return compact
 
 
 def _work(ensemble: Ensemble) -> int:
     return ensemble.plan.counts.multiply_adds if ensemble.plan.counts else 0
 
 
-def _one_by_one(trial: _Trial, cuts: list[ChannelCut]) -> list[ChannelCut]:
-    """The cuts that change nothing, each on both sides of a link, or else where the mask stands alone."""
-    good: list[ChannelCut] = []
+def _exact_cuts(comparison: _Comparison, cuts: list[ChannelCut]) -> list[ChannelCut]:
+    """Selects the cuts that change no output, one after another; a link that does not work is replaced by a cut at the mask."""
+    exact: list[ChannelCut] = []
     for cut in cuts:
-        alone = replace(cut, link=None, constants=None)
-        good += next(([way] for way in (cut, alone) if trial.holds([*good, way])), [])
-    return good
+        at_mask = replace(cut, link=None, constants=None)
+        exact += next(([choice] for choice in (cut, at_mask) if comparison.same_without([*exact, choice])), [])
+    return exact
 
 
-def _once(structure: Structure, masked: Collection[str], before: bool) -> set[str]:
-    """The layers whose products are the same for all members: what no mask comes before."""
-    layers = structure.layers()
-    feeding = {
-        name: _feeding(structure, [n for call in structure.inputs_of[name] for n in call], set(layers))[0] for name in layers
-    }
-    found: set[str] = set()
-    for name in layers:  # in the order in which they run
-        given = all(source in found and (before or source not in masked) for source in feeding[name])
-        if given and not (before and name in masked):
-            found.add(name)
-    return found
+def _computed_once(structure: Structure, masked: Collection[str], before: bool) -> set[str]:
+    """Names the layers that are computed once for all members: those with no mask upstream."""
+    upstream = _upstream_of_layers(structure)
+    names: set[str] = set()
+    for name in structure.layers():  # in the order in which they run
+        same_input = all(source in names and (before or source not in masked) for source in upstream[name].layers)
+        if same_input and not (before and name in masked):
+            names.add(name)
+    return names
 
 
-def _pays(cut: ChannelCut, member: nn.Module, once: set[str]) -> bool:
-    """Whether to cut on both sides of a link: a layer that works once for all members would work for each of them."""
-    assert cut.link is not None
-    if cut.link.source not in once:
+def _cheapest(cut: ChannelCut, template: nn.Module, member: nn.Module, once: set[str]) -> ChannelCut:
+    """Returns the cut without its link where that saves no work, and with its whole weight for a layer computed once."""
+    if cut.link is not None and not _saves_work(cut, cut.link, member, once):
+        cut = replace(cut, link=None)
+    if cut.before or cut.layer not in once:
+        return cut
+    layer: Any = template.get_submodule(cut.layer)
+    return replace(cut, whole=(weight_of(layer), layer.bias))
+
+
+def _saves_work(cut: ChannelCut, link: Link, member: nn.Module, once: set[str]) -> bool:
+    """Whether to cut both layers of a link: the first, if computed once for all members, would be computed for each."""
+    if link.source not in once:
         return True
     members, ones = cut.kept.shape
-    ends: list[Any] = [member.get_submodule(name) for name in (cut.link.source, cut.link.target)]
+    ends: list[Any] = [member.get_submodule(name) for name in (link.source, link.target)]
     share = ones / width(ends[1], reads=True)
     work = [float(part.weight.numel()) for part in ends]
-    alone = work[0] + members * work[1] * (share if cut.before else 1.0)
-    return members * share * sum(work) < alone
+    at_mask = work[0] + members * work[1] * (share if cut.before else 1.0)
+    return members * share * sum(work) < at_mask
 
 
-def _steered(member: nn.Module, inputs: Inputs) -> bool:
-    """Whether values decide what is computed: then one call does not show what depends on a channel."""
-    watch = _Watch()
+def _is_data_dependent(member: nn.Module, inputs: Inputs) -> bool:
+    """Whether values decide which operations run: then one call does not show all uses of a channel."""
+    watch = _DataDependence()
     call = fresh_inputs(inputs)
     with torch.no_grad(), plain_attention(), watch:
         member(*call.args, **call.kwargs)
-    return watch.steered
+    return watch.seen
 
 
-class _Watch(TorchFunctionMode):
-    """Notices when values decide what is computed."""
+class _DataDependence(TorchFunctionMode):
+    """Detects functions by which values decide which operations run."""
 
-    steered = False
+    seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        chosen = name == "__getitem__" and any(tensor.dtype is torch.bool for tensor in tree.tensors(args[1:]))
-        self.steered |= name in STEERS or chosen
+        selects = name == "__getitem__" and any(tensor.dtype is torch.bool for tensor in tree.tensors(args[1:]))
+        self.seen |= name in STEERS or selects
         return func(*args, **(kwargs or {}))
 
 
-class _Trial:
-    """Members as they were, in double precision where they run in it, and whether cutting them changes anything."""
+class _Comparison:
+    """Compares outputs of cut members with those of the uncut members, in double precision if the model runs in it."""
 
     def __init__(self, members: list[nn.Module], inputs: Inputs, watched: list[str]) -> None:
+        self.layer_inputs: list[dict[str, Tensor]] = []
+        """For each member, the inputs of the layers `watched`."""
+        self.in_double = True
         self.members = [detached_copy(member, {}).double() for member in members]
-        self.dtype: torch.dtype | None = torch.float64
         self.inputs = inputs.refill([t.double() if t.is_floating_point() else t for t in inputs.tensors()])
-        self.read: list[dict[str, Tensor]] = []
-        """For each member, what some of its layers read."""
         try:
-            self.expected = [self._watch(member, watched) for member in self.members]
-        except Exception:  # the model fixes a precision somewhere: it is tried in its own
-            self.members, self.inputs, self.read, self.dtype = (
-                [detached_copy(member, {}) for member in members],
-                inputs,
-                [],
-                None,
-            )
-            self.expected = [self._watch(member, watched) for member in self.members]
+            self.expected = [self._run_watched(member, watched) for member in self.members]
+        except Exception:  # the model fixes a precision somewhere: it is compared in its own
+            self.layer_inputs = []
+            self.in_double = False
+            self.members = [detached_copy(member, {}) for member in members]
+            self.inputs = inputs
+            self.expected = [self._run_watched(member, watched) for member in self.members]
 
-    def _watch(self, member: nn.Module, watched: list[str]) -> list[Tensor]:
-        self.read.append({})
+    def _run_watched(self, member: nn.Module, watched: list[str]) -> list[Tensor]:
+        self.layer_inputs.append({})
         for name in watched:
             member.get_submodule(name).register_forward_pre_hook(
-                lambda _, args, name=name, read=self.read[-1]: read.update({name: args[0].detach()})
+                lambda _, args, name=name, inputs=self.layer_inputs[-1]: inputs.update({name: args[0].detach()})
             )
         output = self._run(member)
         for name in watched:
@@ -193,112 +200,113 @@ class _Trial:
         return output
 
     def _run(self, member: nn.Module) -> list[Tensor]:
-        found = []
-        for size in (0.01, 100.0, 1.0):  # what is only done to large values, or to small ones, is seen too
+        outputs = []
+        for size in (0.01, 100.0, 1.0):  # some operations change only large values, or only small ones
             call = fresh_inputs(self.inputs)
             call = call.refill([t * size if t.is_floating_point() else t for t in call.tensors()])
             with torch.no_grad(), plain_attention(), torch.random.fork_rng():
                 torch.manual_seed(0)
-                found += tree.tensors(member(*call.args, **call.kwargs))
-        return found
+                outputs += tree.tensors(member(*call.args, **call.kwargs))
+        return outputs
 
     def with_constants(self, cut: ChannelCut) -> ChannelCut:
-        """The cut with what its link's target reads in dropped channels; without the link where that is no constant."""
-        assert cut.link is not None
-        found = []
-        for member, read, kept in zip(self.members, self.read, cut.kept, strict=True):
-            values = read[cut.link.target].movedim(channel_axis(member.get_submodule(cut.link.target)), 0).flatten(1)
+        """Adds the constants that the link's second layer reads in dropped channels; removes the link if they vary."""
+        if cut.before or cut.link is None:
+            return cut
+        constants = []
+        for member, inputs, kept in zip(self.members, self.layer_inputs, cut.kept, strict=True):
+            values = inputs[cut.link.target].movedim(channel_axis(member.get_submodule(cut.link.target)), 0).flatten(1)
             constant = values[:, 0].clone()
             constant[kept] = 0
             spread = (values - values[:, :1]).abs().amax(1)
             spread[kept] = 0
             if spread.max() > _rounding(values):
                 return replace(cut, link=None)
-            found.append(constant)
-        return replace(cut, constants=torch.stack(found) if any(bool(values.any()) for values in found) else None)
+            constants.append(constant)
+        return replace(cut, constants=torch.stack(constants) if any(bool(values.any()) for values in constants) else None)
 
-    def agrees(self, ensemble: Ensemble) -> bool:
-        """Whether an ensemble's members give what these members gave."""
-        found = [self._run(ensemble.member(m).to(self.dtype)) for m in range(ensemble.members)]
-        return all(
-            _same(a, b) for mine, theirs in zip(found, self.expected, strict=True) for a, b in zip(mine, theirs, strict=True)
-        )
+    def same_members(self, ensemble: Ensemble) -> bool:
+        """Whether the members of an ensemble have the outputs of the uncut members."""
+        dtype = torch.float64 if self.in_double else None
+        return all(_same(self._run(ensemble.member(m).to(dtype)), self.expected[m]) for m in range(ensemble.members))
 
-    def holds(self, cuts: list[ChannelCut]) -> bool:
-        """Whether members without these channels give what they gave."""
+    def same_without(self, cuts: list[ChannelCut]) -> bool:
+        """Whether members without these channels have the outputs of the uncut members."""
         for m, (member, expected) in enumerate(zip(self.members, self.expected, strict=True)):
             try:
-                found = self._run(without_channels(member, m, cuts))
-            except (RuntimeError, ValueError, IndexError):  # what does not run without these channels cannot go without them
+                outputs = self._run(without_channels(member, m, cuts))
+            except (RuntimeError, ValueError, IndexError):  # the network does not run without these channels
                 return False
-            if not all(_same(a, b) for a, b in zip(found, expected, strict=True)):
+            if not _same(outputs, expected):
                 return False
         return True
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=_rounding(expected), equal_nan=True)
+def _same(outputs: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether outputs are equal up to rounding."""
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=_rounding(b), equal_nan=True)
+        for a, b in zip(outputs, expected, strict=True)
+    )
 
 
 def _rounding(values: Tensor) -> float:
-    """What rounding may do to values of this size: their precision, after a few thousand operations."""
+    """Returns the largest rounding error in values of this size, after a few thousand operations."""
     if not values.is_floating_point() or not values.numel():
         return 0.0
     return 1e5 * torch.finfo(values.dtype).eps * max(float(values.abs().nan_to_num(posinf=0.0).max()), 1e-3)
 
 
-def _noise(ensemble: Ensemble) -> Inputs:
-    """A call like the example that the ensemble was made with, of random numbers."""
+def _random_inputs(ensemble: Ensemble) -> Inputs:
+    """Draws random inputs with the shapes and dtypes of the example that the ensemble was made with."""
     device = next(tensor.device for _, tensor in named_tensors(ensemble.template))
-    call = Inputs.like(ensemble.plan.example, device)
+    example = Inputs.like(ensemble.plan.example, device)
     generator = torch.Generator().manual_seed(0)
 
-    def noise(t: Tensor, high: int) -> Tensor:
+    def draw(t: Tensor, high: int) -> Tensor:
         if t.is_floating_point() or t.is_complex():
             return torch.randn(t.shape, generator=generator).to(t)
         return torch.randint(2 if t.dtype is torch.bool else high, t.shape, generator=generator).to(t)
 
     member = ensemble.member(0).eval()
-    for high in (1000, 100, 10, 2):  # a whole number may be an index, of a table whose length is not known
-        found = call.refill([noise(t, high) for t in call.tensors()])
+    for high in (1000, 100, 10, 2):  # a whole number may be an index into a table of unknown length
+        inputs = example.refill([draw(t, high) for t in example.tensors()])
         try:
             with torch.no_grad():
-                given = tree.tensors(member(*fresh_inputs(found).args, **fresh_inputs(found).kwargs))
+                outputs = tree.tensors(member(*fresh_inputs(inputs).args, **fresh_inputs(inputs).kwargs))
         except (IndexError, RuntimeError):
             continue
-        if all(bool(t.isfinite().all()) for t in given if t.is_floating_point()):
-            return found
-    return call
+        if all(bool(t.isfinite().all()) for t in outputs if t.is_floating_point()):
+            return inputs
+    return example
 
 
 def links(structure: Structure) -> list[Link]:
-    """Pairs of layers with nothing between them but norms and what has no parameters, the first feeding the second alone."""
-    model, layers = structure.model, set(structure.layers())
-    feeding = {name: _feeding(structure, [n for call in structure.inputs_of[name] for n in call], layers) for name in layers}
-    users = Counter(source for sources, *_ in feeding.values() for source in sources)
-    users.update(_feeding(structure, list(structure.output_nodes), layers)[0])
-    found = []
-    for name in sorted(layers, key=structure.order.__getitem__):
-        sources, norms, between = feeding[name]
-        source = next(iter(sources), "")
-        if len(sources) != 1 or norms is None or users[source] != 1 or source == name:
+    """Lists the pairs of layers of which the first feeds only the second, through operations on single channels and norms."""
+    model, upstream = structure.model, _upstream_of_layers(structure)
+    users = Counter(source for above in upstream.values() for source in above.layers)
+    users.update(_upstream(structure, list(structure.output_nodes), set(upstream)).layers)
+    pairs = []
+    for name, above in upstream.items():
+        source = next(iter(above.layers), "")
+        if len(above.layers) != 1 or above.norms is None or users[source] != 1 or source == name:
             continue
         ends = model.get_submodule(source), model.get_submodule(name)
-        once = len(structure.inputs_of[source]) == len(structure.inputs_of[name]) == 1
+        called_once = len(structure.inputs_of[source]) == len(structure.inputs_of[name]) == 1
         fits = all(map(cuttable, ends)) and width(ends[0], reads=False) == width(ends[1], reads=True)
-        if once and fits and all(_by_channel(node, channel_axis(ends[0])) for node in between):
-            found.append(Link(source, name, tuple(sorted(norms))))
-    return found
+        if called_once and fits and all(_by_channel(node, channel_axis(ends[0])) for node in above.nodes):
+            pairs.append(Link(source, name, tuple(sorted(above.norms))))
+    return pairs
 
 
 def _by_channel(node: Any, channel: int) -> bool:
-    """Whether an operation is known to work channel by channel: others may look like it on one input, and not on another."""
+    """Whether an operation is known to work channel by channel; an unknown one may do so on some inputs only."""
     kind = node.name().rpartition("Backward")[0]
     sources = [source for source, _ in node.next_functions]
     if kind in NORMS or "AccumulateGrad" in node.name():
         return True
     if kind in BINARY:
-        return None not in sources  # something without a gradient may be made of all channels
+        return None not in sources  # an operand without a gradient may have been computed from all channels
     if kind.startswith("AvgPool"):
         return not any(node._saved_padding) and not node._saved_ceil_mode
     if kind == "Mean" and hasattr(node, "_saved_dim"):
@@ -307,96 +315,139 @@ def _by_channel(node: Any, channel: int) -> bool:
     return kind in UNARY
 
 
-def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[set[str], set[str] | None, list[Any]]:
-    """The layers met first on the way back, the norms in between, and all operations there.
+@dataclass(frozen=True)
+class _Upstream:
+    """The way from some nodes back to the nearest layers."""
 
-    None stands for norms where other parameters come in.
-    """
+    layers: set[str]
+    norms: set[str] | None
+    """Norms and PReLU layers on the way; None if other parameters are used there."""
+    nodes: list[Any]
+    """Autograd nodes on the way."""
+
+
+def _upstream_of_layers(structure: Structure) -> dict[str, _Upstream]:
+    """Returns the way back from each layer to the layers before it, in the order in which layers run."""
+    layers = structure.layers()
+    return {
+        name: _upstream(structure, [node for call in structure.inputs_of[name] for node in call], set(layers))
+        for name in layers
+    }
+
+
+def _upstream(structure: Structure, nodes: list[Any], layers: set[str]) -> _Upstream:
+    """Walks from these nodes back to the nearest layers."""
     sources: set[str] = set()
-    between_nodes: list[Any] = []
+    passed: list[Any] = []
     norms: set[str] | None = set()
 
     def module_of(node: Any) -> str:
         return structure.produced_by.get(node, ("", 0))[0]
 
     for node in walk(nodes, stop=lambda node: module_of(node) in layers):
-        made_by = module_of(node)
-        if made_by in layers:
-            sources.add(made_by)
+        module = module_of(node)
+        if module in layers:
+            sources.add(module)
             continue
-        between_nodes.append(node)
-        leaf = structure.names.get(id(getattr(node, "variable", None)))
-        between = owning_module(leaf) if leaf is not None else made_by
-        part = structure.model.get_submodule(between)
-        if leaf is not None or (between and own_tensors(part)):
-            norms = norms | {between} if norms is not None and isinstance(part, (_BatchNorm, nn.PReLU)) else None
-    return sources, norms, between_nodes
+        passed.append(node)
+        parameter = structure.names.get(id(getattr(node, "variable", None)))
+        owner = owning_module(parameter) if parameter is not None else module
+        part = structure.model.get_submodule(owner)
+        if parameter is not None or (owner and own_tensors(part)):
+            norms = norms | {owner} if norms is not None and isinstance(part, (_BatchNorm, nn.PReLU)) else None
+    return _Upstream(sources, norms, passed)
 
 
-def _stacked(ensemble: Ensemble, members: list[nn.Module], cuts: list[ChannelCut], left: dict[str, str]) -> Ensemble:
-    """Thin members as an ensemble; what no cut has touched is shared as before."""
-    touched = frozenset(owning_module(name) for name in ensemble.engine.owned)
-    touched |= {n for cut in cuts if cut.link for n in (cut.link.source, cut.link.target, *cut.link.norms)}
-    parts = [dict(named_tensors(member)) for member in members]
-    whole = {cut.layer for cut in cuts if cut.whole is not None and cut.link is None}
-    owned = frozenset(
-        n for n in parts[0] if inside(owning_module(n), touched) and (owning_module(n) not in whole or n.endswith(".gives"))
-    )
-    values = {}
-    for name, tensor in parts[0].items():
-        own = torch.stack([part[name].detach() for part in parts]) if name in owned else tensor.detach()
-        values[name] = as_same_kind(tensor, own)
-    template = copy_with(members[0], values)
-    norms = frozenset(name for name in batch_norms(template) if name not in touched)
-    before = ensemble.engine
-    engine = Engine(template, ensemble.members, owned, norms, batch_axis=before.batch_axis, chunk=before.chunk)
-    engine.refresh()
-    inputs = _noise(ensemble)
+def _compact_ensemble(
+    ensemble: Ensemble,
+    members: list[nn.Module],
+    cuts: list[ChannelCut],
+    uncut: dict[str, str],
+    inputs: Inputs,
+) -> Ensemble:
+    """Cuts the members and stacks them to an ensemble; modules without a cut are shared as before."""
+    changed = frozenset(owning_module(name) for name in ensemble.engine.owned)
+    changed |= {n for cut in cuts if cut.link for n in (cut.link.source, cut.link.target, *cut.link.norms)}
+    engine = _stack([without_channels(member, m, cuts) for m, member in enumerate(members)], ensemble.engine, changed, cuts)
     few = first_members(engine, 2 if count_rows(inputs, engine.batch_axis) != 2 else 3)
     prove_executors(few, inputs)
     engine.adopt(few)
     pick(engine)
-    said = {name: _said(name, cuts, left) for name in touched}
-    entries = [*ensemble.plan.converted, *ensemble.plan.shared]
-    counts = _counted(ensemble, engine, inputs)
-    was = ensemble.plan.counts.multiply_adds if ensemble.plan.counts else 0
-    note = f"compact, for prediction: {was:,} multiply-adds for all members have become {counts.multiply_adds:,}"
-    planned = replace(
-        ensemble.plan,
+    return Ensemble(
+        engine,
+        ensemble.method,
+        task=ensemble.task,
+        seed=ensemble.seed,
+        base=ensemble.base,
+        plan=_compact_plan(ensemble.plan, engine, {name: _reason(name, cuts, uncut) for name in changed}, inputs),
+        compact=True,
+    )
+
+
+def _stack(thin: list[nn.Module], before: Engine, changed: frozenset[str], cuts: list[ChannelCut]) -> Engine:
+    """Builds the engine of thin members; tensors of the modules `changed` get a member axis."""
+    whole = {cut.layer for cut in cuts if cut.whole is not None and cut.link is None}  # weight and bias stay shared
+    tensors = [dict(named_tensors(member)) for member in thin]
+    owned = frozenset(
+        name
+        for name in tensors[0]
+        if inside(owning_module(name), changed) and (owning_module(name) not in whole or name.endswith(".gives"))
+    )
+    values = {}
+    for name, tensor in tensors[0].items():
+        value = torch.stack([each[name].detach() for each in tensors]) if name in owned else tensor.detach()
+        values[name] = as_same_kind(tensor, value)
+    template = copy_with(thin[0], values)
+    shared_norms = frozenset(name for name in batch_norms(template) if name not in changed)
+    engine = Engine(template, len(thin), owned, shared_norms, batch_axis=before.batch_axis, chunk=before.chunk)
+    engine.refresh()
+    return engine
+
+
+def _compact_plan(plan: Plan, engine: Engine, reasons: dict[str, str], inputs: Inputs) -> Plan:
+    """Returns the plan of the compact ensemble; modules with a reason are converted."""
+    assert plan.counts is not None, "a plan without counts"
+    entries = [*plan.converted, *plan.shared]
+    counts = _counts(plan.counts, engine, inputs)
+    note = (
+        f"compact, for prediction: {plan.counts.multiply_adds:,} multiply-adds for all members have become "
+        f"{counts.multiply_adds:,}"
+    )
+    return replace(
+        plan,
         init={},
         memory={},
-        converted=tuple(replace(entry, reason=said[entry.name]) for entry in entries if entry.name in said),
-        shared=tuple(entry for entry in entries if entry.name not in said),
+        converted=tuple(replace(entry, reason=reasons[entry.name]) for entry in entries if entry.name in reasons),
+        shared=tuple(entry for entry in entries if entry.name not in reasons),
         counts=counts,
-        notes=(*(n for n in ensemble.plan.notes if not n.startswith("in training")), note),
-    )
-    return Ensemble(
-        engine, ensemble.method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned, compact=True
+        notes=(*(n for n in plan.notes if not n.startswith("in training")), note),
     )
 
 
-def _said(name: str, cuts: list[ChannelCut], left: dict[str, str]) -> str:
-    """What has become of a module."""
+def _reason(name: str, cuts: list[ChannelCut], uncut: dict[str, str]) -> str:
+    """Returns the plan's text about a module that is cut, or should have been."""
     for cut in cuts:
         count = cut.kept.shape[1]
         if cut.link is None and cut.layer == name:
-            return f"{'reads' if cut.before else 'gives'} {count} channels for each member"
+            return f"each member {'reads' if cut.before else 'computes'} {count} channels"
         if cut.link is not None and name in (cut.link.target, *cut.link.norms):
-            return f"{count} channels for each member between it and {cut.link.source}"
+            return f"each member has {count} channels between it and {cut.link.source}"
         if cut.link is not None and name == cut.link.source and cut.layer == name:
-            return f"{count} channels for each member between it and {cut.link.target}"
-    return left.get(name, "thinner for each member, with the layer behind it")
+            return f"each member has {count} channels between it and {cut.link.target}"
+    return uncut.get(name, "each member computes only the channels that its next layer reads")
 
 
-def _counted(ensemble: Ensemble, engine: Engine, inputs: Inputs) -> Counts:
-    was = ensemble.plan.counts
-    assert was is not None, "a plan without counts"
+def _counts(before: Counts, engine: Engine, inputs: Inputs) -> Counts:
     engine.template.eval()
-    work = [
+    one, every = (
         multiply_adds(functools.partial(run_loop, first_members(engine, count), fresh_inputs(inputs)))
         for count in (1, engine.members)
-    ]
-    each = (work[1] - work[0]) // max(engine.members - 1, 1)
-    own = sum(p[0].numel() for n, p in engine.template.named_parameters() if n in engine.owned)
-    whole = sum(p.numel() for p in engine.template.parameters())
-    return Counts(whole, was.base_parameters, work[1], was.base_multiply_adds, own, each)
+    )
+    return Counts(
+        parameters=sum(p.numel() for p in engine.template.parameters()),
+        base_parameters=before.base_parameters,
+        multiply_adds=every,
+        base_multiply_adds=before.base_multiply_adds,
+        parameters_each=sum(p[0].numel() for n, p in engine.template.named_parameters() if n in engine.owned),
+        multiply_adds_each=(every - one) // max(engine.members - 1, 1),
+    )

@@ -33,7 +33,7 @@ def plan(
     batch_axis: BatchAxis = 0,
     chunk: int | None = None,
 ) -> Plan:
-    """A dry run of `ensemble` with the same arguments: every module as converted, shared or refused, and what it costs."""
+    """Shows what `ensemble` would do with the same arguments: modules converted, shared or refused; executors; cost."""
     draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
     return draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))
 
@@ -53,19 +53,19 @@ def ensemble(
     chunk: int | None = None,
     check: bool = True,
 ) -> Ensemble:
-    """Turns a model into an ensemble; the model given is left untouched.
+    """Turns a model into an ensemble; the given model is left untouched.
 
-    model       any nn.Module, or a factory `lambda ratio: Net(...)`, which also makes the members' fresh weights
-    method      how: Deep(members=4), TreeNet(split="layer4"), ...
-    example     an input of the model, as it is called: a tensor, or mt.Inputs(...) for several
-    keep        globs of modules that members share on purpose
+    model       any nn.Module, or a factory `lambda ratio: Net(...)`, which is also called for each member's fresh weights
+    method      the method with its settings: Deep(members=4), TreeNet(split="layer4"), ...
+    example     a batch that the model takes: a tensor, or mt.Inputs(...) for several arguments
+    keep        globs of modules to leave unconverted: members share them
     at          other settings for some layers, {glob: method}
-    task        what the outputs mean: classes, binary, multilabel, gaussian, regression
-    seed        of the members' fresh weights; None takes one from torch's global generator
-    start       "fresh": members that own weights start anew; "copies": all start as the given model
+    task        the meaning of the outputs: classes, binary, multilabel, gaussian, regression
+    seed        seed of the members' fresh weights; None draws one from torch's global generator
+    start       "fresh": converted layers are initialised anew for each member; "copies": members start as the given model
     batch_axis  the axis of the rows in each tensor input; a list, with None for inputs without rows
-    chunk       how many members may be run at once
-    check       whether to prove the laws on the example afterwards; skip it for very large models
+    chunk       the largest number of members to run at once; None runs all
+    check       whether to prove the laws of `mt.check` on the example; False saves time for very large models
 
     >>> import torch, multitudes as mt
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -86,9 +86,9 @@ def ensemble(
 
 
 def _refusal_text(planned: Plan) -> str:
-    lines = [f"{type(planned.method).__name__} cannot take {len(planned.refused)} part(s) of {planned.model}:"]
+    lines = [f"{type(planned.method).__name__} cannot convert {len(planned.refused)} part(s) of {planned.model}:"]
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
     names = [entry.name for entry in planned.refused if entry.name]
     if names and planned.method.keeps_layers and not any("tied to" in entry.reason for entry in planned.refused):
-        lines.append(f"Or share them among members on purpose:  ensemble(model, {planned.method}, x, keep={names})")
+        lines.append(f"Or let members share them:  ensemble(model, {planned.method}, x, keep={names})")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""cost: parameters, multiply-adds, peak memory and latency of an ensemble, beside the base model."""
+"""cost: compares parameters, multiply-adds, memory and latency of an ensemble with those of the base model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from multitudes.terminal import megabytes, rendered
 
 @dataclass(frozen=True)
 class CostRow:
-    """What one network or ensemble costs on one batch."""
+    """The cost of a network or an ensemble on one batch."""
 
     parameters: int
     multiply_adds: int
     memory: int
-    """Bytes: the weights, and the tensors that a training step keeps for backward."""
+    """Bytes of the weights, and of the tensors that a training step saves for backward."""
     latency: float
-    """Seconds of one call without gradients, the median; NaN where nothing can be timed."""
+    """Median seconds of a call without gradients; NaN on the meta device."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An ensemble's cost and the base model's, on the same batch."""
+    """The cost of an ensemble and of its base model, on the same batch."""
 
     ensemble: CostRow
     base: CostRow
@@ -49,64 +49,71 @@ class Cost:
             "latency": lambda v: f"{v * 1e3:.2f} ms",
         }
         for name, text in show.items():
-            mine, other = getattr(self.ensemble, name), getattr(self.base, name)
-            ratio = f"{mine / other:.2f} ×" if other else ""
-            table.add_row(name.replace("_", "-"), text(mine), text(other), ratio)
+            value, single = getattr(self.ensemble, name), getattr(self.base, name)
+            ratio = f"{value / single:.2f} ×" if single else ""
+            table.add_row(name.replace("_", "-"), text(value), text(single), ratio)
         return rendered([table])
 
 
 def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
-    """What a call on `x` costs, and what it would cost the base model; both are timed in turn, in eval mode."""
+    """Measures the cost of the ensemble and of its base model on the batch `x`.
+
+    Latency is the median of `repeats` calls in eval mode, in which ensemble and base model take turns.
+    """
     inputs = checked_example(ensemble.template, x, ensemble.engine.batch_axis, rows_at_least=1)
     if repeats < 1:
-        raise InputError(f"repeats={repeats}: a latency takes at least one call")
+        raise InputError(f"repeats={repeats}: give the number of timed calls, 1 or more")
     same = {name: as_same_kind(tensor, tensor.detach()) for name, tensor in named_tensors(ensemble.template)}  # no copies
     engine = replace(ensemble.engine, template=copy_with(ensemble.template, same))
     twin = Ensemble(engine, ensemble.method, task=ensemble.task, seed=0, base=ensemble.base, plan=ensemble.plan).eval()
     base = _materialised(ensemble.base, ensemble).eval()
-
-    def ours() -> Any:
-        own = fresh_inputs(inputs)
-        return twin(*own.args, **own.kwargs)
-
-    def theirs() -> Any:
-        own = fresh_inputs(inputs)
-        return base(*own.args, **own.kwargs)
-
-    try:
-        ours()
-    except RuntimeError as error:
-        raise InputError(f"the model rejects {inputs}: {error}") from error
     count = count_rows(inputs, ensemble.engine.batch_axis)
 
-    def step() -> Any:
-        if ensemble.is_compact:  # which is not trained
-            return ours()
+    def call_ensemble() -> Any:
+        call = fresh_inputs(inputs)
+        return twin(*call.args, **call.kwargs)
+
+    def call_base() -> Any:
+        call = fresh_inputs(inputs)
+        return base(*call.args, **call.kwargs)
+
+    def training_step() -> Any:
+        if ensemble.is_compact:  # a compact ensemble cannot be trained
+            return call_ensemble()
         batch = twin.batch(fresh_inputs(inputs), torch.zeros(count))
         return twin(*batch.inputs, **batch.kwargs)
 
-    times = _latencies([ours, theirs], repeats, inputs)
-    found = []
-    for net, run, learn, seconds in ((ensemble, ours, step, times[0]), (base, theirs, theirs, times[1])):
-        weights = sum(p.numel() for p in net.parameters())
-        size = max((p.element_size() for p in net.parameters()), default=4)
-        found.append(CostRow(weights, multiply_adds(run), (weights + saved_numbers(learn)) * size, seconds))
-    return Cost(*found)
+    try:
+        call_ensemble()
+    except RuntimeError as error:
+        raise InputError(f"the model rejects {inputs}: {error}") from error
+    seconds = _latencies([call_ensemble, call_base], repeats, inputs)
+    return Cost(
+        ensemble=_cost_row(ensemble, call_ensemble, training_step, seconds[0]),
+        base=_cost_row(base, call_base, call_base, seconds[1]),
+    )
+
+
+def _cost_row(net: nn.Module, call: Callable[[], Any], training_step: Callable[[], Any], latency: float) -> CostRow:
+    weights = sum(p.numel() for p in net.parameters())
+    size = max((p.element_size() for p in net.parameters()), default=4)
+    return CostRow(weights, multiply_adds(call), (weights + saved_numbers(training_step)) * size, latency)
 
 
 def _materialised(skeleton: nn.Module, ensemble: Ensemble) -> nn.Module:
-    """The base model with some weights, on the ensemble's devices: its speed does not depend on their values."""
-    places = {name: tensor.device for name, tensor in named_tensors(ensemble.template)}
-    anywhere = next(iter(places.values()))
+    """Returns the base model with arbitrary weights, on the ensemble's devices: its speed does not depend on their values."""
+    devices = {name: tensor.device for name, tensor in named_tensors(ensemble.template)}
+    default = next(iter(devices.values()))
     values = {}
     for name, tensor in named_tensors(skeleton):
         weight = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=tensor.dtype, device=places.get(name, anywhere))
+        value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=tensor.dtype, device=devices.get(name, default))
         values[name] = as_same_kind(tensor, value)
     return copy_with(skeleton, values)
 
 
 def _latencies(runs: list[Callable[[], Any]], repeats: int, inputs: Inputs) -> list[float]:
+    """Times the calls in turn, `repeats` times each. Returns the median seconds of each, or NaN on the meta device."""
     if any(tensor.is_meta for tensor in inputs.tensors()):
         return [float("nan")] * len(runs)
     devices = {tensor.device for tensor in inputs.tensors() if tensor.device.type == "cuda"}
@@ -118,6 +125,6 @@ def _latencies(runs: list[Callable[[], Any]], repeats: int, inputs: Inputs) -> l
                 run()
                 for device in devices:
                     torch.cuda.synchronize(device)
-                if turn:  # the first is a warm-up
+                if turn:  # the first turn is a warm-up
                     seconds.append(time.perf_counter() - start)
     return [median(seconds) for seconds in times]

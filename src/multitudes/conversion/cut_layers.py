@@ -1,4 +1,4 @@
-"""Cut layers: those of a network without some of its channels, with the same outputs."""
+"""Cut layers: layers without some of their channels. The network has the same outputs as with masks on these channels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from multitudes.engine.converted import converted_class
 from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
 
 ADDED = ("reads", "gives", "one")
-"""What a cut layer has beside its own tensors: the channels it reads, where those it gives belong, and the channel of ones."""
+"""Buffers that a cut layer adds.
+
+reads   the input channels that it gathers
+gives   for each output channel, its place in the outputs of the thin layer; one past the last means zeros
+one     the 1 that fills a further input channel, which carries constants
+"""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Two layers, the first of which feeds the second alone, and the norms between them."""
+    """Two layers, of which the first feeds only the second, and the norms between them."""
 
     source: str
     target: str
@@ -30,99 +35,111 @@ class Link:
 
 @dataclass(frozen=True)
 class ChannelCut:
-    """What becomes of a layer with masks."""
+    """How a layer with masks is cut."""
 
     layer: str
     kept: Tensor
-    """For each member, the channels that its mask leaves, ``[M, ones]``."""
+    """For each member, the channels that its mask keeps, ``[M, ones]``."""
     before: bool
-    """Whether the mask stands on what the layer reads, or on what it gives."""
+    """Whether the mask is on the layer's input; else it is on its output."""
     link: Link | None = None
-    """The layers between which the channels go on both sides."""
+    """The link whose two layers both lose the channels; None cuts only at the mask."""
     whole: tuple[Tensor, Tensor | None] | None = None
-    """Of a layer that computes once for all members, and whose output is masked afterwards: its weight and bias."""
+    """Uncut weight and bias, for a layer that is computed once for all members and masked at its output."""
     constants: Tensor | None = None
-    """For each member, what the link's target reads in each channel that is dropped, ``[M, C]``, if that is not zero."""
+    """For each member, the constants that the link's second layer reads in dropped channels, ``[M, C]``; None if all are 0."""
 
 
 def cuttable(layer: nn.Module) -> bool:
-    """Whether single channels can be taken out of a layer: a known one, without groups, whose weight is its own."""
+    """Whether single channels can be removed from a layer: a known one without groups or parametrizations."""
     return product_of(layer) is not None and getattr(layer, "groups", 1) == 1 and not hasattr(layer, "parametrizations")
 
 
 def width(layer: Any, reads: bool) -> int:
-    """How many channels a layer reads or gives."""
+    """Returns the number of input channels (`reads`) or output channels of a layer."""
     return int(layer.weight.shape[_weight_axis(layer, reads)])
 
 
 def _weight_axis(layer: nn.Module, reads: bool) -> int:
+    """Returns the axis of the input channels (`reads`) or output channels in a layer's weight."""
     return int(reads) ^ int(isinstance(layer, TRANSPOSED))
 
 
 def without_channels(member: nn.Module, m: int, cuts: list[ChannelCut]) -> nn.Module:
-    """A copy of member m without these channels."""
+    """Returns a copy of member m without the channels that the cuts drop."""
     new = detached_copy(member, {})
     for cut in cuts:
-        layer, kept = new.get_submodule(cut.layer), cut.kept[m]
-        if cut.link is None and cut.before:
-            _take(layer, kept, reads=True)
-            _as_cut_layer(layer)
-            layer.register_buffer("reads", kept.clone())
-            continue
-        if cut.link is None:
-            every = width(layer, reads=False)
-            if cut.whole is None:
-                _take(layer, kept, reads=False)
-                given = torch.arange(len(kept), device=kept.device)
-            else:
-                _put(layer, *cut.whole)
-                given = kept
-            _as_cut_layer(layer)
-            nothing = torch.full((every,), width(layer, reads=False), device=kept.device)  # behind the last: a channel of zeros
-            layer.register_buffer("gives", nothing.scatter(0, kept, given))
-            continue
-        source, target = new.get_submodule(cut.link.source), new.get_submodule(cut.link.target)
-        if cut.constants is not None:
-            _carry(target, kept, cut.constants[m])
+        if cut.link is not None:
+            _cut_link(new, cut.link, cut.kept[m], None if cut.constants is None else cut.constants[m])
+        elif cut.before:
+            _cut_inputs(new.get_submodule(cut.layer), cut.kept[m])
         else:
-            _take(target, kept, reads=True)
-        _take(source, kept, reads=False)
-        for name in cut.link.norms:
-            _take_norm(new.get_submodule(name), kept)
+            _cut_outputs(new.get_submodule(cut.layer), cut.kept[m], cut.whole)
     return new
 
 
-def _carry(layer: Any, kept: Tensor, constants: Tensor) -> None:
-    """A layer reads the channels that are kept, and what the others always say: as its bias, or by a channel of ones."""
+def _cut_inputs(layer: nn.Module, kept: Tensor) -> None:
+    _keep_channels(layer, kept, reads=True)
+    _as_cut_layer(layer)
+    layer.register_buffer("reads", kept.clone())
+
+
+def _cut_outputs(layer: nn.Module, kept: Tensor, whole: tuple[Tensor, Tensor | None] | None) -> None:
+    channels = width(layer, reads=False)
+    if whole is None:
+        _keep_channels(layer, kept, reads=False)
+        places = torch.arange(len(kept), device=kept.device)
+    else:
+        _set_weights(layer, *whole)
+        places = kept
+    _as_cut_layer(layer)
+    zeros = torch.full((channels,), width(layer, reads=False), device=kept.device)  # CutLayer appends a channel of zeros
+    layer.register_buffer("gives", zeros.scatter(0, kept, places))
+
+
+def _cut_link(network: nn.Module, link: Link, kept: Tensor, constants: Tensor | None) -> None:
+    target = network.get_submodule(link.target)
+    if constants is None:
+        _keep_channels(target, kept, reads=True)
+    else:
+        _keep_with_constants(target, kept, constants)
+    _keep_channels(network.get_submodule(link.source), kept, reads=False)
+    for name in link.norms:
+        _keep_norm_channels(network.get_submodule(name), kept)
+
+
+def _keep_with_constants(layer: Any, kept: Tensor, constants: Tensor) -> None:
+    """Keeps these input channels, and adds the constants of the others to the bias, or by a further channel of ones."""
     axis = _weight_axis(layer, reads=True)
     weight = layer.weight.detach()
     shape = [-1 if at == axis else 1 for at in range(weight.ndim)]
-    said = (weight * constants.to(weight).view(shape)).sum(axis, keepdim=True)
-    _take(layer, kept, reads=True)
+    total = (weight * constants.to(weight).view(shape)).sum(axis, keepdim=True)
+    _keep_channels(layer, kept, reads=True)
     if isinstance(layer, nn.Linear):
-        bias = said.flatten() if layer.bias is None else layer.bias.detach() + said.flatten()
+        bias = total.flatten() if layer.bias is None else layer.bias.detach() + total.flatten()
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
         return
-    layer.weight = as_same_kind(layer.weight, torch.cat([layer.weight.detach(), said], axis))
+    layer.weight = as_same_kind(layer.weight, torch.cat([layer.weight.detach(), total], axis))
     _as_cut_layer(layer)
     layer.register_buffer("one", weight.new_ones(1))
     update_sizes(layer)
 
 
-def _put(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
+def _set_weights(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
     layer.weight = as_same_kind(layer.weight, weight.detach().to(layer.weight, copy=True))
     if bias is not None:
         layer.bias = as_same_kind(layer.bias, bias.detach().to(layer.bias, copy=True))
 
 
-def _take(layer: Any, kept: Tensor, reads: bool) -> None:
+def _keep_channels(layer: Any, kept: Tensor, reads: bool) -> None:
+    """Removes all other input channels (`reads`) or output channels than these."""
     layer.weight = as_same_kind(layer.weight, layer.weight.detach().index_select(_weight_axis(layer, reads), kept))
     if not reads and layer.bias is not None:
         layer.bias = as_same_kind(layer.bias, layer.bias.detach()[kept])
     update_sizes(layer)
 
 
-def _take_norm(norm: Any, kept: Tensor) -> None:
+def _keep_norm_channels(norm: Any, kept: Tensor) -> None:
     for key, tensor in own_tensors(norm).items():
         if tensor.ndim and tensor.numel() > 1:
             setattr(norm, key, as_same_kind(tensor, tensor.detach()[kept]))
@@ -130,7 +147,7 @@ def _take_norm(norm: Any, kept: Tensor) -> None:
 
 
 def update_sizes(layer: Any) -> None:
-    """Makes a layer's numbers those of its tensors."""
+    """Sets in_channels, out_features and the like to the sizes of the layer's tensors."""
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
@@ -143,22 +160,23 @@ def update_sizes(layer: Any) -> None:
 
 
 class CutLayer:
-    """A layer without some of its channels: what is in its class before the layer's own."""
+    """Mixin before a layer's class: a layer without some of its channels."""
 
     _buffers: dict[str, Tensor | None]
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Shape: as that of the whole layer."""
+        """Gathers input channels, runs the thin layer, scatters its output channels. Shapes are those of the uncut layer."""
         axis, (reads, gives, one) = channel_axis(self), map(self._buffers.get, ADDED)
         x = input if reads is None else input.index_select(axis, reads)
-        x = x if one is None else torch.cat([x, one.expand(_ones_channel(x, axis))], axis)
+        x = x if one is None else torch.cat([x, one.expand(_one_channel(x, axis))], axis)
         y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
         if gives is None:
             return y
-        return torch.cat([y, y.new_zeros(_ones_channel(y, axis))], axis).index_select(axis, gives)
+        return torch.cat([y, y.new_zeros(_one_channel(y, axis))], axis).index_select(axis, gives)
 
 
-def _ones_channel(x: Tensor, axis: int) -> list[int]:
+def _one_channel(x: Tensor, axis: int) -> list[int]:
+    """Returns the shape of x with a single channel."""
     return [*x.shape[:axis], 1, *(x.shape[axis + 1 :] if axis != -1 else ())]
 
 
@@ -168,7 +186,10 @@ def _as_cut_layer(layer: nn.Module) -> None:
 
 
 def empty_compact_network(network: nn.Module, tensors: Mapping[str, Tensor], owned: frozenset[str]) -> nn.Module:
-    """A plain network in the shape of a compacted ensemble's tensors, whose values it does not have yet."""
+    """Returns a copy of a plain network as one member of a compact ensemble, in the shapes of its tensors.
+
+    Layers become cut layers where `tensors` has their buffers. Values are those of the first member.
+    """
     new = detached_copy(network, {})
     for name, tensor in tensors.items():
         part, key = new.get_submodule(owning_module(name)), name.rpartition(".")[2]

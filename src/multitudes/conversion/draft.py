@@ -1,4 +1,4 @@
-"""Draft a conversion: decide what becomes of every tensor, and stack the members."""
+"""Draft a conversion: decide which tensors belong to members and which are shared, then stack the members."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Draft:
     shared_norms: frozenset[str] = frozenset()
     """BatchNorm layers that members share."""
     plain_weights: bool = True
-    """Whether only the converted layers themselves read their weights."""
+    """Whether the weights of converted layers are read by these layers only."""
 
     def prepared(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
-        """The draft with the network of one member of `method`; the modules `kept` are left unconverted."""
+        """Returns the draft with the network of one member of `method`; the modules `kept` are left unconverted."""
         network = method.prepare(self.given.with_settings(at))
         for name in kept:
             method.bake(network.get_submodule(name))
@@ -64,12 +64,12 @@ class Draft:
         return replace(self, method=method, network=network)
 
     def neutral(self) -> Draft:
-        """The draft of the method's neutral settings, under which the ensemble must equal the given model."""
+        """Returns the draft of the method's neutral settings, under which the ensemble must equal the given model."""
         return replace(self.prepared(self.method.neutral(), {}), start="copies")
 
     @property
     def full_width(self) -> bool:
-        """Whether the network of one member has tensors of the given model's shapes."""
+        """Whether the network of one member has every tensor of the given model, in its shape."""
         shapes = {name: tensor.shape for name, tensor in named_tensors(self.network)}
         return all(shapes.get(name) == tensor.shape for name, tensor in named_tensors(self.given.model))
 
@@ -80,17 +80,17 @@ class Draft:
 
     @property
     def fresh(self) -> bool:
-        """Whether members start with values of their own, not as copies of the given model."""
+        """Whether every member starts with its own values, not as a copy of the given model."""
         return self.start == "fresh" or self.method.shares_weights
 
     @property
     def trial_members(self) -> int:
-        """The number of members that executors are tried on; never the number of rows, so that the two axes differ."""
+        """Number of members that executors are tried on; not the number of rows, so that axes cannot be mixed up."""
         few = 2 if count_rows(self.given.inputs, self.batch_axis) != 2 else 3
-        return few if self.method.draws else min(few, self.method.members)  # a step may have more draws than there are members
+        return few if self.method.draws else min(few, self.method.members)  # a training step may have more draws than members
 
     def stack(self, members: int) -> Engine:
-        """Builds the engine: the network with `members` values of every tensor that belongs to members."""
+        """Builds the engine: the network, in which every tensor that belongs to members has a member axis."""
         tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         for m in range(members) if stacked and not self.on_meta else ():
@@ -104,14 +104,20 @@ class Draft:
             values[name] = as_same_kind(tensor, value)
         template = copy_with(self.network, values)
         engine = Engine(
-            template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk, summed=self.summed
+            template,
+            members,
+            self.owned,
+            self.shared_norms,
+            batch_axis=self.batch_axis,
+            chunk=self.chunk,
+            summed=self.summed,
         )
         engine.refresh()
         engine.traits = replace(engine.traits, plain_weights=self.plain_weights)
         return engine
 
     def member(self, m: int) -> tuple[nn.Module, dict[str, str]]:
-        """Makes member m by itself, and the rule by which each of its tensors was initialised."""
+        """Returns a network with the values of member m, and the rule by which each tensor was initialised."""
         if self.method.keeps_weights:
             network = self.method.start(self.given, self.network, m)
             return network, dict.fromkeys(dict(named_tensors(network)), self.method.origin)
@@ -121,8 +127,8 @@ class Draft:
         network = self.method.prepare(self.given.with_model(build(self.given.factory, 1.0, seed), seed))
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.network, network))
         if ours != theirs:
-            odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
-            raise InputError(f"the factory makes different networks from call to call: they differ in {odd[:4]}")
+            differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+            raise InputError(f"the factory makes different networks from call to call: they differ in {differ[:4]}")
         return network, dict.fromkeys(ours, "the factory")
 
 
@@ -138,13 +144,20 @@ def make_draft(
     batch_axis: BatchAxis,
     chunk: int | None,
 ) -> Draft:
-    """Checks the arguments, runs the example, and decides what becomes of every module.
+    """Checks the arguments, runs the example, and plans every module as converted, shared or refused.
 
     A draft whose plan has refused modules cannot be stacked.
     """
     given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk)
     plan = Plan(
-        type(given.model).__name__, method, (), (), (), example=given.inputs.described(), at=dict(given.at), keep=tuple(kept)
+        model=type(given.model).__name__,
+        method=method,
+        converted=(),
+        shared=(),
+        refused=(),
+        example=given.inputs.described(),
+        at=dict(given.at),
+        keep=tuple(kept),
     )
     draft = Draft(given, method, given.model, start, batch_axis, chunk, plan)
     refused = _refused(given.model, refusals(given.model), kept)
@@ -153,7 +166,9 @@ def make_draft(
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
     if start == "copies" and not draft.full_width and not method.shares_weights:
-        raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
+        raise InputError(
+            f"start='copies': members of {method} have another width than the model, so they cannot be copies of it"
+        )
     same = draft.network is given.model
     structure = given.structure if same else replace(given, model=draft.network).structure
     return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
@@ -164,12 +179,12 @@ def _refused(model: nn.Module, reasons: Mapping[str, str], kept: Sequence[str]) 
 
 
 def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Sequence[str]) -> Draft:
-    """The draft with the tensors that belong to members, by the method's layout, and the plan's entries."""
+    """Returns the draft with the tensors that belong to members, by the method's layout, and the plan's entries."""
     method, owned = draft.method, _owned(draft.network, layout)
     if kept and method.keeps_weights and not method.shares_weights:
-        raise InputError(f"keep={list(kept)}: members of {method} keep channels of their own, so they can share no layer")
+        raise InputError(f"keep={list(kept)}: members of {method} keep different channels, so they cannot share a layer")
     if kept and not owned and method.members > 1:
-        raise InputError(f"keep={list(kept)} leaves nothing to {method} that members could differ in")
+        raise InputError(f"keep={list(kept)} leaves nothing for {method} to convert: members would all be equal")
     converted = {owning_module(name) for name in owned}
     return replace(
         draft,
@@ -182,29 +197,29 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
 
 
 def without(layout: Layout, kept: Sequence[str]) -> Layout:
-    """The layout without what is shared on purpose."""
+    """Returns the layout without the modules `kept`, which members share on purpose."""
     modules = frozenset(name for name in layout.modules if not inside(name, kept))
-    loose = frozenset(name for name in layout.tensors if not inside(owning_module(name), kept))
-    return replace(layout, modules=modules, tensors=loose)
+    tensors = frozenset(name for name in layout.tensors if not inside(owning_module(name), kept))
+    return replace(layout, modules=modules, tensors=tensors)
 
 
 def with_norms(model: nn.Module, layout: Layout) -> Layout:
-    """A BatchNorm layer whose affine part belongs to members has statistics for each of them: it belongs to them whole."""
+    """Returns the layout in which a BatchNorm layer with a scale or shift per member has statistics per member too."""
     affine = {owning_module(name) for name in layout.tensors if name.rpartition(".")[2] in ("weight", "bias")}
     norms = affine & batch_norms(model).keys()
     return replace(layout, modules=layout.modules | norms)
 
 
 def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Every name of every tensor, under the first name of the module that holds it."""
+    """Lists tensors under each of their names (a tied tensor has several); a module reached twice counts by its first name."""
     first: dict[int, str] = {}
-    found = []
+    tensors = []
     for alias, module in model.named_modules(remove_duplicate=False):
         name = first.setdefault(id(module), alias)
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and name == alias:
-                found.append((join_name(name, key), tensor))
-    return found
+                tensors.append((join_name(name, key), tensor))
+    return tensors
 
 
 def _belongs(name: str, layout: Layout) -> bool:
@@ -212,58 +227,56 @@ def _belongs(name: str, layout: Layout) -> bool:
 
 
 def _owned(model: nn.Module, layout: Layout) -> frozenset[str]:
-    """The tensors that carry members; a tied one counts by any of its names."""
+    """Names the tensors with a member axis; a tied tensor belongs to members if one of its names does."""
     ours = {id(tensor) for name, tensor in _all_names(model) if _belongs(name, layout)}
     return frozenset(name for name, tensor in named_tensors(model) if id(tensor) in ours)
 
 
 def _tied_across(model: nn.Module, layout: Layout) -> dict[str, str]:
-    """Modules of members whose tensor is tied to one that is shared, and what to do about it."""
+    """Names modules of members with a tensor tied to a shared one, each with the reason for its refusal."""
     names: dict[int, list[str]] = {}
     for name, tensor in _all_names(model):
         names.setdefault(id(tensor), []).append(name)
-    found = {}
+    reasons = {}
     for tied in names.values():
         ours, theirs = [n for n in tied if _belongs(n, layout)], [n for n in tied if not _belongs(n, layout)]
         if ours and theirs:
-            found[owning_module(ours[0])] = (
+            reasons[owning_module(ours[0])] = (
                 f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give it a tensor of its own"
             )
-    return found
+    return reasons
 
 
 def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None = None) -> Entry:
-    """A module as the plan shows it, under the type that it was given with."""
+    """Makes the plan's entry for a module; `kind` is its type in the given model, if it has another now."""
     module = model.get_submodule(name)
     scripted = isinstance(module, torch.jit.ScriptModule)
-    own = [p for p in ({} if scripted else own_tensors(module)).values() if isinstance(p, nn.Parameter)]
-    lazy = any(isinstance(p, UninitializedParameter) for p in own)
-    return Entry(name, (kind or type(module)).__name__, reason, 0 if lazy else sum(p.numel() for p in own))
+    parameters = [p for p in ({} if scripted else own_tensors(module)).values() if isinstance(p, nn.Parameter)]
+    lazy = any(isinstance(p, UninitializedParameter) for p in parameters)
+    return Entry(name, (kind or type(module)).__name__, reason, 0 if lazy else sum(p.numel() for p in parameters))
 
 
 def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
+    """Returns the plan with an entry for every module that has tensors, and with notes."""
     converted, shared, refused = [], [], []
-    torn = _tied_across(draft.network, layout)
-    given = (
-        {name: type(part) for name, part in draft.given.model.named_modules()}
-        if draft.method.keeps_weights or layout.summed
-        else {}
-    )
+    tied = _tied_across(draft.network, layout)
+    retyped = draft.method.keeps_weights or layout.summed  # layers of the network have types that the method added
+    kinds = {name: type(part) for name, part in draft.given.model.named_modules()} if retyped else {}
     for name, module in draft.network.named_modules():
-        own = {join_name(name, key) for key in own_tensors(module)}
-        if name in torn:
-            refused.append(entry(draft.network, name, torn[name]))
-        elif own & owned:
-            some = "" if own <= owned else f": {', '.join(sorted(own & owned))}"
-            said = layout.because.get(name)
-            converted.append(entry(draft.network, name, said or f"each member has its own{some}", given.get(name)))
-        elif own:
-            usual = "one for all members" if draft.method.members > 1 else "as it is given"
+        tensors = {join_name(name, key) for key in own_tensors(module)}
+        if name in tied:
+            refused.append(entry(draft.network, name, tied[name]))
+        elif tensors & owned:
+            some = "" if tensors <= owned else f": {', '.join(sorted(tensors & owned))}"
+            reason = layout.because.get(name) or f"each member has its own{some}"
+            converted.append(entry(draft.network, name, reason, kinds.get(name)))
+        elif tensors:
+            usual = "one for all members" if draft.method.members > 1 else "unchanged"
             shared.append(entry(draft.network, name, layout.because.get(name, usual)))
     notes: tuple[str, ...] = (layout.note,) if layout.note else ()
     if owned and draft.start == "fresh" and draft.given.factory is None and not draft.method.keeps_weights:
-        instead = " (start='copies' would)" if draft.full_width else ""
-        notes += (f"what members own starts anew: the given weights are not used there{instead}",)
+        instead = " (start='copies' keeps them)" if draft.full_width else ""
+        notes += (f"converted layers are initialised anew: their given weights are not used{instead}",)
     return replace(draft.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
 
 

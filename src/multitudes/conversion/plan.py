@@ -1,4 +1,4 @@
-"""Plan: what conversion would do with every part of a model, before it is done."""
+"""Plan: what a conversion does with every module of a model, how the ensemble runs, and its cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One module that owns tensors, and what becomes of it."""
+    """A module that holds tensors itself, and the reason why it is converted, shared or refused."""
 
     name: str
     type: str
@@ -31,11 +31,12 @@ class Counts:
     multiply_adds: int
     base_multiply_adds: int
     parameters_each: int
-    """What one more member adds."""
+    """Parameters that one more member adds."""
     multiply_adds_each: int
+    """Multiply-adds that one more member adds."""
 
     def with_fewer(self, fewer: int) -> Counts:
-        """The counts without so many members."""
+        """Returns the counts of an ensemble with `fewer` members less."""
         return replace(
             self,
             parameters=self.parameters - fewer * self.parameters_each,
@@ -45,7 +46,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every module as converted, shared or refused; how it will run; how each tensor starts; what it costs."""
+    """Every module as converted, shared or refused; the executors; how each tensor is initialised; the cost."""
 
     model: str
     method: Method
@@ -53,25 +54,26 @@ class Plan:
     shared: tuple[Entry, ...]
     refused: tuple[Entry, ...]
     executor: dict[str, str] = field(default_factory=dict)
-    """The executor in training and in eval mode."""
+    """The executor of each mode, "train" and "eval"."""
     proven: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each mode, the executors that gave the same results as the loop on the example."""
     why: dict[str, str] = field(default_factory=dict)
-    """For each executor that is not proven, the operation that forbids it."""
+    """For each executor that is not proven, the reason: usually an operation of the model."""
     init: dict[str, str] = field(default_factory=dict)
-    """The rule by which each member tensor is initialised."""
+    """The rule by which each tensor with a member axis is initialised."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Estimated peak memory in bytes, for the example's number of rows."""
+    """Estimated peak memory in bytes of each mode, for the example's number of rows."""
     counts: Counts | None = None
     notes: tuple[str, ...] = ()
     example: dict[str, Any] = field(default_factory=dict)
-    """The call that the example is: its structure, shapes and dtypes."""
+    """Description of the example: its structure, shapes and dtypes."""
     at: dict[str, Method] = field(default_factory=dict)
-    """The modules for which the method has other settings."""
+    """Modules with other settings of the method, matched by at=."""
     keep: tuple[str, ...] = ()
-    """The modules that are shared on purpose."""
+    """Modules left unconverted, matched by keep=."""
 
     def cost_line(self) -> str:
-        """Cost against the base model, in a few words."""
+        """Returns parameters and multiply-adds, as multiples of the base model's, in one line."""
         if self.counts is None:
             return "cost unknown"
         c = self.counts
@@ -90,34 +92,34 @@ class Plan:
         for name, other in self.at.items():
             head.add_row(f"at {name}", ", ".join(f"{key}={getattr(other, key)!r}" for key in other.layer_settings))
         for note in self.notes:
-            head.add_row("", note)
+            head.add_row("note", note)
         if self.executor:
             names = list(dict.fromkeys(self.executor.values()))
-            ways = names if len(names) == 1 else [f"{name} in {mode}" for mode, name in self.executor.items()]
-            head.add_row("executor", ", ".join(ways))
-            head.add_row("proven", "; ".join(f"{mode}: {', '.join(names)}" for mode, names in self.proven.items()))
+            used = names if len(names) == 1 else [f"{name} in {mode}" for mode, name in self.executor.items()]
+            head.add_row("executor", ", ".join(used))
+            head.add_row("proven", "; ".join(f"{', '.join(names)} in {mode}" for mode, names in self.proven.items()))
         for name, reason in self.why.items():
-            head.add_row(f"not {name}", reason)
+            head.add_row(f"why not {name}", reason)
         if self.counts is not None:
             head.add_row("cost", self.cost_line())
         if self.memory:
-            head.add_row("memory", ", ".join(f"{megabytes(size)} in {mode}" for mode, size in self.memory.items()))
+            head.add_row("memory", "about " + ", ".join(f"{megabytes(size)} in {mode}" for mode, size in self.memory.items()))
         return [head, self._modules(), *([self._rules()] if self.init else [])]
 
     def _modules(self) -> Table:
         from rich.table import Table
 
-        table = Table("module", "type", "parameters", "becomes", "because", title="modules", title_justify="left")
-        kinds = {"refused": self.refused, "converted": self.converted, "shared": self.shared}
-        for kind, entries in kinds.items():
+        table = Table("module", "type", "parameters", "plan", "reason", title="modules", title_justify="left")
+        groups = {"refused": self.refused, "converted": self.converted, "shared": self.shared}
+        for group, entries in groups.items():
             for entry in entries:
-                table.add_row(entry.name or "(the model)", entry.type, f"{entry.parameters:,}", kind, entry.reason)
+                table.add_row(entry.name or "(the model)", entry.type, f"{entry.parameters:,}", group, entry.reason)
         return table
 
     def _rules(self) -> Table:
         from rich.table import Table
 
-        table = Table("rule", "tensors", title="how member tensors start", title_justify="left")
+        table = Table("initialisation", "tensors", title="how member tensors start", title_justify="left")
         for rule in dict.fromkeys(self.init.values()):
             names = [name for name, r in self.init.items() if r == rule]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -1,4 +1,4 @@
-"""Prove a draft: try the executors on a few members, and complete the plan with what they cost."""
+"""Prove a draft: try the executors on a few members, and add executors and costs to the plan."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from multitudes.errors import ConversionError, RunError
 
 
 def prove(draft: Draft, engine: Engine) -> Plan:
-    """Proves executors on a few members and gives them to `engine`. Returns the plan with executors, rules and costs."""
-    few = engine if draft.on_meta else _tried(draft, engine)
-    counts, memory, each = _costs(draft, engine, first_members(few, draft.trial_members))
-    engine.input_bytes = each / max(sum(tensor.numel() for tensor in draft.given.inputs.tensors()), 1)
+    """Proves executors on a few members and sets those of `engine`. Returns the plan with executors, rules and costs."""
+    few = engine if draft.on_meta else _with_executors(draft, engine)
+    counts, memory, bytes_each = _costs(draft, engine, first_members(few, draft.trial_members))
+    engine.input_bytes = bytes_each / max(sum(tensor.numel() for tensor in draft.given.inputs.tensors()), 1)
     rules = draft.member(0)[1] if draft.fresh and draft.owned and not draft.on_meta else {}
     return replace(
         draft.plan,
@@ -36,8 +36,8 @@ def prove(draft: Draft, engine: Engine) -> Plan:
     )
 
 
-def _tried(draft: Draft, engine: Engine) -> Engine:
-    """Tries the executors on a few members. Returns the engine of these members."""
+def _with_executors(draft: Draft, engine: Engine) -> Engine:
+    """Tries the executors on a few members, and sets those of `engine`. Returns the engine of these few members."""
     more = draft.method.draws and engine.members < draft.trial_members
     few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
     if draft.method.draws and few.members > 1:
@@ -53,44 +53,54 @@ def _tried(draft: Draft, engine: Engine) -> Engine:
 
 
 def _notes(draft: Draft, engine: Engine, few: Engine) -> list[str]:
-    """What the plan should warn of, once executors were tried."""
+    """Lists the plan's warnings about BatchNorm layers that members share, and about members that start equal."""
     notes = []
     if engine.traits.coupled:
         names = ", ".join(sorted(engine.traits.coupled))
         notes.append(f"in training, BatchNorm {names} is shared: one set of statistics over the rows of all members")
-    own = [tensor for name, tensor in named_tensors(few.template) if name in few.owned]
-    if few.members > 1 and draft.fresh and own and not draft.on_meta and all((t == t[:1]).all() for t in own):
-        notes.append("members start equal, and stay equal on the same data: every tensor they own is the same")
+    owned = [tensor for name, tensor in named_tensors(few.template) if name in few.owned]
+    if few.members > 1 and draft.fresh and owned and not draft.on_meta and all((t == t[:1]).all() for t in owned):
+        notes.append("members start equal, with the same values in every tensor, and stay equal if trained on the same data")
     return notes
 
 
 def _costs(draft: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int], int]:
-    """Counts are exact; memory, and what each further member takes of it, is estimated from one network and a few members."""
+    """Returns exact counts, the estimated memory in bytes by mode, and the bytes that each further member adds.
+
+    Memory is estimated from one member and a few members.
+    """
     members = draft.method.members
     base = detached_copy(draft.given.model, {}).eval()
     few.template.eval()
 
     def single() -> Any:
-        own = fresh_inputs(draft.given.inputs)
-        return base(*own.args, **own.kwargs)
+        call = fresh_inputs(draft.given.inputs)
+        return base(*call.args, **call.kwargs)
 
     def some(count: int) -> Callable[[], Any]:
         engine = first_members(few, count)
         return lambda: run_loop(engine, fresh_inputs(draft.given.inputs))
 
     def line(measure: Callable[[Callable[[], Any]], int]) -> tuple[int, int]:
-        """What one member costs, and what each further one adds."""
+        """Returns the cost of one member, and of each further one."""
         one, more = measure(some(1)), measure(some(few.members))
         return one, (more - one) // max(few.members - 1, 1)
 
-    held = few.owned | few.summed
-    shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in held)
-    own = sum(p[0].numel() for n, p in few.template.named_parameters() if n in held)
+    of_members = few.owned | few.summed
+    shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in of_members)
+    each = sum(p[0].numel() for n, p in few.template.named_parameters() if n in of_members)
     size = max((p.element_size() for p in base.parameters()), default=4)
-    parameters = shared + own * members
-    (work, work_each), (kept, kept_each) = line(multiply_adds), line(saved_numbers)
-    in_base = sum(p.numel() for p in base.parameters()), multiply_adds(single)
-    counts = Counts(parameters, in_base[0], work + (members - 1) * work_each, in_base[1], own, work_each)
-    at_once = kept + (min(engine.chunk or members, members) - 1) * kept_each
-    all_kept = kept + (members - 1) * kept_each
-    return counts, {"train": (2 * parameters + all_kept) * size, "eval": (parameters + at_once) * size}, kept_each * size
+    parameters = shared + each * members
+    (work, work_each), (saved, saved_each) = line(multiply_adds), line(saved_numbers)
+    counts = Counts(
+        parameters=parameters,
+        base_parameters=sum(p.numel() for p in base.parameters()),
+        multiply_adds=work + (members - 1) * work_each,
+        base_multiply_adds=multiply_adds(single),
+        parameters_each=each,
+        multiply_adds_each=work_each,
+    )
+    saved_at_once = saved + (min(engine.chunk or members, members) - 1) * saved_each
+    saved_of_all = saved + (members - 1) * saved_each
+    memory = {"train": (2 * parameters + saved_of_all) * size, "eval": (parameters + saved_at_once) * size}
+    return counts, memory, saved_each * size

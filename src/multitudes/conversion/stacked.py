@@ -17,15 +17,15 @@ from multitudes.method import Method
 
 
 def stacked(models: Sequence[nn.Module], method: Method, example: Any, **options: Any) -> Ensemble:
-    """Stacks networks that are already trained, members in the order given; `method` must give every tensor to members."""
+    """Makes an ensemble whose member m is models[m]; `method` must be one whose members own every tensor."""
     if not models:
-        raise InputError("no models were given: Deep.from_models([net, net, ...], example)")
+        raise InputError("no models: give at least one, as in Deep.from_models([net, net, ...], example)")
     ours = {n: (t.shape, t.dtype) for n, t in named_tensors(models[0])}
     for m, net in enumerate(models):
         theirs = {n: (t.shape, t.dtype) for n, t in named_tensors(net)}
         if type(net) is not type(models[0]) or ours != theirs:
-            odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
-            raise InputError(f"model {m} is not of the architecture of model 0: {type(net).__name__} differs in {odd[:4]}")
+            differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+            raise InputError(f"model {m}, a {type(net).__name__}, has another architecture than model 0: see {differ[:4]}")
         if differ := differences(settings(models[0]), settings(net)):
             raise InputError(f"model {m} has other settings than model 0: {'; '.join(differ[:3])}")
     ens = ensemble(models[0], method, example, **{"start": "copies", **options})

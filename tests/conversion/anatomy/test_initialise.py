@@ -176,11 +176,11 @@ def test_each_tensor_starts_by_the_first_rule_that_fits() -> None:
     assert not torch.equal(new.layer.weight, model.layer.weight)
     assert rules["layer.bias"] == "Linear.reset_parameters"
     assert not torch.equal(new.layer.bias, model.layer.bias)
-    assert rules["scale"] == "constant"
+    assert rules["scale"] == "constant: kept from the given model"
     assert torch.equal(new.scale, model.scale)
-    assert rules["table"] == "kept"
+    assert rules["table"] == "kept from the given model"
     assert torch.equal(new.table, model.table)
-    assert rules["loose"] == "redrawn with its mean and deviation"
+    assert rules["loose"] == "normal with the mean and deviation of the given tensor"
     assert new.loose.mean().item() == pytest.approx(3, abs=0.05)
     assert new.loose.std().item() == pytest.approx(0.1, rel=0.3)
     assert rules["norm.running_mean"] == "reset_running_stats"
@@ -193,7 +193,7 @@ def test_the_plan_names_the_rule_for_each_member_tensor() -> None:
     planned = mt.plan(case.model(), mt.TreeNet(split="norm"), case.example())
     assert set(planned.init) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
     assert planned.init["head.weight"] == "Linear.reset_parameters"
-    assert planned.init["norm.weight"] == "constant"
+    assert planned.init["norm.weight"] == "constant: kept from the given model"
     assert "Linear.reset_parameters" in str(planned)
 
 

@@ -59,8 +59,8 @@ def test_a_forward_of_its_own_is_refused_by_name() -> None:
     net = nn.Sequential(Doubling(4, 6), nn.ReLU(), nn.Linear(6, 3))
     assert product_of(net[0]) is None
     reasons = unknown_layers(observe(net, mt.Inputs(torch.randn(2, 4))))
-    assert reasons == {"0": "a Doubling computes other than Linear does, and nothing is known of how"}
-    with pytest.raises(mt.ConversionError, match=r"Doubling computes other than Linear does[\s\S]*keep=\['0'\]"):
+    assert reasons == {"0": "Doubling is an unknown layer: its forward is not that of Linear"}
+    with pytest.raises(mt.ConversionError, match=r"Doubling is an unknown layer[\s\S]*keep=\['0'\]"):
         mt.ensemble(net, mt.BatchEnsemble(), torch.randn(2, 4))
     ens = mt.ensemble(net, mt.BatchEnsemble(), torch.randn(2, 4), keep=["0"])
     assert "0.alpha" not in dict(ens.named_parameters())
@@ -79,7 +79,7 @@ def test_tokens_and_tables_are_no_layers_and_loose_matrices_are() -> None:
             return self.head(F.relu((x + self.table) @ self.matrix))
 
     reasons = unknown_layers(observe(Loose(), mt.Inputs(torch.randn(2, 5, 4))))
-    assert reasons == {"": "a Loose multiplies by matrix, and nothing is known of how"}
+    assert reasons == {"": "Loose is an unknown layer: it multiplies by matrix"}
     for case in ("vit", "hugging_face_vit", "convnext", "in_place"):
         assert unknown_layers(observe(ZOO[case].model(), ZOO[case].example())) == {}
 

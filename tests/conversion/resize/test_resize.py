@@ -137,10 +137,10 @@ def test_the_report_in_words() -> None:
     assert str(Resizing(0.5, "channels")) == "resized to 0.5 of the width by channels"
     rounded = dict.fromkeys("abcde", (2.5, 3))
     assert str(Resizing(1 / 3, "the factory", rounded)) == (
-        "resized to 0.333333 of the width by the factory; not exact: a 2.5 → 3, b 2.5 → 3, c 2.5 → 3 and 2 more"
+        "resized to 0.333333 of the width by the factory; rounded: a 2.5 → 3, b 2.5 → 3, c 2.5 → 3 and 2 more"
     )
     assert str(Resizing(2, "its constructor", dict.fromkeys("abc", (0.5, 1)), {"a": 2})) == (
-        "resized to 2 of the width by its constructor; not exact: a 0.5 → 1, b 0.5 → 1, c 0.5 → 1; 1 layers in groups"
+        "resized to 2 of the width by its constructor; rounded: a 0.5 → 1, b 0.5 → 1, c 0.5 → 1; 1 layers in groups"
     )
 
 
@@ -191,7 +191,7 @@ def attention(width: int, heads: int) -> nn.Module:
     [
         (lambda ratio: perceptron(8), X, "0 is as wide as before"),
         (lambda ratio: nn.Sequential(nn.Linear(4, int(8 * ratio)), nn.Linear(int(8 * ratio), int(6 * ratio))), X, "output is"),
-        (lambda ratio: perceptron(*[8] * round(1 / ratio)), X, "not of the same kind"),
+        (lambda ratio: perceptron(*[8] * round(1 / ratio)), X, "another type"),
         (lambda ratio: attention(round(16 * ratio), round(4 * ratio)), torch.randn(2, 3, 8, 8), "heads"),
         (lambda ratio: nn.Sequential(nn.Linear(4, round(8 * ratio)), nn.Linear(8, 3)), X, "does not run"),
     ],

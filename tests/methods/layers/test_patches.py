@@ -667,7 +667,7 @@ def test_the_plan_says_what_is_drawn() -> None:
     assert reasons == ["3 components, one drawn for the layer", "3 components, one drawn for each element"]
     assert mt.plan(perceptron(), mt.EMP(init="copies"), X).notes[0].endswith("as copies")
     assert {e.name for e in one.shared} == {"layers.0", "layers.3"}
-    with pytest.raises(mt.InputError, match="says by its own settings which layers it changes"):
+    with pytest.raises(mt.InputError, match="does not take keep="):
         mt.plan(perceptron(), mt.EMP(), X, keep=["layers.0"])
 
 

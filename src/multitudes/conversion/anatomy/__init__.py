@@ -1,1 +1,1 @@
-"""Anatomy: how a network is built: what runs first and last, which layers are known, how it starts."""
+"""Anatomy: how a network is built: its first and last layers, the known layers, its initialisation."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def walk(nodes: Iterable[Any], stop: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
-    """Yields these nodes and all behind them, each once; goes no further behind a node where `stop(node)` holds."""
+    """Yields these nodes and all nodes upstream of them, each once; does not walk past a node where `stop(node)` is true."""
     queue, seen = list(nodes), set()
     while queue:
         node = queue.pop()
@@ -20,7 +20,7 @@ def walk(nodes: Iterable[Any], stop: Callable[[Any], bool] = lambda node: False)
 
 
 def outputs_first(ends: tuple[Any, ...]) -> list[Any]:
-    """Sorts the nodes behind `ends`, each before the nodes that it was computed from."""
+    """Lists `ends` and all nodes upstream of them, each before the nodes that it was computed from."""
     done: list[Any] = []
     seen: set[Any] = set()
     stack = [(node, False) for node in ends]

@@ -1,15 +1,15 @@
-"""How members start.
+"""Initialise fresh members.
 
-A fresh member is initialised by the first of these that changes a tensor:
+Each tensor is initialised by the first of these rules that changes it:
 
-1. the factory, where one stands for the model;
-2. the model's own ``init_weights`` or ``_init_weights``, or that of the part that has one;
+1. the factory, if the user gave one;
+2. ``init_weights`` or ``_init_weights`` of the model, or of the outermost modules that have one;
 3. ``reset_parameters`` of each layer;
-4. else a redraw from a normal distribution with the mean and standard deviation of the given tensor (of a resized one,
-   divided by the root of the ratio of its inputs).
+4. draws from a normal distribution with the mean and standard deviation of the given tensor; for a resized tensor the
+   deviation is divided by the square root of new inputs over given inputs.
 
-A parameter that is constant in the given model (zeros, ones, a layer scale) stays as it is: that is how its author starts
-it. Buffers stay too, except for running statistics, which are reset.
+A parameter that is constant in the given model (zeros, ones, a layer scale) keeps its value, since authors initialise such
+parameters so. Buffers keep their values too, except for running statistics, which are reset.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from multitudes.errors import InputError
 
 
 def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
-    """The factory's model at this width, as this seed makes it."""
+    """Calls the factory for a model at this width ratio, with torch seeded by `seed`."""
     with seeded(seed):
         try:
             model = factory(ratio)
         except TypeError as error:
             if "argument" not in str(error):
                 raise
-            raise InputError(f"a factory takes the width ratio, as in lambda ratio: Net(int(64 * ratio)): {error}") from error
+            raise InputError(f"the factory must take the width ratio, lambda ratio: Net(int(64 * ratio)): {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"the factory returned a {type(model).__name__}, not an nn.Module")
     return model
 
 
 def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = None) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of the model that starts anew, and the rule by which each tensor was initialised.
+    """Returns a freshly initialised copy of the model, and the rule by which each tensor was initialised.
 
-    Of a model that was made of a wider one, the latter says what a weight's deviation is and how many inputs it was for.
+    `resized_from` is the model that `model` was thinned from: rule 4 takes mean and deviation from its tensors.
     """
     new = detached_copy(model, {})
     rules: dict[str, str] = {}
     with torch.no_grad(), seeded(seed, model):
         for name, part in _outermost(new):
-            for called, how in _own_initialisers(part):
-                if _run(name, part, called, how, rules):
+            for called, initialiser in _own_initialisers(part):
+                if _run(name, part, called, initialiser, rules):
                     break
         for name, part in new.named_modules():
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
             done = all(join_name(name, key) in rules for key in own_tensors(part))
             if callable(reset) and not done and not _required(reset):
                 _run(name, part, reset.__name__, reset, rules)
-        given = dict(named_tensors(model))
-        wider = dict(named_tensors(resized_from)) if resized_from is not None else given
+        tensors = dict(named_tensors(model))
+        wider = dict(named_tensors(resized_from)) if resized_from is not None else tensors
         for name, tensor in named_tensors(new):
-            _finish(name, tensor, given[name], wider[name], rules)
+            _keep_or_draw(name, tensor, tensors[name], wider[name], rules)
         for name, part in new.named_modules():
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
@@ -72,36 +72,37 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
     return new, rules
 
 
-def _run(name: str, part: nn.Module, called: str, how: Callable[[], Any], rules: dict[str, str]) -> bool:
-    """Lets a part initialise itself; whether that changed anything."""
+def _run(name: str, part: nn.Module, called: str, initialiser: Callable[[], Any], rules: dict[str, str]) -> bool:
+    """Runs an initialiser of a module, and adds the tensors that it changed to `rules`. Returns whether there are any."""
     before = {n: t.clone() for n, t in named_tensors(part)}
-    how()
+    initialiser()
     changed = []
     for n, tensor in named_tensors(part):
         if join_name(name, n) in rules:
-            tensor.copy_(before[n])  # an earlier rule has seen to it
+            tensor.copy_(before[n])  # an earlier rule has initialised it
         elif not _same(tensor, before[n]):
             changed.append(n)
     rules.update((join_name(name, n), f"{type(part).__name__}.{called}") for n in changed)
     return bool(changed)
 
 
-def _finish(name: str, tensor: Tensor, given: Tensor, wider: Tensor, rules: dict[str, str]) -> None:
-    """Keeps what must stay, and redraws what nothing else has initialised."""
+def _keep_or_draw(name: str, tensor: Tensor, before: Tensor, wider: Tensor, rules: dict[str, str]) -> None:
+    """Restores buffers and constants to their values `before`, and draws a parameter that no rule has initialised."""
     if not isinstance(tensor, nn.Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
-        tensor.copy_(given)
-        rules[name] = "kept"
-    elif is_constant(given) and not (given.numel() == 1 and name in rules and given.item() not in (0, 1)):
-        tensor.copy_(given)
-        rules[name] = "constant"
+        tensor.copy_(before)
+        rules[name] = "kept from the given model"
+    elif is_constant(before) and not (before.numel() == 1 and name in rules and before.item() not in (0, 1)):
+        tensor.copy_(before)
+        rules[name] = "constant: kept from the given model"
     elif name not in rules:
         inputs = [math.prod(t.shape[1:]) if t.ndim > 1 and t.shape[0] > 1 else 1 for t in (wider, tensor)]
         tensor.normal_().mul_(wider.std() * math.sqrt(inputs[0] / inputs[1])).add_(wider.mean())
-        rules[name] = "redrawn with its mean and deviation" + (" for its number of inputs" if inputs[0] != inputs[1] else "")
+        scaled = ", scaled to its number of inputs" if inputs[0] != inputs[1] else ""
+        rules[name] = f"normal with the mean and deviation of the given tensor{scaled}"
 
 
 def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The outermost parts that have a way of their own to initialise themselves."""
+    """Yields the outermost modules that have `init_weights` or `_init_weights`, by name."""
     done: list[str] = []
     for name, part in model.named_modules():
         if not any(d == "" or name.startswith(f"{d}.") for d in done) and _own_initialisers(part):
@@ -110,17 +111,18 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _own_initialisers(part: nn.Module) -> list[tuple[str, Callable[[], Any]]]:
-    """`init_weights` or `_init_weights`, called once or for each module, as it is written."""
-    found: list[tuple[str, Callable[[], Any]]] = []
+    """Returns `init_weights` and `_init_weights`; one with an argument is applied to each module inside `part`."""
+    initialisers: list[tuple[str, Callable[[], Any]]] = []
     for name in ("init_weights", "_init_weights"):
         method = getattr(part, name, None)
         if not callable(method) or len(_required(method)) > 1:
             continue
-        found.append((name, functools.partial(part.apply, method) if _required(method) else method))
-    return found
+        initialisers.append((name, functools.partial(part.apply, method) if _required(method) else method))
+    return initialisers
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
+    """Names the arguments without a default."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]

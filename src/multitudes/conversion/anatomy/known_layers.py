@@ -1,7 +1,8 @@
-"""The layers that methods which share weights know: where channels stand in what they take, and their product alone.
+"""Layers that methods with shared weights can convert: linear layers, convolutions and torch's attention.
 
-A layer is known by its exact type, or as a subclass that inherits its parent's forward. One with a forward of its own computes
-something that its parent's rule does not say: it is taught here, or refused by name, never treated as its parent.
+For each there is its product without the bias, its weight, and the axis of its channels. A layer is known by its exact type,
+or as a subclass that inherits its parent's forward. A subclass with another forward may compute anything: it has an entry in
+`TAUGHT`, or is refused by name. It is never treated as its parent.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 Product = Callable[..., Tensor]
+"""product(layer, x): the layer's output without its bias."""
 
 
 def without_fast_path(model: nn.Module, kind: type) -> None:
-    """Keeps torch's encoders from their fused inference path, which reads weights and passes by layers of this kind."""
+    """Turns off the fused inference path of torch's encoders, which would read weights without calling layers of this kind."""
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoderLayer) and any(isinstance(inner, kind) for inner in part.modules()):
             part.activation_relu_or_gelu = 0
@@ -41,7 +43,13 @@ def _convolution(layer: Any, x: Tensor) -> Tensor:
 
 def _transposed(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
     padding = layer._output_padding(
-        x, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.kernel_size), layer.dilation
+        x,
+        output_size,
+        layer.stride,
+        layer.padding,
+        layer.kernel_size,
+        len(layer.kernel_size),
+        layer.dilation,
     )
     function = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[len(layer.kernel_size)]
     return function(x, layer.weight, None, layer.stride, layer.padding, padding, layer.groups, layer.dilation)
@@ -59,13 +67,13 @@ def _own_weight(layer: Any) -> Tensor:
 
 
 def _standardised(layer: Any) -> Tensor:
-    """timm's StdConv2d: its weight normalised for each output channel."""
+    """Weight of timm's StdConv2d: normalised over each output channel."""
     flat = layer.weight.reshape(1, layer.out_channels, -1)
     return F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
 
 
 def _scaled(layer: Any) -> Tensor:
-    """timm's ScaledStdConv2d: normalised, with a learned gain."""
+    """Weight of timm's ScaledStdConv2d: normalised over each output channel, times a learned gain."""
     flat, gain = layer.weight.reshape(1, layer.out_channels, -1), (layer.gain * layer.scale).view(-1)
     return F.batch_norm(flat, None, None, weight=gain, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
 
@@ -78,7 +86,7 @@ TAUGHT: dict[str, Callable[[Any], Tensor]] = {
     "timm.layers.std_conv.ScaledStdConv2d": _scaled,
     "timm.layers.std_conv.ScaledStdConv2dSame": _scaled,
 }
-"""Layers of other libraries with a forward of their own, by qualified name, and what they convolve with."""
+"""Layers of other libraries that override forward, by qualified name, and the function that computes their weight."""
 
 
 def _taught(layer: Any, x: Tensor) -> Tensor:
@@ -92,29 +100,29 @@ def _taught(layer: Any, x: Tensor) -> Tensor:
 
 
 def pads_as_tensorflow(layer: Any) -> bool:
-    """Whether one of timm's convolutions pads its input by what it finds it to be."""
+    """Whether a layer is a timm convolution that pads by the size of its input, as TensorFlow's "same" does."""
     name = taught_name(layer)
     return name is not None and "Same" in name and bool(getattr(layer, "same_pad", True))
 
 
 def taught_name(layer: nn.Module) -> str | None:
-    """The name under which a layer of another library is taught, converted or not."""
+    """Returns the key of a layer in `TAUGHT`, also if it is converted; None for other layers."""
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(layer).__mro__)
     return next((name for name in names if name in TAUGHT), None)
 
 
 def weight_of(layer: Any) -> Tensor:
-    """What a known layer multiplies with, as it computes it from its parameters."""
+    """Returns the weight that a known layer multiplies with, computed from its parameters."""
     name = taught_name(layer)
     return layer.weight if name is None else TAUGHT[name](layer)
 
 
 SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
-"""What all members use as it is, matrices or not."""
+"""Layers that all members share, also where they have matrices."""
 
 
 def product_of(layer: nn.Module) -> Product | None:
-    """What a known layer multiplies its input with, without its bias; None for a layer that is not known."""
+    """Returns the product of a known layer, its output without the bias; None for a layer that is not known."""
     kind = type(layer)
     if f"{kind.__module__}.{kind.__qualname__}" in TAUGHT:
         return _taught
@@ -126,19 +134,19 @@ def product_of(layer: nn.Module) -> Product | None:
 
 
 def channels(layer: Any) -> tuple[int, int]:
-    """How many channels a known layer takes and gives."""
+    """Returns the numbers of input and output channels of a known layer."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     return layer.in_channels, layer.out_channels
 
 
 def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
-    """One value for each channel, in the shape in which it is multiplied with what the layer takes or gives.
+    """Reshapes one value per channel to broadcast over `x`, an input or output of the layer.
 
-    Values ``[B, C]`` are each row's own: rows are the first axis of x, which may have several entries for each.
+    Values are ``[C]``, or ``[B, C]`` for one set per row. Rows are the first axis of x, which may have several entries per row.
     """
     trailing = 0 if isinstance(layer, nn.Linear) else len(getattr(layer, "kernel_size", ()))
-    values = values.to(x.dtype)  # under autocast what a layer gives is narrower than its parameters, and stays so
+    values = values.to(x.dtype)  # under autocast outputs have a narrower dtype than parameters, and must keep it
     if values.ndim == 1:
         return values.view(-1, *(1 for _ in range(trailing)))
     between = x.ndim - 2 - trailing
@@ -148,17 +156,17 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
 
 
 def channel_axis(layer: Any) -> int:
-    """Where channels stand in what a known layer takes and gives, from the last axis."""
+    """Returns the axis of the channels in the inputs and outputs of a known layer, counted from the last."""
     return -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
 
 
 def is_attention(part: nn.Module) -> bool:
-    """Whether a module is torch's attention, with its own forward."""
+    """Whether a module is torch's attention, with torch's forward."""
     return isinstance(part, nn.MultiheadAttention) and type(part).forward is nn.MultiheadAttention.forward
 
 
 def known_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Known layers and attention modules by name, outermost: what attention is made of goes with it."""
+    """Yields known layers and attention modules by name; layers inside an attention module are left out."""
     attention = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
     for name, part in model.named_modules():
         within = any(name != outer and inside(name, [outer]) for outer in attention)
@@ -167,70 +175,86 @@ def known_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def unknown_layers(structure: Structure) -> dict[str, str]:
-    """Modules that own a matrix and are neither known nor shared by all methods, and why they are refused.
+    """Names the modules with a matrix that are neither known nor shared by all members, and why they are refused.
 
-    A token, a table of positions or a scale is no layer: what is only added, or multiplied entry by entry, is shared.
+    Parameters that are only added, or multiplied entry by entry, are shared: tokens, positions, scales.
     """
     model = structure.model
     known = {name for name, _ in known_layers(model)}
     attention = [name for name in known if isinstance(model.get_submodule(name), nn.MultiheadAttention)]
-    harmless, used = additive_parameters(structure), structure.walk_back(lambda *_: False)[1]
-    found = {}
+    additive, used = additive_parameters(structure), structure.walk_back(lambda *_: False)[1]
+    reasons = {}
     for name in known - structure.order.keys():
         if any(n in used for n in (f"{name}.{key}" for key, _ in model.get_submodule(name).named_parameters())):
-            found[name] = "its weights are used without calling it, so that members would not differ by it"
+            reasons[name] = "the model reads its weights without calling it, so converting it would have no effect"
     for name, part in model.named_modules():
         if name in known or isinstance(part, SHARED) or any(inside(name, [outer]) for outer in attention):
             continue
-        own = {join_name(name, key): tensor for key, tensor in own_tensors(part).items()}
-        matrices = [n for n, t in own.items() if isinstance(t, nn.Parameter) and _is_matrix(t) and n not in harmless]
+        tensors = {join_name(name, key): tensor for key, tensor in own_tensors(part).items()}
+        matrices = [n for n, t in tensors.items() if isinstance(t, nn.Parameter) and _is_matrix(t) and n not in additive]
         if matrices:
             parent = next((p.__name__ for p in PRODUCTS if isinstance(part, p)), None)
-            why = f"computes other than {parent} does" if parent else f"multiplies by {', '.join(matrices)}"
-            found[name] = f"a {type(part).__name__} {why}, and nothing is known of how"
-    return found
+            why = f"its forward is not that of {parent}" if parent else f"it multiplies by {', '.join(matrices)}"
+            reasons[name] = f"{type(part).__name__} is an unknown layer: {why}"
+    return reasons
 
 
 def _is_matrix(tensor: Tensor) -> bool:
-    """Whether a parameter has more than one axis that is longer than one: a token or a scale has not."""
+    """Whether a parameter has at least two axes longer than 1; a token or a scale has one."""
     return sum(size > 1 for size in tensor.shape) > 1
 
 
 def attend(layer: Any, call: Mapping[str, Any], weights: Sequence[Tensor], out: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Torch's attention with other weights for its query, key, value and output than its own."""
+    """Runs torch's attention on the arguments `call` with these weights for query, key and value, and `out` for its output."""
     query, key, value = call["query"], call["key"], call["value"]
     swap = layer.batch_first and query.dim() == 3
     if swap:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     options = {k: v for k, v in call.items() if k not in ("query", "key", "value")}
     output, maps = F.multi_head_attention_forward(
-        query, key, value, layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, layer.bias_k, layer.bias_v,
-        layer.add_zero_attn, layer.dropout, out, layer.out_proj.bias, training=layer.training,
-        use_separate_proj_weight=True, q_proj_weight=weights[0], k_proj_weight=weights[1], v_proj_weight=weights[2], **options,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        layer.embed_dim,
+        layer.num_heads,
+        None,
+        layer.in_proj_bias,
+        layer.bias_k,
+        layer.bias_v,
+        layer.add_zero_attn,
+        layer.dropout,
+        out,
+        layer.out_proj.bias,
+        training=layer.training,
+        use_separate_proj_weight=True,
+        q_proj_weight=weights[0],
+        k_proj_weight=weights[1],
+        v_proj_weight=weights[2],
+        **options,
+    )
     return (output.transpose(0, 1) if swap else output), maps
 
 
 def projections(layer: Any) -> tuple[Tensor, ...]:
-    """The weights of an attention module's query, key and value, each ``[E, inputs]``."""
+    """Returns the weights of an attention module's query, key and value, each ``[E, inputs]``."""
     if layer._qkv_same_embed_dim:
         return layer.in_proj_weight.view(3, layer.embed_dim, layer.embed_dim).unbind()
     return layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
 
 
 def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Values for each channel that a layer takes, and for each that it gives, multiplied in the shape of its weight."""
+    """Multiplies a value per input channel with a value per output channel, to broadcast over the layer's weight."""
     shape, groups = layer.weight.shape, getattr(layer, "groups", 1)
-    takes, gives = inputs.view(groups, -1), outputs.view(groups, -1)
-    first, second = (takes, gives) if isinstance(layer, TRANSPOSED) else (gives, takes)
+    per_input, per_output = inputs.view(groups, -1), outputs.view(groups, -1)
+    first, second = (per_input, per_output) if isinstance(layer, TRANSPOSED) else (per_output, per_input)
     both = first[:, :, None] * second[:, None, :]  # the second axis of a weight has the channels of one group
     return both.reshape(*shape[:2], *(1 for _ in shape[2:]))
 
 
 def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Gives a converted layer the class that it had, with this weight and bias, in place.
+    """Restores the class that a converted layer had, with this weight and bias, in place.
 
-    One that computes its weight becomes the convolution that it is.
+    A layer that computes its weight, such as timm's StdConv2d, becomes a plain convolution.
     """
     kind = type(layer).made_of[1]
     if (name := taught_name(layer)) is not None and TAUGHT[name] is not _own_weight:
@@ -248,7 +272,7 @@ def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def restore_projections(layer: Any, weights: Sequence[Tensor], out: Tensor) -> None:
-    """The same for torch's attention, with these weights for its query, key, value and output."""
+    """Restores the class that converted attention had, with these weights for query, key and value, and `out`, in place."""
     layer.__class__ = type(layer).made_of[1]
     if layer._qkv_same_embed_dim:
         layer.in_proj_weight = _parameter(torch.cat(list(weights)), layer.in_proj_weight)

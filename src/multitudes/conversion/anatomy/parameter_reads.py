@@ -1,4 +1,4 @@
-"""Reading: what forward reads and calls besides its modules, noticed while it runs."""
+"""Observes forward while it runs: parameters read outside their own module, and calls of dropout functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F
 
 
 class ParameterReads(TorchFunctionMode):
-    """Notices parameters that an operation reads while another module than theirs is running."""
+    """Records parameters that an operation reads while another module than their own runs, and calls of dropout functions."""
 
     HARMLESS = frozenset("size dim ndimension numel nelement is_floating_point is_complex stride __len__ __hash__".split())
     ATTRIBUTES = frozenset("data T mT H mH real imag".split())
@@ -39,7 +39,11 @@ class ParameterReads(TorchFunctionMode):
         self.running.pop()
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", "")
         running = self.running[-1]
@@ -49,7 +53,7 @@ class ParameterReads(TorchFunctionMode):
         reads = getattr(getattr(func, "__self__", None), "__name__", "") in self.ATTRIBUTES if name == "__get__" else True
         if reads and name not in self.HARMLESS:
             for tensor in tree.tensors((args, kwargs or {})):
-                owned = self.owners.get(id(tensor))
-                if owned is not None and not any(part is self.running[-1] for part in owned[1]):
-                    self.read_elsewhere.add(owned[0])
+                parameter, owners = self.owners.get(id(tensor), ("", [running]))
+                if not any(part is running for part in owners):
+                    self.read_elsewhere.add(parameter)
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Parts that no method can turn into members, each refused by name with what to do instead."""
+"""Refuses modules that no method can convert: scripted, quantised, lazy, sparse ones; each with a way out."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ PLAIN_TENSORS = (Tensor, nn.Parameter, Buffer)
 
 
 def refusals(model: nn.Module) -> dict[str, str]:
-    """Modules that cannot be given members, and why."""
-    found: dict[str, str] = {}
+    """Names the modules that no method can convert, and why."""
+    reasons: dict[str, str] = {}
     for name, module in model.named_modules():
         reason = _of_module(module)
         if reason:
-            found[name] = reason
-    places: dict[int, str] = {}
+            reasons[name] = reason
+    by_address: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         if not _of_tensor(parameter) and parameter.numel() and not parameter.is_meta:
-            other = places.setdefault(parameter.data_ptr(), name)
+            other = by_address.setdefault(parameter.data_ptr(), name)
             if other != name:
-                found.setdefault(
-                    owning_module(name), f"{name} lies in the memory of {other} without being tied: assign {other} itself"
+                reasons.setdefault(
+                    owning_module(name), f"{name} and {other} are two parameters in the same memory: use one parameter for both"
                 )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         reason = _of_tensor(tensor)
         if reason:
-            found.setdefault(owning_module(name), reason)
-    return found
+            reasons.setdefault(owning_module(name), reason)
+    return reasons
 
 
 def _of_module(module: nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
-        return "a scripted module cannot be copied part by part; pass the Python module it was made from"
+        return "a scripted module cannot be copied; pass the Python module it was made from"
     if ".quantized" in type(module).__module__:
         return "its weights are packed for quantised arithmetic; convert first, quantise the members afterwards"
     for hook in module._forward_pre_hooks.values():
         kind = type(hook).__name__
         if kind in ("WeightNorm", "SpectralNorm"):
             new = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[kind]
-            return f"torch.nn.utils.{new} cannot be copied; use torch.nn.utils.parametrizations.{new}"
+            return f"the hook of torch.nn.utils.{new} cannot be copied; use torch.nn.utils.parametrizations.{new}"
     return None
 
 
@@ -50,11 +50,11 @@ def _of_tensor(tensor: Tensor) -> str | None:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "a lazy layer has no weights yet; run the model once on the example first"
     if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
-        return "a gradient hook on its tensor would be lost; register it on the ensemble's tensor afterwards"
+        return "the gradient hook on its tensor would be lost; register it on the ensemble's tensor after conversion"
     if tensor.is_quantized:
         return f"a tensor of dtype {tensor.dtype} cannot be stacked; convert first, quantise the members afterwards"
     if type(tensor) not in PLAIN_TENSORS and type(tensor.data) is not Tensor:
-        return f"a {type(tensor).__name__} keeps its values in a form of its own; convert the plain model first"
+        return f"a {type(tensor).__name__} is not an ordinary tensor and cannot be stacked; convert the plain model first"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} cannot be stacked; make it dense"
     return None

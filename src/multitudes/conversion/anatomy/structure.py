@@ -1,6 +1,6 @@
-"""What running the example tells about a model: the order in which its layers run, and which stand last.
+"""The structure of a model, observed by running the example: the order of its layers, its last layers, its blocks.
 
-Registration order says nothing about that (a head may be registered first), so the example is run once through a copy
+The order of registration does not show this (a head may be registered first). So the example is run once through a copy
 with gradients on, and the autograd graph is walked back from the outputs.
 """
 
@@ -24,55 +24,57 @@ from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0", "CdistBackward0")
+"""Autograd nodes of products with a matrix."""
 SEEN_THROUGH = """View UnsafeView Reshape ReshapeAlias Expand Select Slice Unsqueeze Squeeze Permute Transpose T ToCopy Repeat
     Clone Index IndexSelect Narrow Split SplitWithSizes Unbind Alias UpsampleBicubic2D UpsampleBilinear2D""".split()
-"""Operations that leave a tensor's entries what they are: names of their autograd nodes."""
+"""Autograd nodes of operations that only move, repeat or interpolate entries."""
 ENTRYWISE = "Add Sub Mul Cat Stack Embedding Where".split()
+"""Autograd nodes of operations that work entry by entry."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A model as the example ran through it."""
+    """A model, and how the example ran through a copy of it."""
 
     model: nn.Module
     order: dict[str, int]
-    """When each module was first called, by name; modules that were never called are missing."""
+    """Time of the first call of each module, by name; modules that were never called are missing."""
     output_nodes: tuple[Any, ...]
     """Autograd nodes of the outputs."""
     produced_by: dict[Any, tuple[str, int]]
-    """Autograd nodes that a module's output came from: the module's name, and when."""
+    """For the autograd node of each module output: the module's name, and the time."""
     names: dict[int, str]
-    """Names of the parameters of the copy that ran, by identity."""
+    """Names of the copy's parameters, by `id`."""
     inputs_of: dict[str, list[tuple[Any, ...]]]
-    """For each call of a module, the autograd nodes of the tensors that it was given."""
+    """For each call of a module, the autograd nodes of its input tensors."""
     read_elsewhere: set[str]
-    """Parameters that are read outside the forward of the module that they belong to."""
+    """Parameters that are read outside the forward of their own module."""
     functional_dropout: set[str]
-    """Modules whose forward calls a dropout function with a rate above 0, dropout modules apart."""
+    """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
     inputs: Inputs
     """The example."""
 
     def started(self, name: str) -> int | None:
-        """When the first call in a module's subtree happened; None if none did."""
-        inside = [at for n, at in self.order.items() if name == "" or n == name or n.startswith(f"{name}.")]
-        return min(inside, default=None)
+        """Time of the first call of a module or of one inside it; None if there was none."""
+        times = [time for n, time in self.order.items() if name == "" or n == name or n.startswith(f"{name}.")]
+        return min(times, default=None)
 
     def layers(self) -> list[str]:
-        """Modules that own a matrix themselves and are not made of such modules, in the order in which they run."""
-        found = [n for n, module in self.model.named_modules() if is_layer(module) and n in self.order]
-        return sorted(found, key=self.order.__getitem__)
+        """Names the modules that are layers (see `is_layer`), in the order in which they run."""
+        names = [n for n, module in self.model.named_modules() if is_layer(module) and n in self.order]
+        return sorted(names, key=self.order.__getitem__)
 
     def walk_back(self, stop: Callable[[str, int], bool], loose: bool = False) -> tuple[set[str], set[str]]:
-        """Walks from the outputs back to the modules where `stop(module, when)` holds.
+        """Walks from the outputs back to the modules for which `stop(name, time)` is true.
 
-        Returns these modules, and the parameters met on the way. With `loose` the walk also ends at a product with a matrix
-        that a larger module holds itself: that product is a layer too.
+        Returns these modules, and the parameters met on the way. With `loose` the walk also ends at a product with a loose
+        matrix, one that a module of several layers holds: that product is a layer too.
         """
         return self._walk(self.output_nodes, stop, loose)
 
     def feeding(self, stop: Callable[[str, int], bool]) -> set[str]:
-        """The parameters upstream of the modules where `stop(module, when)` holds."""
+        """Names the parameters upstream of the modules for which `stop(name, time)` is true."""
         return self._walk([node for node, origin in self.produced_by.items() if stop(*origin)], lambda *_: False, False)[1]
 
     def _walk(self, nodes: Iterable[Any], stop: Callable[[str, int], bool], loose: bool) -> tuple[set[str], set[str]]:
@@ -92,19 +94,19 @@ class Structure:
         return reached, met
 
     def _factors(self, node: Any, loose: bool) -> set[str]:
-        """The parameters that an operation reads; with `loose` also those that a product's factors are computed from."""
+        """Names the parameters that an operation reads; with `loose` also those that a product's factors are computed from."""
         names = {name for source, _ in node.next_functions if (name := self._parameter(source))}
         if loose and node.name() in PRODUCTS:
             names |= {name for source, _ in node.next_functions for name in self._weights(source)}
         return names
 
     def unregistered_weights(self) -> list[list[int]]:
-        """Shapes of weights that the outputs depend on and the model does not register."""
+        """Lists the shapes of parameters that the outputs depend on, but the model does not register."""
         leaves = [getattr(node, "variable", None) for node in walk(self.output_nodes)]
         return [list(leaf.shape) for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in self.names]
 
     def _weights(self, node: Any) -> set[str]:
-        """The parameters that a node is computed from; none if a module's output is among its sources."""
+        """Names the parameters that a node is computed from; none if it also depends on a module's output."""
         names: set[str] = set()
         for source in walk([node]):
             if source in self.produced_by:
@@ -120,7 +122,7 @@ class Structure:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a module owns a matrix itself, and nothing inside it owns one (attention and recurrent modules count)."""
+    """Whether a module has a matrix itself and no parameters in modules inside it; torch's attention is a layer too."""
     if isinstance(module, NORMS) or not any(p.ndim >= 2 for p in own_tensors(module).values()):
         return False
     inner = any(isinstance(p, nn.Parameter) and owning_module(n) != "" for n, p in named_tensors(module))
@@ -128,21 +130,21 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: one of torch's norms, or one that is called so and has a scale, and a shift, of its own."""
+    """Whether a module is one of torch's norms, or has "norm" in its class name and nothing but vectors as tensors."""
     if isinstance(module, NORMS):
         return True
     own = own_tensors(module)
-    alone = own.keys() == dict(named_tensors(module)).keys() and bool(own) and all(t.ndim <= 1 for t in own.values())
-    return alone and "norm" in type(module).__name__.lower()
+    vectors = own.keys() == dict(named_tensors(module)).keys() and bool(own) and all(t.ndim <= 1 for t in own.values())
+    return vectors and "norm" in type(module).__name__.lower()
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers that belong to a module itself, parametrized ones included."""
+    """Returns the parameters and buffers of a module itself, not of modules inside it; parametrized ones are included."""
     return {name: tensor for name, tensor in named_tensors(module) if owning_module(name) == ""}
 
 
 def observe(model: nn.Module, inputs: Inputs) -> Structure:
-    """Runs the example through a copy of the model, in eval mode."""
+    """Runs the example through a copy of the model in eval mode, and records its structure."""
     probe = detached_copy(model, {}).eval()
     for parameter in probe.parameters():
         if parameter.is_floating_point() or parameter.is_complex():
@@ -152,55 +154,60 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     inputs_of: dict[str, list[tuple[Any, ...]]] = {}
     clock = itertools.count()
 
-    def enter(name: str, given: Any) -> None:
+    def enter(name: str, arguments: Any) -> None:
         order.setdefault(name, next(clock))
-        nodes = tuple(tensor.grad_fn for tensor in tree.tensors(given) if tensor.grad_fn is not None)
+        nodes = tuple(tensor.grad_fn for tensor in tree.tensors(arguments) if tensor.grad_fn is not None)
         inputs_of.setdefault(name, []).append(nodes)
 
     def leave(name: str, output: Any) -> None:
         now = next(clock)
         for tensor in tree.tensors(output):
             if tensor.grad_fn is not None:
-                produced_by.setdefault(tensor.grad_fn, (name, now))  # the innermost module, whose hook runs first, keeps it
+                produced_by.setdefault(tensor.grad_fn, (name, now))  # the hook of the innermost module runs first
 
     for name, module in probe.named_modules():
         module.register_forward_pre_hook(lambda _, args, kwargs, name=name: enter(name, (args, kwargs)), with_kwargs=True)
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
     reading = ParameterReads(probe)
     with torch.enable_grad(), reading:
-        own = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
-        output = probe(*own.args, **own.kwargs)
-    made_now = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
-    if made_now:
-        raise InputError(f"forward makes {', '.join(made_now)} on its first call: run the model once, then convert it")
-    names = {id(parameter): name for name, parameter in probe.named_parameters()}
-    ends = tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None)
+        call = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
+        output = probe(*call.args, **call.kwargs)
+    new_buffers = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
+    if new_buffers:
+        raise InputError(f"forward registers {', '.join(new_buffers)} on its first call: run the model once, then convert it")
     structure = Structure(
-        model, order, ends, produced_by, names, inputs_of, reading.read_elsewhere, reading.functional_dropout, inputs
+        model=model,
+        order=order,
+        output_nodes=tuple(tensor.grad_fn for tensor in tree.tensors(output) if tensor.grad_fn is not None),
+        produced_by=produced_by,
+        names={id(parameter): name for name, parameter in probe.named_parameters()},
+        inputs_of=inputs_of,
+        read_elsewhere=reading.read_elsewhere,
+        functional_dropout=reading.functional_dropout,
+        inputs=inputs,
     )
-    strays = structure.unregistered_weights()
-    if strays:
+    shapes = structure.unregistered_weights()
+    if shapes:
         raise InputError(
-            f"forward uses weights that no module of the model registers, of shapes {strays}: put layers into an nn.ModuleList "
-            "and weights into an nn.ParameterList, and let no function hold on to the model itself"
+            f"forward uses weights of shapes {shapes} that the model does not register: put layers into an nn.ModuleList and "
+            "weights into an nn.ParameterList; a function or lambda that forward calls must not refer to the model"
         )
     return structure
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
-    """The layers met first on the way back from the outputs, and the loose parameters behind them."""
+    """Names the layers nearest to the outputs, and the parameters outside layers between them and the outputs."""
     layers = set(structure.layers())
     return structure.walk_back(lambda module, _: module in layers, loose=True)
 
 
 def heads(structure: Structure) -> tuple[set[str], set[str]]:
-    """The classifier that a timm model names itself, or else the last layers, and the loose parameters behind them."""
-    named = _named_by_config(structure)
+    """Names the classifier in a timm model's configuration; for other models returns `last_layers`."""
+    named = _classifier_of_timm(structure)
     return (named, set()) if named is not None else last_layers(structure)
 
 
-def _named_by_config(structure: Structure) -> set[str] | None:
-    """The classifier that a timm model names itself."""
+def _classifier_of_timm(structure: Structure) -> set[str] | None:
     config = getattr(structure.model, "pretrained_cfg", None)
     named = config.get("classifier") if isinstance(config, dict) else getattr(config, "classifier", None)
     if not named:
@@ -211,26 +218,30 @@ def _named_by_config(structure: Structure) -> set[str] | None:
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """The repeated parts of a network: elements of containers that are made of layers, innermost; without any, its layers."""
-    found = []
+    """Names the blocks of a network: the innermost elements of containers that consist of layers.
+
+    A network without such elements has its layers as blocks.
+    """
+    names = []
     for name, module in model.named_modules():
         if not isinstance(module, CONTAINERS):
             continue
         for key, part in module.named_children():
             if any(is_layer(inner) for inner in part.modules() if inner is not part):
-                found.append(join_name(name, key))
-    innermost = [n for n in found if not any(other.startswith(f"{n}.") for other in found)]
+                names.append(join_name(name, key))
+    innermost = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
     return innermost or [name for name, module in model.named_modules() if is_layer(module)]
 
 
 def last_third(structure: Structure) -> str:
-    """The first of the children that run last and hold at least a third of the blocks.
+    """Names the module with which the last third of the network begins.
 
-    A child that would leave less than a third to the rest is opened, and the search goes on among its own children.
+    Together with the modules that run after it, it holds at least a third of the blocks. If these are more than two thirds,
+    the search continues among its children.
     """
     names = blocks(structure.model)
 
-    def held(module: str) -> int:
+    def count_blocks(module: str) -> int:
         return sum(n == module or module == "" or n.startswith(f"{module}.") for n in names)
 
     def search(module: str, after: int) -> str:
@@ -238,10 +249,10 @@ def last_third(structure: Structure) -> str:
         inside = structure.model.get_submodule(module).named_children()
         children = [prefix + key for key, _ in inside if structure.started(prefix + key) is not None]
         for child in sorted(children, key=structure.started, reverse=True):  # type: ignore[arg-type]
-            here = held(child)
+            here = count_blocks(child)
             if 3 * (after + here) >= len(names):
-                opens = 3 * (after + here) > 2 * len(names) and child not in names
-                return search(child, after) if opens else child
+                too_large = 3 * (after + here) > 2 * len(names) and child not in names
+                return search(child, after) if too_large else child
             after += here
         return module
 
@@ -249,10 +260,10 @@ def last_third(structure: Structure) -> str:
 
 
 def block_starts(structure: Structure) -> set[str]:
-    """The first layers of every residual block: those on the longer ways of its sum that no other layer of it comes before.
+    """Names the first layers of every residual block, its shortcut excepted.
 
-    A residual sum joins ways that part at a common tensor, and the way with the fewest layers is the shortcut. They are found
-    in the autograd graph, so that a residual network shows its blocks however it is written.
+    A residual sum joins branches that fork at a common tensor; the branch with the fewest layers is the shortcut. Blocks are
+    found in the autograd graph, so it does not matter how the network is written.
     """
     order = outputs_first(structure.output_nodes)
     place = {node: index for index, node in enumerate(order)}
@@ -261,52 +272,53 @@ def block_starts(structure: Structure) -> set[str]:
         for source, _ in node.next_functions:
             users[source] = users.get(source, 0) + 1
     layers = set(structure.layers())
-    made = {node: name for node, (name, _) in structure.produced_by.items() if name in layers}
+    layer_of = {node: name for node, (name, _) in structure.produced_by.items() if name in layers}
     starts: set[str] = set()
     for node in order:
-        ways = _summands(node, users)
-        if len(ways) < 2:
+        summands = _summands(node, users)
+        if len(summands) < 2:
             continue
-        behind = [set(outputs_first((way,))) for way in ways]
-        fork = min((place[n] for n in set.intersection(*behind)), default=len(order))
-        between = [{n: made[n] for n in way if place[n] < fork and n in made} for way in behind]
-        fewest = min(len(set(way.values())) for way in between)
-        for way in between if fork < len(order) else ():
-            if len(set(way.values())) > fewest:
-                starts |= {name for n, name in way.items() if not (set(outputs_first((n,))) - {n}) & way.keys()}
+        upstream = [set(outputs_first((summand,))) for summand in summands]
+        fork = min((place[n] for n in set.intersection(*upstream)), default=len(order))
+        branches = [{n: layer_of[n] for n in nodes if place[n] < fork and n in layer_of} for nodes in upstream]
+        fewest = min(len(set(branch.values())) for branch in branches)
+        for branch in branches if fork < len(order) else ():
+            if len(set(branch.values())) > fewest:
+                starts |= {name for n, name in branch.items() if not (set(outputs_first((n,))) - {n}) & branch.keys()}
     return starts
 
 
 def _summands(node: Any, users: dict[Any, int]) -> list[Any]:
-    """What a sum adds up, sums in it that serve nothing else included; nothing for what is no sum."""
+    """Lists the nodes that a sum adds, through inner sums without another user; an empty list if the node is no sum."""
     kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
     parts = [source for source, _ in node.next_functions if source is not None]
     if kind in ("Sum", "Mean") and len(parts) == 1 and parts[0].name() in ("StackBackward0", "CatBackward0"):
         return [source for source, _ in parts[0].next_functions if source is not None]
     if kind not in ("Add", "Sub", "Lerp", "Addcmul"):
         return []
-    found = []
+    summands = []
     for part in parts:
         inner = _summands(part, users) if users.get(part) == 1 else []
-        found += inner or [part]
-    return [part for part in found if "AccumulateGrad" not in part.name()]
+        summands += inner or [part]
+    return [part for part in summands if "AccumulateGrad" not in part.name()]
 
 
 def additive_parameters(structure: Structure) -> set[str]:
-    """The parameters that are only ever added, scaled entry by entry or put beside something: tokens, positions, scales."""
+    """Names the parameters that are only added, multiplied entry by entry or concatenated: tokens, positions, scales."""
     consumers: dict[Any, list[Any]] = {}
     for node in outputs_first(structure.output_nodes):
         for source, _ in node.next_functions:
             consumers.setdefault(source, []).append(node)
-    found = set()
+    names = set()
     for leaf in consumers:
         name = structure.names.get(id(getattr(leaf, "variable", None)))
-        if name is not None and _only_added(leaf, consumers):
-            found.add(name)
-    return found
+        if name is not None and _only_entrywise(leaf, consumers):
+            names.add(name)
+    return names
 
 
-def _only_added(leaf: Any, consumers: dict[Any, list[Any]]) -> bool:
+def _only_entrywise(leaf: Any, consumers: dict[Any, list[Any]]) -> bool:
+    """Whether every operation that reads a parameter, directly or moved around, works entry by entry."""
     queue, seen = [leaf], set()
     while queue:
         for user in consumers.get(queue.pop(), []):

@@ -1,1 +1,1 @@
-"""Resize: the same architecture thinner or wider, by its constructor, its configuration or its channels."""
+"""Resize: makes a network thinner or wider, by its constructor, its configuration or its channels."""

@@ -1,6 +1,7 @@
-"""What is looked at in a resized network: that it runs proves nothing.
+"""Audit a resized network: a network that runs may still be wrong.
 
-The outputs keep their shapes, attention its heads; and where weights were kept, each is read with the channel it was made for.
+Its outputs must have the same shapes, its attention the same heads. Weights that were kept must multiply the same channels
+as before.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, plain_attention
 
 ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-"""Norms that give other values when channels are gone, as they should."""
+"""Norms over several channels: without some of them their outputs change, as they should."""
 
 
 def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
-    """Outputs that have another shape than before (hidden states beside them may), and attention with other heads."""
+    """Reports outputs with another shape than before, and attention with other heads; hidden states may change their shape."""
     (before, heads), (after, heads_now) = (attention_maps(net, inputs) for net in (model, new))
-    found = dict(tree.leaves(after))
+    outputs = dict(tree.leaves(after))
     first = next((name for name, leaf in tree.leaves(before) if isinstance(leaf, Tensor)), "")
     for name, tensor in tree.leaves(before):
-        shape = getattr(found.get(name), "shape", None)
+        shape = getattr(outputs.get(name), "shape", None)
         hidden = name != first and "hidden_state" in name
         if isinstance(tensor, Tensor) and shape != tensor.shape and not hidden:
             where = f"the output {name}" if name else "the output"
             yield f"{where} is {list(shape or ())} instead of {list(tensor.shape)}"
     if heads != heads_now:
-        yield f"softmax is taken over {_heads(heads_now)} maps instead of {_heads(heads)}: attention would have other heads"
+        yield f"attention would have other heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
 
 
 def _heads(shapes: list[tuple[int, int, int]]) -> str:
@@ -41,15 +42,15 @@ def _heads(shapes: list[tuple[int, int, int]]) -> str:
 
 
 def attention_maps(net: nn.Module, inputs: Inputs) -> tuple[Any, list[tuple[int, int, int]]]:
-    """The output in eval mode, and each attention's number of maps (rows × heads) and their sizes."""
-    watch, own = _Attention(), fresh_inputs(inputs)
-    with torch.no_grad(), plain_attention(), watch:
-        output = detached_copy(net, {}).eval()(*own.args, **own.kwargs)
-    return output, watch.maps
+    """Returns the output in eval mode, and of each attention its number of maps (rows × heads) and their height and width."""
+    softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
+    with torch.no_grad(), plain_attention(), softmaxes:
+        output = detached_copy(net, {}).eval()(*call.args, **call.kwargs)
+    return output, softmaxes.maps
 
 
-class _Attention(TorchDispatchMode):
-    """Notes the shape of every softmax over a map, by itself or inside an attention kernel."""
+class _SoftmaxShapes(TorchDispatchMode):
+    """Records the shape of every softmax over attention maps, plain or inside an attention kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,17 +71,18 @@ class _Attention(TorchDispatchMode):
 
 
 def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[int]], inputs: Inputs) -> Iterator[str]:
-    """Whether weights are in the wrong places: the given network, deaf to the channels that are gone, must say the same.
+    """Reports kept weights that multiply other channels than before.
 
-    `read` has the inputs that each layer still reads. Norms over channels and attention modules are left out on both sides:
-    they change with the number of channels.
+    The full network with zero weights for removed channels must give the same output as the new one. `read` lists the input
+    channels that each layer still reads. Norms over channels and attention modules are bypassed in both networks, since their
+    outputs depend on the number of channels.
     """
-    if not all(isinstance(part, nn.MultiheadAttention) for part in _attending(model, inputs)):
-        yield "its attention is written by hand, and its heads would be mixed"
+    if not all(isinstance(part, nn.MultiheadAttention) for part in _modules_with_attention(model, inputs)):
+        yield "its attention is not nn.MultiheadAttention, so its heads would be mixed"
         return
     dense, thin = (detached_copy(net, {}).double().eval() for net in (model, new))
-    for name, kept in read.items():
-        _mute_inputs(dense.get_submodule(name), kept)
+    for name, channels in read.items():
+        _mute_inputs(dense.get_submodule(name), channels)
     for part in [*dense.modules(), *thin.modules()]:
         if isinstance(part, ACROSS_CHANNELS):
             part.forward = lambda x: x  # type: ignore[method-assign]
@@ -88,24 +90,24 @@ def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[
             part.forward = lambda query, *_, **__: (query, None)  # type: ignore[method-assign]
     outputs = []
     for net in (dense, thin):
-        own = inputs.refill([t.double() if t.is_floating_point() else t.clone() for t in inputs.tensors()])
+        call = inputs.refill([t.double() if t.is_floating_point() else t.clone() for t in inputs.tensors()])
         with torch.no_grad(), plain_attention():
-            outputs.append(tree.tensors(net(*own.args, **own.kwargs)))
+            outputs.append(tree.tensors(net(*call.args, **call.kwargs)))
     for a, b in zip(*outputs, strict=True):
         if a.shape == b.shape and not a.is_meta and not torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max())):
-            yield "weights would be read with other channels than those that they were made for"
+            yield "kept weights would be read with other channels than in the given model"
 
 
 def inputs_of(layer: Any) -> int:
-    """How many channels a linear layer or convolution takes."""
+    """Returns the number of input channels of a linear layer or convolution."""
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
 
 
-def _mute_inputs(layer: Any, kept: list[int]) -> None:
-    """Sets to zero the weights by which a layer reads other channels than these."""
+def _mute_inputs(layer: Any, channels: list[int]) -> None:
+    """Sets the weights for all other input channels than these to zero."""
     weight, groups = layer.weight.data, getattr(layer, "groups", 1)
     size = inputs_of(layer) // groups
-    for channel in set(range(inputs_of(layer))) - set(kept):
+    for channel in set(range(inputs_of(layer))) - set(channels):
         if getattr(layer, "transposed", False):
             weight[channel] = 0
         else:
@@ -113,22 +115,23 @@ def _mute_inputs(layer: Any, kept: list[int]) -> None:
             weight[block * rows : (block + 1) * rows, channel % size] = 0
 
 
-def _attending(model: nn.Module, inputs: Inputs) -> list[nn.Module]:
-    """The innermost modules in whose forward attention is computed."""
-    net, watch, own = detached_copy(model, {}).eval(), _Attention(), fresh_inputs(inputs)
-    found: list[nn.Module] = []
-    begun: list[int] = []
+def _modules_with_attention(model: nn.Module, inputs: Inputs) -> list[nn.Module]:
+    """Lists the innermost modules whose forward computes attention."""
+    net, softmaxes, call = detached_copy(model, {}).eval(), _SoftmaxShapes(), fresh_inputs(inputs)
+    innermost: list[nn.Module] = []
+    maps_before: list[int] = []
 
     def enter(part: nn.Module, args: Any) -> None:
-        begun.append(len(watch.maps))
+        maps_before.append(len(softmaxes.maps))
 
     def leave(part: nn.Module, args: Any, output: Any) -> None:
-        if len(watch.maps) > begun.pop() and not any(inner in found for inner in part.modules() if inner is not part):
-            found.append(part)
+        new_maps = len(softmaxes.maps) > maps_before.pop()
+        if new_maps and not any(inner in innermost for inner in part.modules() if inner is not part):
+            innermost.append(part)
 
     for part in net.modules():
         part.register_forward_pre_hook(enter)
         part.register_forward_hook(leave)
-    with torch.no_grad(), plain_attention(), watch:
-        net(*own.args, **own.kwargs)
-    return found
+    with torch.no_grad(), plain_attention(), softmaxes:
+        net(*call.args, **call.kwargs)
+    return innermost

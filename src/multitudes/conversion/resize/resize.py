@@ -1,10 +1,11 @@
-"""resize: the same architecture, thinner or wider.
+"""resize: makes a network of the same architecture, thinner or wider.
 
-There are three ways, tried in this order: the network's own constructor or configuration (our models, transformers, timm),
-which is exact and keeps the model's own initialisation; for thinner networks of unknown make, their channels (see
-`multitudes.conversion.resize.pruning`); and a factory `lambda ratio: Net(...)`, which may always stand in the model's place.
+A factory `lambda ratio: Net(...)` in place of the model always works. Without one, two ways are tried in this order:
 
-Widths go to the nearest positive multiple of what must divide them; the number of heads is kept and their width scaled.
+1. the constructor or configuration of the network (our models, transformers, timm): exact, with the model's initialisation;
+2. for thinner networks, removing channels (see `multitudes.conversion.resize.pruning`).
+
+Widths are rounded to the nearest positive multiple of their divisor; the number of heads is kept and their width scaled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.initialise import build, is_constant, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, last_layers
+from multitudes.conversion.arguments import check_model, checked_seed
 from multitudes.conversion.resize.audit import changed_outputs
 from multitudes.conversion.resize.constructors import HEADS, by_config, by_constructor, by_timm
 from multitudes.conversion.resize.pruning import ADVICE, pruned, width_of
@@ -29,35 +31,36 @@ from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError, InputError
+from multitudes.method import Given
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
-"""Makes a model at another width, on a device; None where it does not know how."""
+"""way(model, ratio, device): the model at another width; None if the way does not apply to it."""
 
 WAYS: dict[str, Way] = {"its constructor": by_constructor, "its configuration": by_config, "timm's constructor": by_timm}
 
 
 @dataclass(frozen=True)
 class Resizing:
-    """How a network was resized, kept as its `resizing`."""
+    """How a network was resized: its attribute `resizing`."""
 
     ratio: float
     way: str
     rounded: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Layers whose width is not the exact product: what that would be, and what it is."""
+    """Layers with a rounded width: the exact product, and the width."""
     grouped: dict[str, int] = field(default_factory=dict)
-    """Layers that were divided into groups afterwards, and into how many."""
+    """Layers that Packed divided into groups, and the number of groups."""
 
     def __str__(self) -> str:
         text = f"resized to {self.ratio:g} of the width by {self.way}"
         if self.rounded:
-            shown = [f"{name} {asked:g} → {got}" for name, (asked, got) in self.rounded.items()]
-            text += f"; not exact: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+            shown = [f"{name} {exact:g} → {width}" for name, (exact, width) in self.rounded.items()]
+            text += f"; rounded: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
         return text + (f"; {len(self.grouped)} layers in groups" if self.grouped else "")
 
 
 @clean_autograd()
 def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None) -> nn.Module:
-    """A new model with every hidden width times `ratio`, newly initialised; what rounding did is in its `resizing`.
+    """Returns a freshly initialised model with every hidden width times `ratio`; its `resizing` shows rounded widths.
 
     >>> import torch, multitudes as mt
     >>> from multitudes.models import ResNet
@@ -66,91 +69,83 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     (153.6, 154)
     """
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < math.inf:
-        raise InputError(f"ratio={ratio!r}: say how many times as wide the network should be, a number above 0")
-    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
-    seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
-    given = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
-    if reasons := refusals(given):
+        raise InputError(f"ratio={ratio!r}: give new width over old width, a number above 0")
+    check_model(model)
+    seed = checked_seed(seed)
+    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
+    if reasons := refusals(net):
         raise ConversionError(
-            f"{type(given).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
+            f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
-    inputs = checked_example(given, example, 0)
-    try:
-        structure = observe(given, inputs)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
-    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed)
+    given = Given(net, checked_example(net, example, 0), None if isinstance(model, nn.Module) else model, seed)
+    return resized(given.structure, given.factory, ratio, seed)
 
 
 def resized(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
-    """Resizes a model that the example has already run through."""
+    """Resizes an observed model, or calls its factory at this ratio."""
     model = structure.model
     if factory is not None:
         new = build(factory, ratio, seed)
-        wrong = list(_problems(structure, new, ratio))
-        if wrong:
-            raise ConversionError(f"the factory's network at ratio {ratio:g} is not what it should be: {'; '.join(wrong[:4])}")
+        problems = list(_problems(structure, new, ratio))
+        if problems:
+            raise ConversionError(f"the factory's network at ratio {ratio:g} is wrong: {'; '.join(problems[:4])}")
         return reported(structure, new, ratio, "the factory")
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
-    tried = []
+    failures = []
     for name, way in WAYS.items():
+        rebuilt: nn.Module | None = None
         try:
-            found, wrong = _by_way(way, structure, ratio, seed)
-        except Exception as error:  # a foreign constructor may fail in any way: it was no way then
-            found, wrong = None, [f"{type(error).__name__}: {error}"]
-        if found is not None and not wrong:
-            return reported(structure, found, ratio, name)
-        if wrong:
-            tried.append(f"  by {name}: {'; '.join(wrong[:3])}")
+            rebuilt, problems = _by_way(way, structure, ratio, seed)
+        except Exception as error:  # constructors of other libraries may raise anything
+            problems = [f"{type(error).__name__}: {error}"]
+        if problems:
+            failures.append(f"  by {name}: {'; '.join(problems[:3])}")
+        elif rebuilt is not None:
+            return reported(structure, rebuilt, ratio, name)
     if ratio > 1:
-        what = "\n".join(tried) or "  nothing is known of how it is made"
-        raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n{what}\n{ADVICE}")
+        why = "\n".join(failures) or "  its constructor is unknown (known are our models, transformers and timm)"
+        raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n{why}\n{ADVICE}")
     try:
         thin = pruned(structure, ratio)
     except ConversionError as error:
-        raise ConversionError("\n".join([str(error), *tried])) from error
+        raise ConversionError("\n".join([str(error), *failures])) from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
 
 
 def _by_way(way: Way, structure: Structure, ratio: float, seed: int) -> tuple[nn.Module | None, list[str]]:
-    """Tries one way to resize: returns the new model, None if the way does not apply, and what is wrong with it."""
+    """Tries one way to resize. Returns the new model, or None if the way does not apply, and the problems with it."""
     model = structure.model
-    place = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
+    device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     with seeded(seed, model):
-        new = way(model, ratio, place)
+        new = way(model, ratio, device)
         if new is None:
             return None, []
         try:
             same = way(model, 1.0, torch.device("meta"))
-        except (RuntimeError, NotImplementedError):  # a constructor that looks at values
-            same = way(model, 1.0, place)
+        except (RuntimeError, NotImplementedError):  # a constructor that reads values cannot run on the meta device
+            same = way(model, 1.0, device)
     assert same is not None
     new = _in_place_of(model, new)
     return new, [*_changes_lost(model, same)] or [*_problems(structure, new, ratio)]
 
 
 def reported(structure: Structure, new: nn.Module, ratio: float, way: str) -> nn.Module:
-    """Gives the new model its `resizing`, which says which widths are not the exact product."""
+    """Sets the `resizing` of the new model, with its rounded widths."""
     model = structure.model
     ends = last_layers(structure)[0]
     rounded = {}
     for name in structure.layers():
-        asked, got = width_of(model.get_submodule(name)) * ratio, width_of(new.get_submodule(name))
-        if got != asked and name not in ends:
-            rounded[name] = (asked, got)
-    if not hasattr(new, "resizing"):  # a part of the model may have that name
+        exact, width = width_of(model.get_submodule(name)) * ratio, width_of(new.get_submodule(name))
+        if width != exact and name not in ends:
+            rounded[name] = (exact, width)
+    if not hasattr(new, "resizing"):  # the model may have a module of that name
         new.resizing = Resizing(ratio, way, rounded)  # type: ignore[assignment]
     return in_layout_of(model, new)
 
 
 def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
-    """The new model, with weights in the memory layout that the given one's have."""
+    """Returns the new model with weights in the memory layout of the given model."""
     for layout in (torch.channels_last, torch.channels_last_3d):
         rank = 4 if layout is torch.channels_last else 5
         weights = [t for _, t in named_tensors(model) if t.ndim == rank and min(t.shape[1:]) > 1]
@@ -160,20 +155,22 @@ def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
-    """The new model on the given one's device, in its dtypes, layouts and modes, frozen where it is frozen.
+    """Moves the new model to the device, dtypes and modes of the given one, and freezes the same parameters.
 
-    What is constant in the given model stays so, and buffers of the same shape keep their values, as in any fresh member.
+    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values.
     """
-    given = dict(named_tensors(model))
-    for name, tensor in named_tensors(new):
-        if name not in given:
+    tensors = dict(named_tensors(model))
+    for name, new_tensor in named_tensors(new):
+        if name not in tensors:
             continue
-        tensor.data = tensor.data.to(given[name].device, given[name].dtype)
-        tensor.requires_grad_(given[name].requires_grad)
-        if isinstance(tensor, nn.Parameter) and given[name].numel() > 1 and is_constant(given[name]) and not tensor.is_meta:
-            tensor.data.fill_(given[name].flatten()[0])
-        elif not isinstance(tensor, nn.Parameter) and tensor.shape == given[name].shape:
-            tensor.data.copy_(given[name])
+        tensor = tensors[name]
+        new_tensor.data = new_tensor.data.to(tensor.device, tensor.dtype)
+        new_tensor.requires_grad_(tensor.requires_grad)
+        is_parameter = isinstance(new_tensor, nn.Parameter)
+        if is_parameter and tensor.numel() > 1 and is_constant(tensor) and not new_tensor.is_meta:
+            new_tensor.data.fill_(tensor.flatten()[0])
+        elif not is_parameter and new_tensor.shape == tensor.shape:
+            new_tensor.data.copy_(tensor)
     for part in new.modules():
         if isinstance(part, _NormBase):
             part.reset_running_stats()
@@ -184,42 +181,43 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
-    """What the model was given since it was made, and would lose if it were made again: here is the same, made again."""
-    mine, other = _described(model), _described(same)
-    for name in sorted(mine.keys() | other.keys()):
-        if mine.get(name) != other.get(name):
-            yield f"{name or 'it'} would be {other.get(name, 'lost')} instead of {mine.get(name, 'nothing')}"
+    """Reports changes to the model since its construction, which a rebuilt model would lose; `same` is rebuilt at ratio 1."""
+    before, after = _described(model), _described(same)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield f"{name or 'the model'} would be {after.get(name, 'lost')} instead of {before.get(name, 'nothing')}"
 
 
 def _described(model: nn.Module) -> dict[str, Any]:
-    """Everything that can be said of a model without its values."""
-    found: dict[str, Any] = {}
+    """Describes modules by type, attributes and number of hooks, and tensors by shape, under their names."""
+    descriptions: dict[str, Any] = {}
     for name, part in model.named_modules():
-        own = {k: _plain(v) for k, v in vars(part).items() if k[0] != "_" and k not in ("training", "resizing")}
+        attributes = {k: _comparable(v) for k, v in vars(part).items() if k[0] != "_" and k not in ("training", "resizing")}
+        attributes = {k: v for k, v in attributes.items() if v is not None}
         hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))
-        own = {k: v for k, v in own.items() if v is not None}
-        found[name] = f"{type(part).__name__}({part.extra_repr()}) {own}" + (f" with {hooks} hooks" if hooks else "")
-    return {**found, **{f"{name} (tensor)": list(tensor.shape) for name, tensor in named_tensors(model)}}
+        with_hooks = f" with {hooks} hooks" if hooks else ""
+        descriptions[name] = f"{type(part).__name__}({part.extra_repr()}) {attributes}{with_hooks}"
+    return descriptions | {f"{name} (tensor)": list(tensor.shape) for name, tensor in named_tensors(model)}
 
 
-def _plain(value: Any) -> Any:
-    """What can be compared of an attribute: numbers, words, functions by name, and collections of these."""
+def _comparable(value: Any) -> Any:
+    """Returns the comparable part of an attribute: numbers, strings, functions by name, and collections of these."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else None
+        return type(value)(map(_comparable, value)) if type(value) in (list, tuple) else None
     if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _comparable(part) for key, part in value.items()}
     if isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__qualname__", None)
 
 
 def _problems(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
-    """Names what is wrong with a resized network: other modules, other outputs, layers that are as wide as before."""
+    """Reports problems with a resized network: other modules, other outputs, layers as wide as before."""
     model = structure.model
     ours, theirs = ({n: type(part) for n, part in net.named_modules()} for net in (model, new))
     names = [n for n in ours.keys() | theirs.keys() if ours.get(n) is not theirs.get(n)]
     if names:
-        yield f"{min(names)} is not of the same kind"
+        yield f"module {min(names) or '(the model)'} is missing or has another type"
         return
     try:
         yield from changed_outputs(model, new, structure.inputs)
@@ -230,7 +228,7 @@ def _problems(structure: Structure, new: nn.Module, ratio: float) -> Iterator[st
 
 
 def _unchanged(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
-    """Names layers that should have another width and do not."""
+    """Reports layers that should have another width and do not."""
     model = structure.model
     ends = last_layers(structure)[0]
     heads = {getattr(part, name, None) for part in model.modules() for name in HEADS}
