@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from multitudes.conversion.anatomy.known_layers import unknown_layers
 from multitudes.conversion.anatomy.structure import Structure as Structure
+from multitudes.conversion.anatomy.structure import observe
 from multitudes.engine import tree
-from multitudes.engine.draws import draw_all
+from multitudes.engine.draws import draw_all, drawn_member
 from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
+from multitudes.engine.seeds import member_seed, seeded
 from multitudes.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +48,44 @@ class Batch:
     """How many rows there are."""
     slots: Tensor | None = None
     """Where each member has rows of its own: which, ``[M, L]``; `Ensemble.batch` takes them."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What conversion gives a method to work with: the user's model, the example, and the settings."""
+
+    model: nn.Module
+    inputs: Inputs
+    """The example, with at least two rows."""
+    factory: Factory | None = None
+    """Makes the model at another width, if the user gave a factory."""
+    seed: int = 0
+    at: Mapping[str, Any] = field(default_factory=dict)
+    """Modules with settings of their own, by name: the same method with other values."""
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        """How the example runs through the model. The model is run once, when this is first read."""
+        try:
+            with seeded(self.seed, self.model):
+                return observe(self.model, self.inputs)
+        except InputError:
+            raise
+        except Exception as error:
+            text = f"the model rejects the example {self.inputs}: {type(error).__name__}: {error}"
+            raise InputError(text) from error
+
+    def with_model(self, model: nn.Module, seed: int) -> Given:
+        """The same for another model of the same architecture; the example is not run again."""
+        other = replace(self, model=model, seed=seed)
+        vars(other)["structure"] = replace(self.structure, model=model)
+        return other
+
+    def with_settings(self, at: Mapping[str, Any]) -> Given:
+        """The same with other settings for some modules; the example is not run again."""
+        other = replace(self, at=at)
+        vars(other).update({key: value for key, value in vars(self).items() if key == "structure"})
+        return other
 
 
 @dataclass(frozen=True)
@@ -80,9 +121,6 @@ class Method:
     origin: ClassVar[str] = "by the method"
     """Where what members own comes from, if they start by `start`."""
 
-    works_in: ClassVar[bool] = True
-    """Whether what the method adds can be worked into a member's layers, so that they are the given model's again."""
-
     keeps_layers: ClassVar[bool] = True
     """Whether keep= can take layers from the method."""
 
@@ -104,32 +142,27 @@ class Method:
         import_module("multitudes.methods")  # the one import upwards: a registry loads what registers itself
         return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
 
-    def prepare(
-        self: M, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, M]
-    ) -> nn.Module:
-        """The network that one member is made of; by default the model itself. `at` has other settings for some modules."""
-        return model
-
     def refused(self, structure: Structure) -> dict[str, str]:
-        """Modules that the method cannot take, and why; by default none."""
-        return {}
+        """Modules that the method cannot convert, and why.
+
+        By default none; a method that shares weights refuses layers that it does not know.
+        """
+        return unknown_layers(structure) if self.shares_weights else {}
+
+    def prepare(self, given: Given) -> nn.Module:
+        """Makes the network of one member; by default it is the model itself."""
+        return given.model
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether each member starts with weights of the given model, by `start`, instead of anew."""
-        return False
+        """Whether members start with weights of the given model, by `start`, instead of fresh ones."""
+        return self.shares_weights
 
-    def start(
-        self: M,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, M],
-    ) -> nn.Module:
-        """Member m with weights of the given model; `network` is what `prepare` made of it, the seed the ensemble's."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how members start")
+    def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
+        """Makes member m from `network`, which `prepare` returned; by default with the draws of the member's seed."""
+        if not self.draws:
+            raise NotImplementedError(f"{type(self).__name__} does not say how members start")
+        return drawn_member(network, member_seed(given.seed, m))
 
     def layout(self, structure: Structure) -> Layout:
         """Which parts of the model belong to members."""

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import multitudes as mt
+from multitudes.method import Given
 
 CLASSES, ROWS, MEMBERS = 10, 3, 2
 
@@ -139,7 +140,7 @@ def test_resize_halves_every_width(name: str) -> None:
     """The network as timm makes it; about a quarter of the weights stay, and so in a member of Packed."""
     net = made(name)
     thin = mt.resize(net, 0.5, images(name), seed=0)
-    member = METHODS["Packed"].prepare(net, None, mt.Inputs(images(name)), 0, {})
+    member = METHODS["Packed"].prepare(Given(net, mt.Inputs(images(name))))
     assert widths(member) == widths(thin)
     assert thin.resizing.way == ZOO[name].way
     assert thin(images(name)).shape == (ROWS, CLASSES)

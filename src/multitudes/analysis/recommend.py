@@ -18,7 +18,7 @@ from torch import nn
 
 from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Candidate, Limit, Recommendation
 from multitudes.conversion.anatomy.first_layers import first_layers
-from multitudes.conversion.anatomy.structure import heads, observe
+from multitudes.conversion.anatomy.structure import heads
 from multitudes.conversion.arguments import check_method
 from multitudes.conversion.convert import ensemble
 from multitudes.conversion.cost import cost
@@ -203,15 +203,15 @@ class Search:
         rows = take_rows(whole, axis, torch.arange(min(2, count_rows(whole, axis))))
         if draft.plan.refused:
             ensemble(model, Single(), rows, batch_axis=axis, seed=0)  # raises, and names the parts that no method takes
-        structure = observe(draft.base, draft.inputs)
+        structure = draft.given.structure
         last = structure.layers()[1:][-2:]
         last_modules, loose = heads(structure)
         start = structure.order[last[0]] if last else math.inf
-        parts = [name for name, _ in draft.base.named_modules()]
+        parts = [name for name, _ in draft.given.model.named_modules()]
         late = {name for name in parts if inside(name, list(last_modules)) or (structure.started(name) or 0) >= start}
         return cls(
             model=model,
-            single=draft.base,
+            single=draft.given.model,
             example=whole,
             rows=rows,
             axis=axis,
@@ -270,10 +270,10 @@ class Search:
         if draft.plan.refused:
             # raises, and names all that is refused
             ensemble(self.model, method, self.rows, start=start, seed=0, batch_axis=self.axis)
-        weights, net = dict(draft.base.named_parameters()), dict(draft.model.named_parameters())
+        weights, net = dict(draft.given.model.named_parameters()), dict(draft.network.named_parameters())
         owned = draft.owned | draft.summed
         if owned and (start == "fresh" or method.shares_weights):
-            net |= {name: value for name, value in draft.fresh(0)[0].named_parameters() if name in owned}
+            net |= {name: value for name, value in draft.member(0)[0].named_parameters() if name in owned}
         same = {n for n, p in net.items() if n in weights and p.shape == weights[n].shape and torch.equal(p, weights[n])}
         new = {name for name in net if name not in same or name in owned}
         if not new and (method.draws or method.members == 1):

@@ -10,7 +10,6 @@ with one set of statistics over the rows of all members.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -27,18 +26,17 @@ from multitudes.conversion.anatomy.known_layers import (
     projections,
     restore_layer,
     restore_projections,
-    unknown_layers,
     weight_of,
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy
+from multitudes.engine.modules import detached_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
-from multitudes.method import Batch, Layout, Method, split_rows
+from multitudes.method import Batch, Given, Layout, Method, split_rows
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 
@@ -71,37 +69,18 @@ class BatchEnsemble(Method):
         if isinstance(self.lr_factor, bool) or not isinstance(self.lr_factor, (int, float)) or not 0 <= self.lr_factor < 1e9:
             raise InputError(f"BatchEnsemble(lr_factor={self.lr_factor!r}): give a number of at least 0")
 
-    def refused(self, structure: Structure) -> dict[str, str]:
-        """Layers that own a matrix, and of which nothing is known."""
-        return unknown_layers(structure)
-
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, BatchEnsemble]
-    ) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """The model with factors at one, and its own weights."""
-        new = detached_copy(model, {})
+        new = detached_copy(given.model, {})
         for _, layer in known_layers(new):
             scale(layer)
         without_fast_path(new, Scaled)
         return new
 
-    @property
-    def keeps_weights(self) -> bool:
-        """Members start with the given weights, scaled by factors of their own."""
-        return True
-
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, BatchEnsemble],
-    ) -> nn.Module:
+    def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """Member m's factors."""
         new = detached_copy(network, {})
-        generator = torch.Generator().manual_seed(member_seed(seed, m))
+        generator = torch.Generator().manual_seed(member_seed(given.seed, m))
         with torch.no_grad():
             for name, factor in new.named_parameters():
                 if name.rpartition(".")[2] in FACTORS:

@@ -9,24 +9,22 @@ one draw, and each member at prediction one that stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
+from multitudes.conversion.anatomy.known_layers import known_layers, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_member, drawn_names, make_drawing
+from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_names, make_drawing
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy
-from multitudes.engine.seeds import member_seed
+from multitudes.engine.modules import detached_copy
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
-from multitudes.method import Batch, Criterion, Layout, Method
+from multitudes.method import Batch, Criterion, Given, Layout, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,37 +48,14 @@ class DropConnect(Method):
         if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p < 1:
             raise InputError(f"DropConnect(p={self.p!r}): give a number from 0 on and below 1")
 
-    def refused(self, structure: Structure) -> dict[str, str]:
-        """Layers that own a matrix, and of which nothing is known."""
-        return unknown_layers(structure)
-
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, DropConnect]
-    ) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """The model with masks of ones over its weights."""
-        new = detached_copy(model, {})
+        new = detached_copy(given.model, {})
         for _, layer in list(known_layers(new)):
             connect(layer, self.p)
         without_fast_path(new, Connected)
         add_seeds(new)
         return new
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Members start with the given weights."""
-        return True
-
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, DropConnect],
-    ) -> nn.Module:
-        """Member m's masks."""
-        return drawn_member(network, member_seed(seed, m))
 
     def layout(self, structure: Structure) -> Layout:
         """The masks, and the seeds."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -28,20 +28,19 @@ from multitudes.conversion.anatomy.known_layers import (
     projections,
     restore_layer,
     restore_projections,
-    unknown_layers,
     weight_of,
     without_fast_path,
 )
-from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.compact import compact_members
 from multitudes.conversion.resize.resize import resized
 from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy, inside
+from multitudes.engine.modules import detached_copy, inside
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Batch, Layout, Method, split_rows
+from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.models.network import nearest
 
@@ -94,38 +93,34 @@ class Masksembles(Method):
         if self.width == "same" and self.capacity != 1.0:
             raise InputError("Masksembles(capacity=...) says how layers grow: give width='grow' too")
 
-    def refused(self, structure: Structure) -> dict[str, str]:
-        """Layers that own a matrix, and of which nothing is known."""
-        return unknown_layers(structure)
-
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, Masksembles]
-    ) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """The model, grown or not, with masks that are all ones yet."""
         grows = self.width == "grow" and self.ratio != 1
-        new = detached_copy(resized(model, factory, self.ratio, inputs, seed) if grows else model, {})
-        structure = observe(new, inputs)
+        new = detached_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model, {})
+        structure = given.structure
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in list(known_layers(new)):
-            said = [method.scale for module, method in at.items() if inside(name, [module])]
+            said = [method.scale for module, method in given.at.items() if inside(name, [module])]
             narrow = self._width(layer) < self.fewest and not said
             if name in left_out or name not in structure.order or narrow:
                 continue
             if said or not grows:
                 ones = ones_for(self._width(layer), self.members, said[-1] if said else self.scale)
             else:
-                wanted = nearest(self.capacity * self._width(model.get_submodule(name)))
+                wanted = nearest(self.capacity * self._width(given.model.get_submodule(name)))
                 ones = min(self._width(layer), max(wanted, math.ceil(self._width(layer) / self.members)))
             mask(layer, self.position, ones)
         without_fast_path(new, Masked)
-        unheard = [n for n in at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
-        if unheard and len(unheard) == len(at):
-            raise InputError(f"at={sorted(at)}: no layer there can have masks: none stands on the network's input or output")
+        unheard = [n for n in given.at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
+        if unheard and len(unheard) == len(given.at):
+            raise InputError(
+                f"at={sorted(given.at)}: no layer there can have masks: none stands on the network's input or output"
+            )
         if not any(isinstance(part, Masked) for part in new.modules()):
             where = "behind the first" if self.position == "before" else "before the last"
             advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
             raise ConversionError(f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask{advice}")
-        for layer, key, own in _sites(new, seed):
+        for layer, key, own in _sites(new, given.seed):
             layer.overlap[key] = overlap(_table(getattr(layer, key).numel(), self.members, layer.ones, own))
         return new
 
@@ -141,23 +136,10 @@ class Masksembles(Method):
             return layer.embed_dim
         return channels(layer)[0 if self.position == "before" else 1]
 
-    @property
-    def keeps_weights(self) -> bool:
-        """Members start with the given weights."""
-        return True
-
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, Masksembles],
-    ) -> nn.Module:
+    def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """Member m's masks."""
         new = detached_copy(network, {})
-        for layer, key, own in _sites(new, seed):
+        for layer, key, own in _sites(new, given.seed):
             buffer = getattr(layer, key)
             buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
         return new

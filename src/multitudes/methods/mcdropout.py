@@ -10,7 +10,7 @@ over channels. Dropout modules of the model become live, or dropout is put befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -20,16 +20,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
-from multitudes.conversion.anatomy.structure import Structure, is_norm, observe
+from multitudes.conversion.anatomy.structure import Structure, is_norm
 from multitudes.engine import tree
-from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_member, drawn_names, make_drawing, remove_draws
+from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_names, make_drawing, remove_draws
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import Factory, detached_copy, names_matching
-from multitudes.engine.seeds import member_seed
+from multitudes.engine.modules import detached_copy, names_matching
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Batch, Criterion, Layout, Method
+from multitudes.method import Batch, Criterion, Given, Layout, Method
 from multitudes.methods.layers.dropout import FILTERWISE, DropoutBefore, LiveDropout, MaskedDropout, measure, reset_call_counts
 
 WORDS = ("auto", "existing", "layers", "norm")
@@ -59,7 +58,6 @@ class MCDropout(Method):
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     draws_by_shape: ClassVar[bool] = True
-    works_in: ClassVar[bool] = False
     origin: ClassVar[str] = "drawn by the seed"
 
     def __post_init__(self) -> None:
@@ -112,12 +110,10 @@ class MCDropout(Method):
         parts = [(n, part) for n, part in structure.model.named_modules() if n in structure.order]
         return [n for n, part in parts if isinstance(part, _DropoutNd) and not isinstance(part, ALPHA) and part.p > 0]
 
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, MCDropout]
-    ) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """The model with live dropout, of which nothing is drawn yet."""
-        new = detached_copy(model, {})
-        for name in self.sites(observe(model, inputs)):
+        new = detached_copy(given.model, {})
+        for name in self.sites(given.structure):
             part: Any = new.get_submodule(name)
             if isinstance(part, ALPHA):
                 raise ConversionError(f"{name} is a {type(part).__name__}, which is no mask: it shifts what it keeps")
@@ -138,23 +134,6 @@ class MCDropout(Method):
     def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
         """The shapes in which each dropout is called, and where its rows are."""
         return measure(network, inputs, batch_axis)
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Members have the given weights."""
-        return True
-
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, MCDropout],
-    ) -> nn.Module:
-        """Member m's masks."""
-        return drawn_member(network, member_seed(seed, m))
 
     def layout(self, structure: Structure) -> Layout:
         """The masks, and the seeds; the plan names dropout that stays off."""

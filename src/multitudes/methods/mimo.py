@@ -11,7 +11,6 @@ same example in all slots that is one layer with the sum of the weights, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
 from multitudes.conversion.anatomy.known_layers import along_channels, product_of
-from multitudes.conversion.anatomy.structure import Structure, heads, observe
+from multitudes.conversion.anatomy.structure import Structure, heads
 from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, as_same_kind, detached_copy, inside, owned_modules
+from multitudes.engine.modules import as_same_kind, detached_copy, inside, owned_modules
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Batch, Layout, Method, by_rank
+from multitudes.method import Batch, Given, Layout, Method, by_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +67,14 @@ class MIMO(Method):
             found[name] = "it is a norm before the first layer, where slots stand side by side"
         return found
 
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, MIMO]
-    ) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """The model with a first layer that adds up what slots give."""
-        structure = observe(model, inputs)
-        first = first_layers(structure)
-        around = reaches_around(model, inputs, first)
+        first = first_layers(given.structure)
+        around = reaches_around(given.model, given.inputs, first)
         if not first or around:
             why = around or "no layer with a weight stands on its input"
-            raise ConversionError(f"MIMO cannot take this {type(model).__name__}: {why}")
-        new = detached_copy(model, {})
+            raise ConversionError(f"MIMO cannot take this {type(given.model).__name__}: {why}")
+        new = detached_copy(given.model, {})
         for name in first:
             layer: Any = new.get_submodule(name)
             product = product_of(layer)

@@ -21,14 +21,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.structure import Structure, block_starts, observe
+from multitudes.conversion.anatomy.structure import Structure, block_starts
 from multitudes.conversion.resize.pruning import ADVICE, Chooser, pruned
 from multitudes.conversion.resize.resize import Resizing, reported, resized
-from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy, inside, owned_modules
+from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Layout, Method
+from multitudes.method import Given, Layout, Method
 
 CHANNELS_PER_GROUP = 64
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -72,39 +71,30 @@ class Packed(Method):
         """The width of one member, α/M."""
         return self.alpha / (self.of or self.members)
 
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, Packed]
-    ) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """One member: the model resized to α/M, in γ groups."""
         if self.pretrained:
-            if factory is not None:
+            if given.factory is not None:
                 raise InputError("Packed(pretrained=True) takes channels of a trained model: give the model, not a factory")
-            return self.start(model, model, inputs, seed, 0, at)
-        thin = model if self.ratio == 1 else resized(model, factory, self.ratio, inputs, seed)
-        return self._grouped(thin, inputs, at)
+            return self.start(given, given.model, 0)
+        same = self.ratio == 1
+        thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed)
+        return self._grouped(thin, given)
 
     @property
     def keeps_weights(self) -> bool:
         """By `pretrained`."""
         return self.pretrained
 
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, Packed],
-    ) -> nn.Module:
+    def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """A share of the given model's channels, chosen by the member's own seed."""
-        choose = important_and_random(member_seed(seed, m))
+        choose = important_and_random(member_seed(given.seed, m))
         try:
-            thin = pruned(model, self.ratio, inputs, choose) if self.ratio < 1 else detached_copy(model, {})
+            thin = pruned(given.structure, self.ratio, choose) if self.ratio < 1 else detached_copy(given.model, {})
         except ConversionError as error:
             what = str(error).replace(ADVICE, "Packed(pretrained=False) starts anew, and takes a factory too")
             raise ConversionError(what) from error
-        return self._grouped(reported(model, thin, self.ratio, "channels, whose weights are kept", inputs), inputs, at)
+        return self._grouped(reported(given.structure, thin, self.ratio, "channels, whose weights are kept"), given)
 
     def layout(self, structure: Structure) -> Layout:
         """Everything carries members."""
@@ -118,8 +108,11 @@ class Packed(Method):
         """Members keep their width."""
         return replace(self, members=count, of=self.of or self.members)
 
-    def _grouped(self, thin: nn.Module, inputs: Inputs, at: Mapping[str, Packed]) -> nn.Module:
-        groups = groups_of(thin, self.gamma, inputs, {name: method.gamma for name, method in at.items()})
+    def _grouped(self, thin: nn.Module, given: Given) -> nn.Module:
+        at = {name: method.gamma for name, method in given.at.items()}
+        if self.gamma == 1 and not at:
+            return thin
+        groups = groups_of(given.with_model(thin, given.seed).structure, self.gamma, at)
         if not groups:
             return thin
         resizing = getattr(thin, "resizing", None) or Resizing(1.0, "nothing")
@@ -141,15 +134,12 @@ def important_and_random(seed: int) -> Chooser:
     return choose
 
 
-def groups_of(model: nn.Module, gamma: int, inputs: Inputs, at: Mapping[str, int]) -> dict[str, int]:
+def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[str, int]:
     """The layers that are divided, and into how many groups: by the rules, or as `at` says of a layer or what it lies in."""
-    if gamma == 1 and not at:
-        return {}
-    structure = observe(model, inputs)
     skipped = {*structure.layers()[:1], *(block_starts(structure) if gamma > 1 else ())}
     found, unheard = {}, set(at.values())
     for name in structure.layers():
-        layer = model.get_submodule(name)
+        layer = structure.model.get_submodule(name)
         if type(layer) not in (*CONVOLUTIONS, nn.Linear):
             continue
         own, sides = _sides(layer)

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.initialise import reinitialised
 from multitudes.conversion.anatomy.known_layers import without_fast_path
-from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_member, drawn_names, make_drawing
+from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_names, make_drawing
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, names_matching, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Batch, Criterion, Layout, Method
+from multitudes.method import Batch, Criterion, Given, Layout, Method
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -239,12 +239,12 @@ class Patching:
                 found[name] = f"{elsewhere[0]} is read outside the layer's own forward, where it would be all components"
         return found
 
-    def prepare(self, model: nn.Module, factory: Any, inputs: Inputs, seed: int, at: Any) -> nn.Module:
+    def prepare(self, given: Given) -> nn.Module:
         """The model with K components in patched layers, of which the first is drawn yet."""
-        names = self.patched(observe(model, inputs))
-        new = detached_copy(model, {})
+        names, seed = self.patched(given.structure), given.seed
+        new = detached_copy(given.model, {})
         stored = self.components - self.zero_component
-        starts = [reinitialised(model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
+        starts = [reinitialised(given.model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
         every = [f"{n}.{key}" for n, part in new.named_modules() for key in part._parameters]
         places = {name: index for index, name in enumerate(every)}
         for name in names:
@@ -254,8 +254,8 @@ class Patching:
             for key in keys:
                 own: list[Any] = [start.get_submodule(name)._parameters[key] for start in starts]
                 value = self._started(layer, key, own, stored, member_seed(seed, stored + places[f"{name}.{key}"]))
-                given = layer._parameters[key]
-                layer._parameters[key] = nn.Parameter(value.to(given), requires_grad=given.requires_grad)
+                old = layer._parameters[key]
+                layer._parameters[key] = nn.Parameter(value.to(old), requires_grad=old.requires_grad)
             probabilities = None if self.probabilities is None else tuple(self.probabilities)
             make_drawing(
                 layer, Patched, replaced=keys, components=self.components, elementwise=self.elementwise, sigma=self.sigma,
@@ -286,15 +286,6 @@ class Patching:
             return torch.stack([tensor.detach() for tensor in own])
         spread = SPREAD * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
         return value + spread.to(value)
-
-    @property
-    def keeps_weights(self) -> bool:
-        """What is shared stays as given, and members draw from components."""
-        return True
-
-    def start(self, model: nn.Module, network: nn.Module, inputs: Inputs, seed: int, m: int, at: Any) -> nn.Module:
-        """Member m's draws."""
-        return drawn_member(network, member_seed(seed, m))
 
     def layout(self, structure: Structure) -> Layout:
         """What is drawn, and the seeds."""
