@@ -89,6 +89,12 @@ def test_generated_files_are_current(name: str) -> None:
     run(ROOT / "docs" / name, "--check")
 
 
+def test_the_architecture_page_has_the_order_of_the_rooms() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    order = re.split("[\\s,·]+", page.partition("<!-- order -->")[2].partition("<!-- /order -->")[0].strip())
+    assert order == [name for name in runpy.run_path(str(ROOT / "tests" / "test_rooms.py"))["ORDER"] if name != "__main__"]
+
+
 def test_the_evidence_is_what_results_hold() -> None:
     """Every row is within the bounds it is held against, and the guide has them all."""
     results = ROOT / "results" / "cifar10-resnet18"

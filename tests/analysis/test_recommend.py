@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from multitudes.analysis.recommendation import LEVELS, Candidate, Recommendation
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.conversion.cost import Cost, CostRow
 from multitudes.engine.modules import owned_modules
-from multitudes.method import Layout
+from multitudes.method import Given, Layout
 from multitudes.models import MLP, SmallCNN, ViT
 
 OURS = [
@@ -227,7 +227,7 @@ def test_your_own_method_is_tried() -> None:
     class Broken(mt.Method):
         """Raises."""
 
-        def prepare(self, model: nn.Module, factory: Any, inputs: Any, seed: int, at: Mapping[str, Any]) -> nn.Module:
+        def prepare(self, given: Given) -> nn.Module:
             raise ZeroDivisionError("a mistake")
 
     found = recommend(net(), torch.randn(5, 8), methods=[Lower(), Broken()], repeats=1)
