@@ -2,7 +2,7 @@
 
 python docs/corruptions.py --out build/corruptions.png [--sizes 28 96] [--grey] [--images cat.png ship.png]
 
-Without images a drawn landscape is taken, at 32 × 32 (with CIFAR's numbers) and at 224 × 224 (with ImageNet's).
+Without images it uses a drawn landscape, at 32 × 32 (with the parameters of CIFAR-10-C) and at 224 × 224 (ImageNet-C).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
 
 CELL, GAP, BLOCK, LABEL, HEAD, FONT = 128, 4, 20, 176, 56, 18
-"""Pixels of a picture, between pictures, between blocks, of the names beside, of the lines above, and of letters."""
+"""Sizes in pixels: a picture, the gap between pictures and between blocks, the column of names, the heading, the font."""
 
 
 def scene(size: int) -> Tensor:
@@ -48,7 +48,7 @@ def grey(image: Tensor) -> Tensor:
 
 
 def sheet(images: list[Tensor], seed: int) -> Image.Image:
-    """The picture: for each image a block with the clean one and five severities, one row for each corruption."""
+    """Draws the picture: for each image a block with the clean image and five severities, one row per corruption."""
     step, font = CELL + GAP, ImageFont.load_default(FONT)
     block = (1 + len(SEVERITIES)) * step + BLOCK
     page = Image.new("RGB", (LABEL + len(images) * block, HEAD + len(NAMES) * step), "white")
@@ -61,14 +61,14 @@ def sheet(images: list[Tensor], seed: int) -> Image.Image:
         for column, title in enumerate(("clean", *map(str, SEVERITIES))):
             pen.text((left + column * step + CELL // 2, 42), title, fill="black", font=font, anchor="mm")
         for row, name in enumerate(NAMES):
-            found = [image, *(corrupt(image[None], name, severity, seed)[0] for severity in SEVERITIES)]
-            for column, part in enumerate(found):
+            versions = [image, *(corrupt(image[None], name, severity, seed)[0] for severity in SEVERITIES)]
+            for column, part in enumerate(versions):
                 page.paste(cell(part), (left + column * step, HEAD + row * step))
     return page
 
 
 def cell(image: Tensor) -> Image.Image:
-    """An image of any size as a square of the sheet; small ones keep their pixels."""
+    """Scales an image to a cell of the sheet; small images keep sharp pixels."""
     pixels = image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
     way = Image.Resampling.NEAREST if image.shape[-1] < CELL else Image.Resampling.BOX
     return Image.fromarray(pixels).resize((CELL, CELL), way)
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/corruptions.png"))
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224], help="sides of the landscape, in pixels")
     parser.add_argument("--images", type=Path, nargs="+", help="image files, instead of the landscape")
-    parser.add_argument("--grey", action="store_true", help="without colours")
+    parser.add_argument("--grey", action="store_true", help="in grey")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     images = [read(path) for path in options.images] if options.images else [scene(size) for size in options.sizes]

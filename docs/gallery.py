@@ -1,8 +1,8 @@
-"""Every figure of multitudes.figures on one page, light and dark, drawn from made-up data: nothing here was measured.
+"""Every figure of multitudes.figures on one page, light and dark, drawn from made-up data. No number on it was measured.
 
 python docs/gallery.py --out build/gallery.html
 
-The page holds its pictures itself and needs no network. It follows the reader's setting of light or dark, or the button.
+The page embeds its pictures. It follows the reader's setting of light or dark, or the button.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from multitudes import figures
 Array = np.ndarray[Any, Any]
 DPI = 150
 NARROW = 640
-"""Pixels of a window below which a figure's narrow form is taken."""
+"""Width of a window, in pixels, below which a figure's narrow form is shown."""
 
 
 @dataclass(frozen=True)
 class Plate:
-    """A figure with what is said of it."""
+    """A figure with its title, caption and call."""
 
     title: str
     caption: str
     call: str
     draw: Callable[..., Figure]
     narrow: dict[str, Any] | None = None
-    """What is set otherwise for a narrow window."""
+    """Options that change in a narrow window."""
 
 
-def judged(rng: np.random.Generator, examples: int = 4000) -> dict[str, tuple[Array, Array]]:
-    """A single network that is too sure of itself, and ensembles that are less so and more often right."""
+def confidences(rng: np.random.Generator, examples: int = 4000) -> dict[str, tuple[Array, Array]]:
+    """Confidences and correctness of an overconfident network, and of better calibrated, more accurate ensembles."""
     found = {}
     ease = rng.normal(1.7, 1.9, examples)
     for name, (better, pride, noise) in {
@@ -169,9 +169,9 @@ def blurred(planes: Array, times: int) -> Array:
 
 
 def plates(seed: int = 0) -> list[Plate]:
-    """All figures, each with data from a seed of its own."""
+    """All figures, each with data from another seed."""
     draws = iter(np.random.default_rng(seed).spawn(8))
-    runs, scores, boxes = judged(next(draws)), entropies(next(draws)), accuracies(next(draws))
+    runs, scores, boxes = confidences(next(draws)), entropies(next(draws)), accuracies(next(draws))
     line, plane, matrix, scene = regression(next(draws)), sinusoids(next(draws)), differing(next(draws)), street(next(draws))
     names = ["sky", "grass", "tree", "road", "car"]
     labels = {"cost": "multiply-adds, single network = 1", "quality": "accuracy (%)", "size": "million parameters"}
@@ -204,14 +204,14 @@ def plates(seed: int = 0) -> list[Plate]:
 
 
 def source(figure: Figure) -> str:
-    """A figure as the address of its own picture."""
+    """Returns a figure as a data URL."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def block(plate: Plate) -> str:
-    """A figure's part of the page, in both themes."""
+    """Returns the section of a figure, in both themes."""
     parts = []
     for theme in ("light", "dark"):
         figure = plate.draw(theme=theme)

@@ -47,13 +47,13 @@ RIGHT = {"models": "#868e96", "data": "#1098ad", "prediction": "#7048e8", "score
 """The colours of lines, by the room that they lead to."""
 
 WIDTH, HEIGHT, STEP, MARGIN = 330, 38, 58, 24
-"""Of a box, from box to box, and around the picture, in pixels."""
+"""Width and height of a box, distance of boxes, and margin, in pixels."""
 REACH = 300
-"""How far the longest line swings out."""
+"""How far the longest line bends outwards, in pixels."""
 
 
 def imports() -> tuple[list[str], Counter[tuple[str, str]]]:
-    """The rooms from the bottom up, and how many imports lead from each one to another."""
+    """Returns the rooms from the bottom up, and the number of imports from each room to each other one."""
     rooms = runpy.run_path(str(ROOT / "tests" / "test_rooms.py"))
     order, graph, room = rooms["ORDER"], rooms["GRAPH"], rooms["room"]
     counts: Counter[tuple[str, str]] = Counter()
@@ -67,12 +67,12 @@ def imports() -> tuple[list[str], Counter[tuple[str, str]]]:
 
 
 def thickness(count: int) -> float:
-    """The width of a line, in four steps, so that one import more or less rarely changes the picture."""
+    """Width of a line, in four steps: one import more or less then rarely changes the picture."""
     return 1.2 if count < 3 else 2.5 if count < 7 else 4.5 if count < 16 else 8.0
 
 
 def line(x: float, top: float, bottom: float, side: int, colour: str, width: float, farthest: float) -> str:
-    """A curve from the box above down to the box below, with an arrow's head where it ends."""
+    """Draws a curve from the box above down to the box below, with an arrowhead at its end."""
     swing = x + side * (40 + REACH * (bottom - top) / farthest)
     head = 5 + width
     end = x + side * head
@@ -85,7 +85,7 @@ def line(x: float, top: float, bottom: float, side: int, colour: str, width: flo
 
 
 def picture() -> str:
-    """The picture as SVG."""
+    """Draws the picture as SVG."""
     rooms, counts = imports()
     left = round(MARGIN + 0.75 * (40 + REACH))
     tops = {name: MARGIN + STEP * place for place, name in enumerate(reversed(rooms))}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import multitudes as mt
 from multitudes.report.row import Row
-from multitudes.shell import commands
+from multitudes.shell import commands, steps
 
 MODULE = """
 import torch
@@ -86,20 +86,22 @@ def test_your_own_network() -> None:
     assert mt.Prediction.load("a.safetensors").count == 4
 
 
-def test_a_sweep_and_its_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows and a page; finished trials are not run again."""
-    sweep = ["bench", *TASK, "--methods", "single,deep(members=2)", "--budget", "1 epoch"]
-    command = [*sweep, "--out", "runs/s"]
+def test_a_sweep_and_its_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and a page; finished trials are not run again; `report` takes the folders it is given."""
+    command = ["bench", *TASK, "--methods", "single,deep(members=2)", "--budget", "1 epoch", "--out", "runs/s"]
     with pytest.raises(SystemExit):
         commands.main([*command, "--json"])
     output = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["seed"]) for row in output["rows"]] == [("single", 0), ("deep(members=2)", 0)]
     assert output["rows"][1]["scores"]["nll"] == Row.load("runs/s/deep_members_2-0").scores["nll"]
+    assert "deep(members=2)" in Path("runs/s/report.html").read_text()
+
+    pages: list[list[str]] = []
+    monkeypatch.setattr(steps, "report", lambda rows, out, **options: pages.append([row.name for row in rows]) or out)
+    monkeypatch.setattr("multitudes.shell.trial.fit", None)
     assert "deep" in typed(*command)
-    page = Path("runs/s/report.html").read_text()
-    assert "deep(members=2)" in page
-    typed("report", "runs/s/single-0", "--out", "other.html")
-    assert "deep" not in Path("other.html").read_text()
+    assert "other.html" in typed("report", "runs/s/single-0", "--out", "other.html")
+    assert pages == [["deep(members=2)", "single"], ["single"]]
 
 
 def test_a_plan() -> None:

@@ -1,6 +1,6 @@
 """The shell: `multitudes bench | train | predict | score | report | plan`. The only place where methods are strings.
 
-Commands import what they run when they run, so that `--help` does not wait for torch.
+Imports of torch and of other rooms are inside the commands: `--help` then takes no time.
 """
 
 from __future__ import annotations

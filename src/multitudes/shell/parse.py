@@ -1,4 +1,4 @@
-"""Parses what is typed in the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `0-4`, `2,3,32,32`."""
+"""Parses arguments of the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `0-4`, `2,3,32,32`."""
 
 from __future__ import annotations
 
