@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Turn any PyTorch network into an efficient ensemble whose uncertainty you can trust.\n\n"
-    "  multitudes bench                                   compare all methods on the embedded images, and write a report\n\n"
+    "  multitudes bench                                   compare all methods, and write a report\n\n"
     "  multitudes plan mynets:make --example 2,3,32,32    show what a method would do to your network",
 )
 
