@@ -1,10 +1,10 @@
-"""DropConnect: one network, whose weights are dropped at random, each member with a draw of its own.
+"""DropConnect: one network with random weights dropped; each member is one draw.
 
 Wan, Zeiler, Zhang, LeCun, Fergus, "Regularization of Neural Networks using DropConnect", ICML 2013,
 https://proceedings.mlr.press/v28/wan13.html; as an ensemble: Mobiny et al., 2019, https://arxiv.org/abs/1906.04569
 
-W ∘ Z / (1 − p) with Z ~ Bernoulli(1 − p) for each weight of linear layers and convolutions; biases stay. A training step has
-one draw, and each member at prediction one that stays.
+Weights are W ∘ Z / (1 − p), with Z ~ Bernoulli(1 − p) for each weight of linear layers and convolutions; biases are kept. A
+training step uses one draw. At prediction each member keeps its own draw.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DropConnect(Method):
     members: int = 10
 
     p: float = 0.1
-    """How many of the weights are dropped."""
+    """The fraction of weights that are dropped."""
 
     reduction: Literal["sum", "mean"] = "mean"
-    """How draws' losses are joined, where there are several."""
+    """How the losses of several draws become one."""
 
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class DropConnect(Method):
             raise InputError(f"DropConnect(p={self.p!r}): give a number from 0 on and below 1")
 
     def prepare(self, given: Given) -> nn.Module:
-        """The model with masks of ones over its weights."""
+        """Adds masks to the weights of every known layer."""
         new = detached_copy(given.model, {})
         for _, layer in list(known_layers(new)):
             connect(layer, self.p)
@@ -58,21 +58,21 @@ class DropConnect(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """The masks, and the seeds."""
+        """Gives members the masks and the seeds."""
         layers = dict(drawing_layers(structure.model))
         because = dict.fromkeys(layers, f"each weight dropped with probability {self.p:g}")
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because)
 
     def bake(self, member: nn.Module) -> None:
-        """Works masks into weights."""
+        """Multiplies the masks into the weights."""
         bake_draws(member)
 
     def neutral(self) -> DropConnect:
-        """Nothing dropped."""
+        """One member that drops nothing."""
         return replace(self, members=1, p=0.0)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """One draw for the step."""
+        """One draw for the whole step."""
         whole = super().batch(inputs, target, rng, per_member, count)
         if per_member:
             return whole
@@ -86,26 +86,26 @@ class DropConnect(Method):
         return torch.stack(losses).mean()
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """Each weight may be there or not."""
+        """2 to the number of masked weights."""
         layers = dict(drawing_layers(ensemble.template)).values()
         weights = sum(layer.stored(key).numel() for layer in layers for key in layer.replaced)  # type: ignore[attr-defined]
         return int(2**weights)
 
 
 class Connected(Replaced):
-    """A layer with a mask over its weights."""
+    """Mixin of a layer with masked weights."""
 
     p: float
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """For each weight, whether it stays."""
+        """Draws which weights are kept."""
         found = {}
         for key in self.replaced:
             found[_mask(key)] = torch.rand(self.stored(key).shape, generator=generator) >= self.p
         return found
 
     def formed(self, key: str) -> Tensor:
-        """The weights that stay, as large as all were together."""
+        """The weights that are kept, scaled by 1 / (1 − p)."""
         kept: Tensor = self.stored(key) * getattr(self, _mask(key)) / (1 - self.p)
         return kept
 
@@ -115,7 +115,7 @@ def _mask(key: str) -> str:
 
 
 def connect(layer: Any, p: float) -> None:
-    """Gives a layer masks of ones over its weights, in place."""
+    """Adds masks of ones to a layer's weights, in place."""
     keys = tuple(key for key, _ in layer.named_parameters() if key.endswith("weight"))
     make_drawing(layer, Connected, replaced=keys, p=p)
     layer.draws = tuple(map(_mask, keys))
