@@ -60,7 +60,7 @@ def run(path: Path, *arguments: str) -> str:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer images: a page need not train long to show that it runs."""
     whole = data.fashion
-    monkeypatch.setattr(data, "fashion", lambda split: whole(split).subset(range(300)))
+    monkeypatch.setattr(data, "fashion", lambda split: whole(split).subset(range(150)))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / f"{page.name}.py"
     path.write_text(script(page), encoding="utf-8")

@@ -126,7 +126,7 @@ def test_the_folder_of_another_trial_is_refused(tmp_path: Path, finished: Path) 
 
 
 def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
-    row = trial(tmp_path / "a", "yacht", mt.Deep(members=2), "30 epochs").run()
+    row = trial(tmp_path / "a", "yacht", mt.Deep(members=2), "15 epochs").run()
     assert row.prediction is not None
     _, test = data.uci("yacht", 0)
     assert torch.allclose(row.prediction.targets, test.original(test.targets))
