@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from laws import METHODS, taken
-from laws.compare import assert_exact, assert_same, buffers, call, convert, run_by
+from laws.compare import assert_exact, assert_same, buffers, call, convert, owned, run_by
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -188,7 +188,7 @@ def test_clipping_what_is_shared() -> None:
     """The trunk's gradient has a norm of its own, and is clipped as one network's."""
     ens = convert(mt.MultiHead(), ZOO["mlp"])
     ens.loss(X, Y, F.cross_entropy).backward()
-    shared = [p for n, p in ens.named_parameters() if n not in ens.engine.owned]
+    shared = [p for n, p in ens.named_parameters() if n not in owned(ens)]
     twins = [nn.Parameter(p.detach().clone()) for p in shared]
     for twin, parameter in zip(twins, shared, strict=True):
         twin.grad = parameter.grad.clone()
@@ -212,7 +212,7 @@ def test_tune_takes_the_faster_of_the_proven(kind: type[mt.Method], case: str) -
     assert ens.tune(x, seconds=0.01) is ens
     assert torch.equal(torch.get_rng_state(), random)
     assert_exact(x.tensors(), given)
-    assert all(ens.engine.picked[mode] in ens.engine.proven[mode] for mode in ("train", "eval"))
+    assert all(ens.plan.executor[mode] in ens.plan.proven[mode] for mode in ("train", "eval"))
     assert_exact([t.detach() for _, t in named_tensors(ens)], state.values())
     assert not ens.training
     assert not any(p.grad is not None for p in ens.parameters())

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from laws import LAWS, METHODS
-from laws.compare import assert_same, call, convert, gradients, row_axis, rows_of, run_by, without_dropout
+from laws.compare import assert_same, call, convert, coupled, gradients, row_axis, rows_of, run_by, without_dropout
 from nets.hazards import BatchMean
 from torch import nn
 from zoo import FIVE, HAZARDS, ZOO, refusal
@@ -131,13 +131,13 @@ def test_members_that_share_weights_where_that_is_hazardous(method: mt.Method, c
     one, options = ZOO[case], {"keep": KEPT[case]} if case in KEPT else {}
     ens, x = convert(method, one, **options), one.example(3)
     expected = [call(ens.member(m), x) for m in range(method.members)]
-    for executor in ens.engine.proven["eval"]:
+    for executor in ens.plan.proven["eval"]:
         output = call(run_by(ens, executor), x)
         for m, wanted in enumerate(expected):
             assert_same(tree.take(output, m), wanted)
     y, found = one.target(expected[0]), []
-    for executor in ens.engine.proven["train"]:
-        if executor == "loop" and ens.engine.traits.coupled:
+    for executor in ens.plan.proven["train"]:
+        if executor == "loop" and coupled(ens):
             continue
         ens = run_by(without_dropout(convert(method, one, **options)), executor).train()
         assert ens.executor == executor

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from laws import LAWS, carrying, compare, graphs, meaning
+from laws.compare import owned
 from torch import Tensor
 from zoo import ZOO
 
@@ -128,7 +129,7 @@ def other_rows(patch: Patch) -> None:
 def same_start(ens: mt.Ensemble) -> None:
     """Members 1 and 3 start alike."""
     with torch.no_grad():
-        for name in ens.engine.owned:
+        for name in owned(ens):
             tensor = dict(named_tensors(ens))[name]
             tensor[3] = tensor[1]
 
@@ -140,7 +141,7 @@ def rolled_in_the_file(save: Callable[..., None]) -> Callable[..., None]:
         twin = copy.deepcopy(ens)
         with torch.no_grad():
             for name, tensor in named_tensors(twin):
-                if name in twin.engine.owned:
+                if name in owned(twin):
                     tensor.copy_(tensor.roll(1, 0))
         save(twin, path)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from laws.compare import owned
 from torch import Tensor, nn
 
 import multitudes as mt
@@ -139,7 +140,7 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_loose_head_is_found_however_it_is_multiplied(kind: str) -> None:
     ens = mt.ensemble(Built(lambda s, x: HEADS[kind](s, s.c(x).relu())), mt.MultiHead(members=3), X)
-    assert ens.engine.owned == {"w"}
+    assert owned(ens) == {"w"}
 
 
 def test_inputs_for_each_member_in_training_over_a_shared_norm() -> None:

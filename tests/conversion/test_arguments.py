@@ -163,7 +163,7 @@ def test_one_row_is_enough() -> None:
     """A single-row example is repeated to two, since BatchNorm in training needs more than one value."""
     case = ZOO["cumulative_batchnorm"]
     ens = mt.ensemble(case.model(), mt.Deep(), case.example(1), seed=0)
-    assert "vmap" in ens.engine.proven["train"]
+    assert "vmap" in ens.plan.proven["train"]
 
 
 def test_nothing_is_half_made() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, call, convert
+from laws.compare import assert_same, call, convert, owned
 from laws.graphs import Positional
 from torch import Tensor, nn
 from torch.export import Dim
@@ -191,7 +191,7 @@ def test_what_is_computed_once_stays_so() -> None:
     net, x = MLP(64, (12, 16), 3).double(), torch.randn(2, 64).double()
     for position in POSITIONS:
         compact = masked(net, position, x).compact()
-        assert "layers.0.weight" not in compact.engine.owned
+        assert "layers.0.weight" not in owned(compact)
         assert isinstance(compact.template.layers[0], CutLayer) == (position == "after")
 
 

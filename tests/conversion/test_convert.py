@@ -91,7 +91,7 @@ def test_conversion_works_inside_inference_mode_and_autocast() -> None:
         ens = mt.ensemble(model, mt.Deep(), x, seed=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         other = mt.ensemble(model, mt.Deep(), x, seed=0)
-    assert ens.engine.proven == other.engine.proven == dict.fromkeys(("train", "eval"), ("loop", "vmap", "fold"))
+    assert ens.plan.proven == other.plan.proven == dict.fromkeys(("train", "eval"), ("loop", "vmap", "fold"))
     ens.loss(case.example(), torch.tensor([0, 1, 2]), case.criterion).backward()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, convert
+from laws.compare import assert_same, convert, run_by
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -47,7 +47,7 @@ def by_hand(state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
 def test_one_step_is_that_of_the_equations(executor: str) -> None:
     """Loss and every gradient, with shared BatchNorm, in double precision."""
     ens = mt.ensemble(Dense().double(), mt.BatchEnsemble(), X, seed=0).train()
-    ens.engine.picked["train"] = executor
+    run_by(ens, executor)
     assert ens.executor == executor
     loss = ens.loss(X, Y, F.cross_entropy)
     loss.backward()

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, convert, run_by, slice_of
+from laws.compare import assert_same, convert, owned, prove_only, run_by, slice_of
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -89,7 +89,7 @@ def test_a_shared_batchnorm_normalises_the_rows_of_all_members_together() -> Non
     """In training it is the model folded by hand: one batch of M·B rows through the shared layer."""
     model, x = Normed().double().train(), ZOO["resnet"].example().args[0]
     ens = mt.ensemble(model, mt.Deep(), x, keep=["bn1"], seed=0)
-    assert "bn1.weight" not in ens.engine.owned
+    assert "bn1.weight" not in owned(ens)
     assert ens.executor == "vmap"
     bn = copy.deepcopy(ens.get_submodule("bn1"))
     plain = [ens.member(m) for m in range(4)]
@@ -152,8 +152,8 @@ class Averaged(Normed):
 def test_a_shared_batchnorm_that_only_the_loop_could_run_is_refused_in_training() -> None:
     """A loop would normalise each member's rows alone: the layer and the reason are named; in eval mode it runs."""
     ens = mt.ensemble(Averaged().double(), mt.Deep(), ZOO["resnet"].example(), keep=["bn1"], seed=0)
-    assert "vmap" in ens.engine.proven["train"]
-    ens.engine.proven["train"] = ("loop",)
+    assert "vmap" in ens.plan.proven["train"]
+    prove_only(ens, "train", "loop")
     with pytest.raises(mt.RunError, match=r"bn1 is shared by members.*fold cannot run this model"):
         ens.train()(*ZOO["resnet"].example().args)
     assert ens.eval()(*ZOO["resnet"].example().args).shape == (4,)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_exact, assert_same
+from laws.compare import assert_exact, assert_same, run_by
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.func import functional_call
@@ -117,7 +117,7 @@ def test_members_have_weights_dropped(kind: str) -> None:
 def test_one_step_is_that_of_the_weights_that_are_left(kind: str, executor: str) -> None:
     """By the draw of the step: loss, every gradient (nothing where a weight is dropped), BatchNorm's statistics."""
     ens, net, x = converted(kind)
-    ens.engine.picked["train"] = executor
+    run_by(ens, executor)
     before = {name: mask.clone() for name, mask in stored(ens, net).items()}
     batch = ens.train().batch(x, Y)
     masks = masks_of(net, batch.kwargs["draws"])
@@ -278,15 +278,14 @@ def test_members_that_are_equal_by_chance() -> None:
     equal = 0
     for seed in range(8):
         ens = mt.ensemble(net, mt.DropConnect(members=2, p=0.05), X, seed=seed, check=False).eval()
-        assert "vmap" in ens.engine.proven["eval"]
+        assert "vmap" in ens.plan.proven["eval"]
         ens.resample(seed)
         equal += any(torch.equal(*mask) for mask in stored(ens, net).values())
         draws = ens.method.drawn_for_step(ens.template, list(range(9)))
         masks = masks_of(net, draws)
         expected = torch.stack([functional_call(net, left(net, masks, d, 0.05), X) for d in range(9)])
-        for executor in ens.engine.proven["eval"]:
-            ens.engine.picked["eval"] = executor
-            assert_same(ens(X, draws=draws), expected)
+        for executor in ens.plan.proven["eval"]:
+            assert_same(run_by(ens, executor)(X, draws=draws), expected)
     assert equal
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_exact, assert_same
+from laws.compare import assert_exact, assert_same, run_by
 from nets.hazards import StepMajor, StepsFirst, TwoViews, Windows
 from torch import Tensor, nn
 from torch.export import Dim
@@ -196,7 +196,7 @@ def test_training_is_that_of_the_network(drop: nn.Module, executor: str) -> None
     """Live modules drop by torch's own randomness, each row by itself, in one pass: the network's step under its seed."""
     net = convolutional(drop)
     ens = converted(net, IMAGES, p=None)
-    ens.engine.picked["train"] = executor
+    run_by(ens, executor)
     assert_same(step(ens, IMAGES), plain_step(net, net, IMAGES))
     assert not torch.equal(step(ens, IMAGES, seed=4)["loss"], step(ens, IMAGES)["loss"])
 

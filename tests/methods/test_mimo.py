@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_exact, assert_same
+from laws.compare import assert_exact, assert_same, owned, run_by, summed
 from torch import Tensor, nn
 
 import multitudes as mt
@@ -103,8 +103,8 @@ def test_prediction_has_one_input_in_all_slots(kind: str) -> None:
     (ens, net), (_, first, last, x) = converted(kind), NETS[kind]
     wide = explicit(net, ens.eval(), first, last).eval()
     expected = side_by_side(wide, torch.stack([x] * MEMBERS))
-    for executor in ens.engine.proven["eval"]:
-        ens.engine.picked["eval"] = executor
+    for executor in ens.plan.proven["eval"]:
+        run_by(ens, executor)
         assert_same(ens(x), expected)
     slots = torch.stack([x.roll(m, 0) for m in range(MEMBERS)])
     assert_same(ens(slots, per_member=True), side_by_side(wide, slots))
@@ -346,10 +346,10 @@ def test_the_trunk_is_the_given_one(kind: str) -> None:
     """Fresh slots and heads around the given weights; fresh slots add up to what a fresh layer has; load_base is copies."""
     (ens, net), (_, first, last, x) = converted(kind), NETS[kind]
     given = dict(net.named_parameters())
-    assert ens.engine.summed == {f"{first}.weight"}
-    assert ens.engine.owned == {f"{last}.weight", f"{last}.bias"}
+    assert summed(ens) == {f"{first}.weight"}
+    assert owned(ens) == {f"{last}.weight", f"{last}.bias"}
     for name, parameter in ens.named_parameters():
-        if name not in ens.engine.summed | ens.engine.owned:
+        if name not in summed(ens) | owned(ens):
             assert_exact([parameter], [given[name]])
     whole = ens.get_parameter(f"{first}.weight").detach()
     assert whole.sum(0).std().item() / given[f"{first}.weight"].std().item() == pytest.approx(1, abs=0.25)

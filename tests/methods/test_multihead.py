@@ -16,7 +16,7 @@ import multitudes as mt
 
 def owned(model: nn.Module, x: object, **settings: object) -> set[str]:
     """The tensors that carry members."""
-    return set(mt.ensemble(model, mt.MultiHead(**settings), x, seed=0).engine.owned)
+    return set(owned(mt.ensemble(model, mt.MultiHead(**settings), x, seed=0)))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from laws.compare import owned
 from zoo import ZOO
 
 import multitudes as mt
@@ -16,7 +17,7 @@ def test_it_is_the_given_network() -> None:
     ens = mt.ensemble(model, mt.Single(), x, seed=3)
     torch.testing.assert_close(ens(*x.args), model(*x.args)[None])
     assert {name: t.shape for name, t in ens.state_dict().items()} == {n: t.shape for n, t in model.state_dict().items()}
-    assert not ens.engine.owned
+    assert not owned(ens)
     assert ens.plan.converted == ()
     assert "with its weights" in str(ens.plan)
 

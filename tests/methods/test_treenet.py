@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws.compare import assert_same, buffers, convert, run_by
+from laws.compare import assert_same, buffers, convert, owned, run_by
 from nets.convolutional import WideResNet, wide_resnet_28_10
 from torch import Tensor, nn
 from zoo import ZOO
@@ -76,8 +76,8 @@ def test_inside_a_group_the_split_is_where_it_says() -> None:
     """What runs before the split stays shared, in the same group too."""
     case = ZOO["wideresnet"]
     ens = mt.ensemble(case.model(), mt.TreeNet(split="group3.1"), case.example(), seed=0)
-    assert "group3.1.conv1.weight" in ens.engine.owned
-    assert "group3.0.conv1.weight" not in ens.engine.owned
+    assert "group3.1.conv1.weight" in owned(ens)
+    assert "group3.0.conv1.weight" not in owned(ens)
 
 
 def test_a_split_that_is_not_there() -> None:
@@ -119,7 +119,7 @@ class Loose(nn.Module):
 def test_loose_parameters_fall_on_their_side_of_the_split() -> None:
     """A parameter that the model holds itself belongs to members if it is used behind the split alone."""
     ens = mt.ensemble(Loose().double(), mt.TreeNet(split="last"), ZOO["mlp"].example(), seed=0)
-    assert set(ens.engine.owned) == {"last.weight", "last.bias", "after"}
+    assert set(owned(ens)) == {"last.weight", "last.bias", "after"}
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

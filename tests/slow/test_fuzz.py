@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from engine.separate import assert_separate
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
+from laws.compare import coupled
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -348,9 +349,9 @@ def test_a_network_put_together_at_random() -> None:
         mt.check(ens, x)
         for training in (True, False):
             mode = "train" if training else "eval"
-            if training and ens.engine.traits.coupled:
+            if training and coupled(ens):
                 continue  # a norm shared by branches takes all members' rows at once, which no plain network does
-            for way in ("call", *(n for n in ens.engine.proven[mode] if n != "fold")):
+            for way in ("call", *(n for n in ens.plan.proven[mode] if n != "fold")):
                 counts[f"{way} in {mode}"] += 1
                 try:
                     assert_separate(quiet(copy.deepcopy(ens)), x, way, training=training, tol=1e-6)

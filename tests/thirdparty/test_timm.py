@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from laws.compare import owned
 from torch import nn
 
 import multitudes as mt
@@ -173,7 +174,7 @@ def test_every_method_converts_it(name: str, method: str, tmp_path: Path) -> Non
     assert ens(x).shape == (settings.members, ROWS, CLASSES)
     mt.check(ens, x)
     if method == "MultiHead":
-        assert {n.rpartition(".")[0] for n in ens.engine.owned} == {entry.head}
+        assert {n.rpartition(".")[0] for n in owned(ens)} == {entry.head}
     if method == "TreeNet":
         assert f"branches begin at {entry.split}" in ens.plan.notes
     if method == "Packed":

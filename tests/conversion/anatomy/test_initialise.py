@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from laws.compare import owned
 from nets.convolutional import ConvNeXt, ResNet
 from nets.sequences import ViT
 from torch import Tensor, nn
@@ -216,5 +217,5 @@ def test_what_is_shared_keeps_the_given_weights() -> None:
     model = case.model()
     ens = mt.ensemble(model, mt.TreeNet(), case.example(), seed=0)
     for name, tensor in model.state_dict().items():
-        if name not in ens.engine.owned:
+        if name not in owned(ens):
             assert torch.equal(ens.state_dict()[name], tensor)

@@ -19,7 +19,8 @@ from zoo import ZOO
 
 import multitudes as mt
 from multitudes import models
-from multitudes.conversion.resize.pruning import Chooser, first_channels, other_outputs, pruned, width_of
+from multitudes.conversion.resize.audit import changed_outputs
+from multitudes.conversion.resize.pruning import Chooser, first_channels, pruned, width_of
 from multitudes.models.network import nearest
 
 LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -486,16 +487,16 @@ def test_outputs_that_differ_are_named() -> None:
             return {"logits": self.scores(x), "hidden_state": self.states(x)}
 
     x = mt.Inputs(torch.randn(2, 4))
-    assert list(other_outputs(Answers(5, 4), Answers(5, 3), x)) == []
-    assert list(other_outputs(Answers(5, 4), Answers(3, 4), x)) == ["the output logits is [2, 3] instead of [2, 5]"]
-    assert list(other_outputs(nn.Linear(4, 5), nn.Linear(4, 3), x)) == ["the output is [2, 3] instead of [2, 5]"]
+    assert list(changed_outputs(Answers(5, 4), Answers(5, 3), x)) == []
+    assert list(changed_outputs(Answers(5, 4), Answers(3, 4), x)) == ["the output logits is [2, 3] instead of [2, 5]"]
+    assert list(changed_outputs(nn.Linear(4, 5), nn.Linear(4, 3), x)) == ["the output is [2, 3] instead of [2, 5]"]
 
 
 def test_looking_at_outputs_leaves_both_networks_alone() -> None:
     """Statistics do not move, modes stay."""
     net = odd.mlp(nn.BatchNorm1d(8)).train()
     before = copy.deepcopy(net.state_dict())
-    assert list(other_outputs(net, net, mt.Inputs(torch.randn(4, 4)))) == []
+    assert list(changed_outputs(net, net, mt.Inputs(torch.randn(4, 4)))) == []
     assert net.training
     torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
 

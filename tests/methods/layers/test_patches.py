@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, call, without_dropout
+from laws.compare import assert_same, call, owned, without_dropout
 from torch import Tensor, nn
 from torch.func import functional_call
 from zoo import FIVE, ZOO
@@ -154,7 +154,7 @@ def test_shared_layers_are_untouched(kind: Any) -> None:
     for name in ("layers.0", "layers.3"):
         assert type(ens.template.get_submodule(name)) is nn.Linear
         assert_same(dict(ens.template.get_submodule(name).state_dict()), dict(net.get_submodule(name).state_dict()))
-    assert not any(name.startswith(("layers.0.", "layers.3.")) for name in ens.engine.owned)
+    assert not any(name.startswith(("layers.0.", "layers.3.")) for name in owned(ens))
     assert patched_names(ens.template) == {f"layers.{i}.{key}" for i in (1, 4, 6) for key in ("weight", "bias")}
 
 
