@@ -1,7 +1,7 @@
 """The zoo: thin models that hold what conversion must survive, and the table of what cannot hold.
 
-`ZOO` has a case for every model: how it is built, what it is called with, and what is known of it. `FIVE` of them hold
-most of the hazards together and are run with every change, the others by `slow`.
+`ZOO` has a case for every model: how it is built, its inputs, and what is known of it. `FIVE` of them are run by `make test`,
+all of them by `make test-full`.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ HAZARDS = (
 )
 """Models on which members that share weights go wrong, where they are carried in one pass without care."""
 
-FIVE = ("resnet", "densenet", "vit", "transformer_encoder", "lstm")
+FIVE = ("resnet", "unet", "vit", "transformer_encoder", "lstm")
+"""Networks that hold most of the hazards together: BatchNorm, concatenation, attention, embeddings, recurrence."""
 
 EVERY = "*"
 

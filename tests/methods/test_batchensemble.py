@@ -142,12 +142,3 @@ def test_split_rows() -> None:
         expected = torch.stack([everything[m, b] for b, m in enumerate(rows.tolist())])
         assert_same(ens(*batch.inputs, **batch.kwargs), expected)
         assert_same(ens.reduce(expected, batch, F.cross_entropy), F.cross_entropy(expected, y))
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [({"init": "zeros"}, "init='zeros'"), ({"feed": "some"}, "feed='some'"), ({"lr_factor": -1}, "lr_factor=-1")],
-)
-def test_bad_settings(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(mt.InputError, match=says):
-        mt.BatchEnsemble(**fields)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -110,25 +109,6 @@ def test_the_limits_of_the_scale() -> None:
     assert_same(same(X)[2], net.eval()(X))
     apart = mt.ensemble(net, mt.Masksembles(scale=1e6), X, seed=0)
     assert all(bool((mask.sum(0) == 1).all()) for mask in masks_of(apart).values())
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"scale": 0.5}, "scale=0.5"),
-        ({"scale": float("inf")}, "scale=inf"),
-        ({"width": "wide"}, "say 'same' or 'grow'"),
-        ({"position": "between"}, "position='between'"),
-        ({"feed": "some"}, "feed='some'"),
-        ({"capacity": 0.5}, "give width='grow' too"),
-        ({"width": "grow", "capacity": 0.0}, "capacity=0.0"),
-        ({"fewest": 0}, "fewest=0"),
-    ],
-)
-def test_bad_settings(fields: dict[str, Any], says: str) -> None:
-    """Said at once."""
-    with pytest.raises(mt.InputError, match=says):
-        mt.Masksembles(**fields)
 
 
 def test_far_apart_members_are_disjoint_networks() -> None:

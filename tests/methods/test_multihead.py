@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, buffers, convert, run_by
+from laws.compare import assert_same, buffers, convert, owned, run_by
 from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
 
 
-def owned(model: nn.Module, x: object, **settings: object) -> set[str]:
+def heads_of(model: nn.Module, x: object, **settings: object) -> set[str]:
     """The tensors that carry members."""
     return set(owned(mt.ensemble(model, mt.MultiHead(**settings), x, seed=0)))
 
@@ -37,7 +37,7 @@ def owned(model: nn.Module, x: object, **settings: object) -> set[str]:
 )
 def test_the_head_is_what_runs_last(case: str, head: set[str]) -> None:
     """However it is registered and named."""
-    assert owned(ZOO[case].model(), ZOO[case].example()) == head
+    assert heads_of(ZOO[case].model(), ZOO[case].example()) == head
 
 
 class Rear(nn.Module):
@@ -55,7 +55,7 @@ class Rear(nn.Module):
 
 def test_all_outputs_have_heads() -> None:
     """Every output's last layer belongs to members, and so does what lies behind it."""
-    found = owned(Rear().double(), ZOO["mlp"].example())
+    found = heads_of(Rear().double(), ZOO["mlp"].example())
     assert {"mean.weight", "mean.bias", "spread.weight", "spread.bias"} <= found
     assert not {"body.weight", "body.bias"} & found
 
@@ -73,31 +73,31 @@ class Product(nn.Module):
 
 def test_a_loose_matrix_can_be_the_head() -> None:
     """A matrix that no layer holds is a last layer too."""
-    assert owned(Product().double(), ZOO["mlp"].example()) == {"projection"}
+    assert heads_of(Product().double(), ZOO["mlp"].example()) == {"projection"}
 
 
 def test_the_head_by_name_and_by_glob() -> None:
     """An explicit head takes precedence over the one that is found."""
     model, x = ZOO["mlp"].model(), ZOO["mlp"].example()
-    assert owned(model, x, head="2") == {"2.weight", "2.bias"}
-    assert owned(model, x, head="[24]") == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    assert heads_of(model, x, head="2") == {"2.weight", "2.bias"}
+    assert heads_of(model, x, head="[24]") == {"2.weight", "2.bias", "4.weight", "4.bias"}
 
 
 def test_a_head_that_is_not_there() -> None:
     """The error names the nearest module."""
     with pytest.raises(mt.InputError, match=r"head='clasifier'.*nearest: 'classifier'"):
-        owned(ZOO["head_first"].model(), ZOO["head_first"].example(), head="clasifier")
+        heads_of(ZOO["head_first"].model(), ZOO["head_first"].example(), head="clasifier")
 
 
 def test_the_classifier_that_a_timm_model_names() -> None:
     """`pretrained_cfg` says which layer is the classifier, as a dict or as an object."""
     model, x = ZOO["mlp"].model(), ZOO["mlp"].example()
     model.pretrained_cfg = {"classifier": "2"}
-    assert owned(model, x) == {"2.weight", "2.bias"}
+    assert heads_of(model, x) == {"2.weight", "2.bias"}
     model.pretrained_cfg = SimpleNamespace(classifier=("2", "4"))
-    assert owned(model, x) == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    assert heads_of(model, x) == {"2.weight", "2.bias", "4.weight", "4.bias"}
     model.pretrained_cfg = {"classifier": "no.such"}
-    assert owned(model, x) == {"4.weight", "4.bias"}
+    assert heads_of(model, x) == {"4.weight", "4.bias"}
 
 
 def test_the_plan_names_the_heads() -> None:

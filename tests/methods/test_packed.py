@@ -268,29 +268,6 @@ def test_members_start_apart_and_by_the_seed() -> None:
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"alpha": 0.5}, "alpha must be a number from 1 to 4"),
-        ({"alpha": 4.5}, "alpha must be a number from 1 to 4"),
-        ({"alpha": float("nan")}, "alpha must be"),
-        ({"alpha": True}, "alpha must be"),
-        ({"alpha": "2"}, "alpha must be"),
-        ({"members": 1}, "alpha must be a number from 1 to 1"),
-        ({"gamma": 0}, "gamma must be a whole number"),
-        ({"gamma": 1.5}, "gamma must be a whole number"),
-        ({"gamma": True}, "gamma must be a whole number"),
-        ({"pretrained": 1}, "say True or False"),
-        ({"of": 0}, "of must be"),
-        ({"of": 2}, "of must be what members are a subset of"),
-    ],
-)
-def test_settings_that_cannot_be(fields: dict[str, Any], says: str) -> None:
-    """Said at once, before a model is there."""
-    with pytest.raises(mt.InputError, match=says):
-        mt.Packed(**fields)
-
-
 def test_thin_members_cannot_start_as_copies() -> None:
     """Of what is wider than they are."""
     with pytest.raises(mt.InputError, match="cannot start as its copies"):

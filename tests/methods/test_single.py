@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from laws.compare import owned
 from zoo import ZOO
@@ -20,13 +19,6 @@ def test_it_is_the_given_network() -> None:
     assert not owned(ens)
     assert ens.plan.converted == ()
     assert "with its weights" in str(ens.plan)
-
-
-@pytest.mark.parametrize("members", [2, 4])
-def test_it_has_one_member(members: int) -> None:
-    """Several members are another method, which the error names."""
-    with pytest.raises(mt.InputError, match=rf"Deep\(members={members}\)"):
-        mt.Single(members=members)
 
 
 def test_training_it_is_training_the_network() -> None:
