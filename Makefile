@@ -3,9 +3,10 @@
 PYTHON ?= .venv/bin/python
 WORKERS ?= 2
 
-# A worker with several threads would fight the others for the cores.
-TESTS = OMP_NUM_THREADS=1 $(PYTHON)
-ZOO = OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/thirdparty
+# A worker with several threads would fight the others for the cores. Without compiled files on disk every process that a test
+# starts would compile torch again.
+TESTS = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTHON)
+ZOO = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-zoo/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 tests/thirdparty
 
 # The stamp stands for the default interpreter only: another one is used as it is.
 ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)

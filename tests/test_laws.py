@@ -41,7 +41,7 @@ def test_every_change_meets_every_method_law_and_network() -> None:
     assert {law for _, _, law in FAST} == set(LAWS)
 
 
-@pytest.mark.parametrize("case", ZOO)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if "hugging" in c else []) for c in ZOO])
 def test_whose_rows_are_alone(case: str) -> None:
     """The zoo's `alone` is true of the base model, so that no law is left out for nothing."""
     net, x, axis = ZOO[case].model(), ZOO[case].example(5), row_axis(ZOO[case])

@@ -156,6 +156,7 @@ def test_outputs_keep_their_type(kind: str) -> None:
         assert output[1][1] == 7
 
 
+@pytest.mark.slow
 def test_hugging_face_outputs_stay_objects() -> None:
     """`.logits` works on the ensemble's output, with the member axis."""
     case = ZOO["hugging_face_bert"]

@@ -83,7 +83,8 @@ def law_state_dict(method: mt.Method, case: Case) -> None:
 
 def law_save_load(method: mt.Method, case: Case) -> None:
     """A saved ensemble comes back with its outputs, buffers, mode, method, task, plan and executors."""
-    ens = convert(method, case, task="regression")
+    ens = convert(method, case)
+    ens.task = "regression"
     _steps(ens.train(), case, 1)
     with tempfile.TemporaryDirectory() as folder:
         mt.save(ens, Path(folder) / "a.multitude")

@@ -150,7 +150,7 @@ def test_each_weight_is_dropped_by_itself() -> None:
 
 def test_the_mean_over_members_is_the_network() -> None:
     """Of a linear layer: rescaled by 1 / (1 − p), with the deviation of its terms."""
-    members, p = 3000, 0.4
+    members, p = 1000, 0.4
     net = nn.Linear(5, 2).double()
     ens = mt.ensemble(net, mt.DropConnect(members=members, p=p), X, seed=0, check=False).eval()
     found, expected = ens(X).detach(), net(X).detach()

@@ -25,7 +25,7 @@ def heads_of(model: nn.Module, x: object, **settings: object) -> set[str]:
         ("head_first", {"classifier.weight", "classifier.bias"}),
         ("resnet", {"fc.weight", "fc.bias"}),
         ("vit", {"head.weight", "head.bias"}),
-        ("hugging_face_bert", {"classifier.weight", "classifier.bias"}),
+        pytest.param("hugging_face_bert", {"classifier.weight", "classifier.bias"}, marks=pytest.mark.slow),
         ("unet", {"head.weight", "head.bias"}),
         ("lstm", {"head.weight", "head.bias"}),
         ("one_layer", {"weight", "bias"}),
