@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -24,6 +25,11 @@ Y = torch.tensor([0, 4, 2])
 def deep(**options: Any) -> mt.Ensemble:
     """A Deep ensemble of a small perceptron."""
     return convert(mt.Deep(), ZOO["mlp"], **options)
+
+
+def slow(params: list[Any]) -> list[Any]:
+    """The same parameters, in `make test-full` alone."""
+    return [pytest.param(*param.values, id=param.id, marks=pytest.mark.slow) for param in params]
 
 
 def test_repr_says_method_and_cost() -> None:
@@ -61,11 +67,12 @@ def test_members_count_from_the_end_too() -> None:
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_a_member_is_a_detached_copy(kind: type[mt.Method]) -> None:
     """Training it leaves the ensemble alone, and the other way round; its parameters are leaves that take gradients."""
-    ens = convert(kind(), ZOO["resnet"]).train()
+    case = ZOO["cumulative_batchnorm"]
+    ens = convert(kind(), case).train()
     member, before = ens.member(0), copy.deepcopy(ens.state_dict())
     assert all(p.is_leaf and p.requires_grad for p in member.parameters())
     assert member.training
-    member(*ZOO["resnet"].example().args).sum().backward()
+    member(*case.example().args).sum().backward()
     with torch.no_grad():
         for _, tensor in named_tensors(member):
             tensor.add_(1)
@@ -138,6 +145,23 @@ def test_a_batch_changes_nothing() -> None:
     assert_same(dict(ens.state_dict()), dict(state))
 
 
+BY_PARTS = ("Masksembles", "MIMO", "EMP", "ECMP", "MCDropout", "DropConnect")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plain_call_in_training_warns_where_it_is_no_training_step(name: str) -> None:
+    """Once, and only for methods that train by parts; `loss` and prediction warn of nothing."""
+    ens = convert(METHODS[name](), ZOO["mlp"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ens.train().loss(X, Y, F.cross_entropy)
+        ens.eval()(X)
+        assert not caught
+        ens.train()(X)
+        ens(X)
+    assert [name in str(warning.message) for warning in caught] == [True] * (name in BY_PARTS)
+
+
 def test_param_groups() -> None:
     """All trainable parameters by name, with the rate and decay that were asked for."""
     ens = deep()
@@ -203,7 +227,7 @@ def test_the_state_dict_refuses_what_does_not_fit() -> None:
         deep().load_state_dict(convert(mt.Deep(members=3), ZOO["mlp"]).state_dict())
 
 
-@pytest.mark.parametrize(("kind", "case"), taken("resnet", "lstm", "dropout", "in_place"))
+@pytest.mark.parametrize(("kind", "case"), [*taken("dropout"), *slow(taken("resnet", "lstm", "in_place"))])
 def test_tune_takes_the_faster_of_the_proven(kind: type[mt.Method], case: str) -> None:
     """It picks an executor for each mode, and changes neither tensors, mode, input nor randomness."""
     ens, x = convert(kind(), ZOO[case]), ZOO[case].example(4)
@@ -261,9 +285,9 @@ def test_channels_last() -> None:
     assert_same(call(ens, case.example()), expected)
 
 
-@pytest.mark.parametrize(("kind", "case"), taken("transformer_encoder"))
+@pytest.mark.parametrize(("kind", "case"), [*taken("dropout"), *slow(taken("transformer_encoder"))])
 def test_inference_mode(kind: type[mt.Method], case: str) -> None:
-    """Works as it does without gradients."""
+    """Gives what a call with gradients gives."""
     ens, x = convert(kind(), ZOO[case]), ZOO[case].example()
     expected = call(ens, x).detach()
     with torch.inference_mode():
