@@ -254,7 +254,7 @@ def test_dropout_differs_between_members(executor: str) -> None:
 
 
 def test_modes_reach_every_part() -> None:
-    """train and eval are those of the template, and one part can be set by itself."""
+    """train and eval set all parts of the template, and one part can be set alone."""
     ens = convert(mt.Deep(), ZOO["resnet"]).train()
     assert all(part.training for part in ens.template.modules())
     ens.get_submodule("bn1").eval()

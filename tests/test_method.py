@@ -1,4 +1,4 @@
-"""Method: what a method may say, and the registry that nobody fills."""
+"""Method: its settings, its defaults, and the registry of all subclasses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_methods_are_final(name: str) -> None:
     assert kind.__subclasses__() == []
 
 
-def test_a_method_of_ones_own_needs_no_permission() -> None:
+def test_a_method_outside_the_package_is_a_method() -> None:
     """Defining it is enough: it is in the registry, and the verbs take it."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def test_a_method_of_ones_own_needs_no_permission() -> None:
         gc.collect()
 
 
-def test_a_method_that_says_nothing_is_told_so() -> None:
+def test_a_method_without_a_layout_is_an_error() -> None:
     """The base class has no layout."""
     with pytest.raises(NotImplementedError, match="Method does not say which tensors"):
         mt.Method().layout(None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the package promises before anything is called: names, version, types; an import that is quick and touches no GPU."""
+"""Promises of the package before anything is called: names, version, types, a quick import that touches no GPU."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_public_names_are_these() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """What is imported for types alone is what `__getattr__` imports."""
+    """The imports under TYPE_CHECKING are those of `__getattr__`."""
     tree = ast.parse(Path(mt.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
     seen = {alias.name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}

@@ -1,4 +1,4 @@
-"""What goes wrong elsewhere when layers get masks or factors: each case is right here, or refused by name."""
+"""Mistakes of other libraries where layers get masks or factors: each case is right here, or refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_nested_models(method: mt.Method) -> None:
 @each_method
 @pytest.mark.parametrize("kind", [Padded, Standardised])
 def test_a_subclass_is_not_its_parent(method: mt.Method, kind: type[nn.Conv2d]) -> None:
-    """Treated as its parent it would silently compute something else: refused by name, and shared where that is said."""
+    """Treated as its parent it would silently compute something else: refused by name, and shared where keep= names it."""
     net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), kind(12, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.Flatten()).double()
     x = torch.randn(2, 3, 10, 10).double()
     with pytest.raises(mt.ConversionError, match=rf"2 +{kind.__name__} +a {kind.__name__} computes other than Conv2d does"):
@@ -149,7 +149,7 @@ def test_factors_have_no_decay() -> None:
 
 
 def test_the_stem_is_run_once() -> None:
-    """What stands before the first mask costs as much as in one network."""
+    """The layers before the first mask cost as much as in one network."""
     net, x = ResNet(widths=(12, 12, 16)), torch.randn(2, 3, 8, 8)
     planned = mt.plan(net, mt.Masksembles(), x)
     stem = 2 * 8 * 8 * net.conv1.weight.numel()

@@ -1,4 +1,4 @@
-"""Faults that were found once by trying to refute the library, each with the model that showed it."""
+"""Faults that attempts to break the library have found, each with the model that showed it."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_options_of_the_wrong_kind(options: dict[str, Any], says: str) -> None:
         mt.ensemble(nn.Linear(6, 3).double(), mt.Deep(members=2), X, **options)
 
 
-def test_members_that_start_equal_are_told() -> None:
+def test_the_plan_warns_of_members_that_start_equal() -> None:
     """A head that its author starts at zero stays at zero in every member: the plan says what comes of it."""
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     assert not any("start equal" in note for note in mt.plan(net, mt.MultiHead(members=2), X).notes)

@@ -19,7 +19,7 @@ def entries() -> list[Any]:
     for method, case, law in REFUSALS:
         for kind in METHODS if method == EVERY else [method]:
             group = params.setdefault((kind, case), [])
-            slow = group or (method == EVERY and kind != "Deep")
+            slow = group or "hugging_face" in case or (method == EVERY and kind != "Deep")
             tried = "member" if law == EVERY else law
             group.append(pytest.param(kind, case, tried, marks=[pytest.mark.slow] if slow else []))
     return [param for group in params.values() for param in group]

@@ -74,7 +74,7 @@ def test_it_prints_as_a_table() -> None:
 
 
 def test_it_names_the_operation_that_forbids_an_executor() -> None:
-    """What keeps vmap from an LSTM is said by name."""
+    """The plan names the operation of an LSTM that vmap cannot run."""
     plan = planned(mt.Deep(), "lstm")
     assert not any("vmap" in proven for proven in plan.proven.values())
     assert "aten::lstm" in plan.why["vmap"]

@@ -1,4 +1,4 @@
-"""Laws of what conversion, training and storage carry over, and what they leave alone."""
+"""Laws of conversion, training and storage: what they keep, and what they leave alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What laws compare: converted models, calls, gradients, and when two of them are the same."""
+"""Helpers of the laws: convert, call, compare; and the one place outside tests/engine that reads `ens.engine`."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def rows_of(case: Case, inputs: mt.Inputs, index: Tensor) -> mt.Inputs:
 
 
 def row_axis(case: Case) -> int:
-    """Where the rows are in one network's output: where the inputs have them, if that is said of all inputs at once."""
+    """The axis of the rows in one network's output: that of the inputs, if all inputs have the same."""
     return case.batch_axis if isinstance(case.batch_axis, int) else 0
 
 
@@ -161,14 +161,14 @@ def per_member(case: Case, calls: list[mt.Inputs]) -> mt.Inputs:
 
 
 def runs_in(ens: mt.Ensemble, case: Case, mode: str) -> list[str]:
-    """The executors to compare in a mode; none where shared BatchNorm or noise leaves the loop without a say."""
+    """The executors to compare with the loop in a mode; none where a shared BatchNorm or noise makes the loop differ."""
     if mode == "train" and (coupled(ens) or case.noisy):
         return []
     return [name for name in ens.plan.proven[mode] if name != "loop"]
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Everything about a model that a conversion could change, tensors apart."""
+    """Everything about a model that a conversion could change, except the values of its tensors."""
     found: dict[str, Any] = {}
     for name, part in model.named_modules():
         hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))

@@ -1,4 +1,4 @@
-"""Laws of what an ensemble computes: members first, each a plain network, none reaching into another."""
+"""Laws of the outputs of an ensemble: members first, each a plain network, none depending on another."""
 
 from __future__ import annotations
 

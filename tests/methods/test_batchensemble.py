@@ -101,7 +101,7 @@ def test_each_kind_of_layer_is_one_with_its_weight_formed(name: str) -> None:
     assert ("bias" in dict(ens.named_parameters())) == (layer.bias is not None)
 
 
-def test_factors_start_as_they_are_told() -> None:
+def test_factors_start_by_init() -> None:
     """Around one, as signs, or at one; each member its own, by the seed; weights stay the given ones."""
     net = MLP(4, (400,), 3).double()
     for init, values in (("normal", None), ("signs", {-1.0, 1.0}), ("ones", {1.0})):

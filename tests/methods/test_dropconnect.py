@@ -1,4 +1,4 @@
-"""DropConnect: each weight is dropped by itself, and biases stay; a step is that of a network with the weights left."""
+"""DropConnect: each weight is dropped independently, biases stay; a step is that of a network with the remaining weights."""
 
 from __future__ import annotations
 

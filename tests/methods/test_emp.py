@@ -122,7 +122,7 @@ def test_the_effective_size_of_table_3() -> None:
 
 
 def drawn(method: mt.Method, count: int = 3000, net: nn.Module | None = None) -> dict[str, Tensor]:
-    """What so many rows of one batch draw."""
+    """The draws of a batch of `count` rows."""
     ens = mt.ensemble(net or perceptron(), method, X, seed=0)
     x = torch.zeros(count, 5, dtype=torch.float64)
     return ens.batch(x, torch.zeros(count)).kwargs["draws"]

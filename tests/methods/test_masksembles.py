@@ -146,7 +146,7 @@ def test_many_members_are_dropout() -> None:
 
 
 def test_masked_attention_is_attention_with_zeros() -> None:
-    """What is read is masked before the projections, and what heads give before the output's: by hand."""
+    """Inputs are masked before the projections, and the heads' outputs before the output projection: by hand."""
     layer, x = nn.MultiheadAttention(16, 2, batch_first=True).double(), torch.randn(2, 5, 16).double()
     stem = nn.Linear(16, 16).double()
 
@@ -229,7 +229,7 @@ def test_it_can_be_pickled(method: mt.Method) -> None:
 
 
 def test_at_takes_narrow_layers_too() -> None:
-    """What is named gets masks, however few its channels are; others like it stay shared."""
+    """A layer that at= names gets masks, however few its channels are; others like it stay shared."""
     net = MLP(5, (16, 8, 8), 3).double()
     ens = mt.ensemble(net, mt.Masksembles(), X, at={"layers.4": mt.Masksembles(scale=3.0)}, seed=0)
     assert set(masks_of(ens)) == {"layers.2.mask", "layers.4.mask"}

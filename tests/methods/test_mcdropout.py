@@ -52,7 +52,7 @@ def dropping(ens: mt.Ensemble) -> dict[str, float]:
 
 
 def test_where_it_drops() -> None:
-    """Live modules where there are any, else before layers but the first; before norms; or where it is said."""
+    """At dropout modules where there are any, else before all layers but the first; before norms; or where position= says."""
     plain, live = perceptron(), perceptron(dropout=0.2)
     assert dropping(converted(plain, X)) == {"layers.2": 0.1, "layers.4": 0.1}
     assert dropping(converted(live, X)) == {"layers.0": 0.2, "layers.3": 0.2, "layers.6": 0.2}
@@ -170,7 +170,7 @@ def plain_step(net: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, s
 
 @pytest.mark.parametrize(("drop", "executor"), [(nn.Dropout(0.4), "loop"), (nn.Dropout2d(0.4), "vmap")])
 def test_training_is_that_of_the_network(drop: nn.Module, executor: str) -> None:
-    """Live modules drop by torch's own randomness, each row by itself, in one pass: the network's step under its seed."""
+    """Dropout modules drop by torch's randomness, each row independently, in one pass: the network's step under its seed."""
     net = convolutional(drop)
     ens = converted(net, IMAGES, p=None)
     run_by(ens, executor)
@@ -337,7 +337,7 @@ def test_inputs_for_each_member_at_another_size() -> None:
 
 
 def test_channels() -> None:
-    """filterwise, and Dropout2d by itself: one entry for each channel, all positions alike."""
+    """filterwise, and Dropout2d without it: one entry for each channel, all positions alike."""
     for net, settings in ((convolutional(nn.Dropout2d(0.3)), {}), (convolutional(nn.Dropout(0.3)), {"filterwise": True})):
         ens = converted(net, IMAGES, **settings)
         mask = masks_of(ens)["2.mask0"]

@@ -1,4 +1,4 @@
-"""MIMO: a step is that of inputs side by side; slots are what they are said to be; compact is one network with M heads."""
+"""MIMO: a step is that of inputs side by side; slots share the fraction rho; compact is one network with M heads."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_what_slots_share_is_any_part_of_the_batch() -> None:
 
 @pytest.mark.parametrize("target", [[0, 1, 2, 3, 0, 1], torch.zeros(9), torch.zeros(3)])
 def test_targets_that_cannot_follow(target: Any) -> None:
-    """What is no tensor, or has other rows, would be left where it is."""
+    """A target that is no tensor, or has another number of rows, would not follow its inputs."""
     ens, _ = converted("vectors")
     with pytest.raises(mt.InputError, match=r"target.* is .*: slots have rows of their own, so give a tensor of 6 rows"):
         ens.batch(X, target)
@@ -280,7 +280,7 @@ def test_rho_of_one_is_a_step_of_multihead() -> None:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_slots_given_by_hand(reduction: Any) -> None:
-    """per_member=True: each slot has the rows that it is given; the loss is joined as it is said."""
+    """per_member=True: each slot has the rows given for it; `reduction` joins the losses."""
     ens = mt.ensemble(NETS["vectors"][0](), mt.MIMO(members=3, reduction=reduction), X, seed=0).train()
     slots, targets = torch.stack([X, X.flip(0), X.roll(2, 0)]), torch.stack([Y, Y.flip(0), Y.roll(2, 0)])
     losses = [F.cross_entropy(output, target) for output, target in zip(ens(slots, per_member=True), targets, strict=True)]

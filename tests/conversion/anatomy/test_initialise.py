@@ -125,7 +125,7 @@ def test_a_factory_initialises_each_member() -> None:
 
 
 def test_a_factory_gets_the_width_ratio() -> None:
-    """It is called with 1.0; one that takes nothing, or returns no module, is told so."""
+    """It is called with 1.0; a factory that takes no argument or returns no module is refused."""
     ratios: list[float] = []
     build(lambda ratio: ratios.append(ratio) or nn.Linear(2, 2), 1.0, 0)
     assert ratios == [1.0]

@@ -179,7 +179,7 @@ def test_a_factory_stands_in_for_the_model(ratio: float) -> None:
 
 
 def attention(width: int, heads: int) -> nn.Module:
-    """A ViT of the zoo with one block of so many heads."""
+    """The ViT of the zoo with one block of this number of heads."""
     net = seq.ViT(width=width)
     net.blocks = nn.Sequential(seq.AttentionBlock(width, heads))
     return net

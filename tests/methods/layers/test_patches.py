@@ -159,7 +159,7 @@ NORMED = ["1", "4", "8", "11"]
     ],
 )
 def test_words_and_globs(patch: Any, names: list[str]) -> None:
-    """What is named, and nothing else, in the model's order; the default is "norm+output"."""
+    """The layers that are named, in the model's order, and no others; the default is "norm+output"."""
     assert patched(net_of(*MIXED), IMAGES, patch=patch) == names
     assert mt.EMP().patch == "norm+output"
 
@@ -430,7 +430,7 @@ def test_the_zero_component(kind: Any) -> None:
 
 @KINDS
 def test_the_noise_around_a_component(kind: Any) -> None:
-    """Its mean is 0 and its deviation σ, for each element by itself; members and steps have noise of their own."""
+    """Mean 0 and deviation σ, independent for each element; each member and each step has other noise."""
     sigma = 0.3
     method = kind(components=2, init="copies", sigma=sigma, members=4, draw="row")
     ens = mt.ensemble(net_of(nn.Linear(5, 3)), method, X, seed=0)
@@ -524,7 +524,7 @@ def test_no_prior() -> None:
 
 
 def test_groups_for_optimisers() -> None:
-    """What is shared and the patches, all parameters once; with `only`, one of them, and a step moves no other."""
+    """One group for shared parameters and one for patches; with `only` a single one, and a step moves no other parameter."""
     ens = mt.ensemble(perceptron(), mt.EMP(components=K), X, seed=0).train()
     groups = ens.param_groups(lr=0.1, weight_decay=0.01)
     assert [(g["kind"], g["lr"], g["weight_decay"]) for g in groups] == [("shared", 0.1, 0.01), ("patches", 0.1, 0.01)]
