@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from laws import METHODS
 
 import multitudes as mt
 
@@ -13,23 +14,20 @@ NAN, INF = math.nan, math.inf
 
 REFUSED: dict[type[mt.Method], list[tuple[dict[str, Any], str]]] = {
     mt.Single: [({"members": 2}, "Deep")],
-    mt.Deep: [({"members": 0}, "members"), ({"members": 2.0}, "members"), ({"reduction": "max"}, "reduction")],
+    mt.Deep: [({"reduction": "max"}, "reduction")],
     mt.BatchEnsemble: [({"init": "zeros"}, "init"), ({"feed": "some"}, "feed"), ({"lr_factor": -1}, "lr_factor")],
     mt.MIMO: [
         *(({"rho": value}, "rho") for value in (-0.1, 1.5, True, NAN, "half")),
         *(({"repeat": value}, "repeat") for value in (0, 2.0, True)),
-        ({"members": 0}, "members"),
         ({"reduction": "max"}, "reduction"),
     ],
     mt.MCDropout: [
         *(({"p": value}, "p=") for value in (1.0, -0.1, True, NAN, "some")),
         *(({"position": value}, "position") for value in ((), "")),
         ({"filterwise": 1}, "filterwise"),
-        ({"members": 0}, "members"),
     ],
     mt.DropConnect: [
         *(({"p": value}, "p=") for value in (1.0, -0.1, True, None, NAN)),
-        ({"members": 0}, "members"),
     ],
     mt.Packed: [
         *(({"alpha": value}, "alpha") for value in (0.5, 4.5, NAN, True, "2")),
@@ -51,7 +49,6 @@ REFUSED: dict[type[mt.Method], list[tuple[dict[str, Any], str]]] = {
         *(({"components": value}, "components") for value in (0, True, 2.0)),
         ({"components": 1, "zero_component": True}, "components"),
         ({"zero_component": "yes"}, "zero_component"),
-        ({"members": 0}, "members"),
         ({"init": "zeros"}, "init"),
         ({"draw": "epoch"}, "draw"),
         ({"prior": "l1"}, "prior"),
@@ -82,3 +79,10 @@ REFUSED[mt.ECMP] = REFUSED[mt.EMP]
 def test_a_setting_is_refused_by_name(kind: type[mt.Method], fields: dict[str, Any], named: str) -> None:
     with pytest.raises(mt.InputError, match=named):
         kind(**fields)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_members_are_a_whole_number_from_one_on(name: str) -> None:
+    for members in (0, -1, True, 2.5, "4", None):
+        with pytest.raises(mt.InputError, match=rf"{name}\(members={members!r}\)"):
+            getattr(mt, name)(members=members)
