@@ -21,7 +21,7 @@ FOLDERS = ("slow", "gpu", "thirdparty", "browser")
 """Tests that need more time, or more than Python."""
 PUBLIC_WINDOWS = ("conversion", "methods", "laws", "slow", "gpu", "thirdparty")
 """Folders whose tests, like those beside the rooms, look at ensembles through `plan` and `executor` and never at `engine`."""
-INSIDE = ("laws/compare.py", "slow/test_distributed.py", "slow/test_training.py")
+INSIDE = ("laws/compare.py", "slow/test_distributed.py")
 """Files there that may: compare.py is what the others call."""
 
 

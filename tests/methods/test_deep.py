@@ -58,15 +58,6 @@ def test_the_loss_is_the_sum_over_members() -> None:
     torch.testing.assert_close(convert(mt.Deep(reduction="mean"), case).loss(x, y, F.cross_entropy), each.mean())
 
 
-def test_each_member_may_have_its_own_data() -> None:
-    """With per_member=True inputs and targets carry [M, B, ...]."""
-    case = ZOO["mlp"]
-    ens = convert(mt.Deep(), case)
-    x, y = torch.randn(4, 3, 4, dtype=torch.float64), torch.randint(5, (4, 3))
-    each = [F.cross_entropy(ens.member(m)(x[m]), y[m]) for m in range(4)]
-    torch.testing.assert_close(ens.loss(x, y, F.cross_entropy, per_member=True), torch.stack(each).sum())
-
-
 class Normed(nn.Module):
     """A convolution, BatchNorm, and a head."""
 
@@ -187,16 +178,20 @@ def test_stacked_networks_are_copies() -> None:
     assert_same([dict(net.state_dict()) for net in nets], [dict(state) for state in before])
 
 
-def test_networks_of_another_architecture_do_not_stack() -> None:
-    """The error says which network, and in what it differs."""
-    nets = [ZOO["mlp"].model(), ZOO["mlp"].model(), ZOO["one_layer"].model()]
-    with pytest.raises(mt.InputError, match="model 2"):
+WIDE = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5)).double()
+
+
+@pytest.mark.parametrize(
+    ("nets", "named"),
+    [
+        ([ZOO["mlp"].model(), ZOO["mlp"].model(), ZOO["one_layer"].model()], "model 2"),
+        ([ZOO["mlp"].model(), WIDE], r"model 1.*0\.weight"),
+        ([], "models"),
+    ],
+)
+def test_networks_of_another_architecture_do_not_stack(nets: list[nn.Module], named: str) -> None:
+    with pytest.raises(mt.InputError, match=named):
         mt.Deep.from_models(nets, ZOO["mlp"].example())
-    wide = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5)).double()
-    with pytest.raises(mt.InputError, match=r"model 1.*0\.weight"):
-        mt.Deep.from_models([nets[0], wide], ZOO["mlp"].example())
-    with pytest.raises(mt.InputError, match="no models"):
-        mt.Deep.from_models([], ZOO["mlp"].example())
 
 
 def test_checkpoints_stack(tmp_path: Path) -> None:

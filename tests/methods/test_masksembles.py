@@ -57,16 +57,6 @@ def sliced(state: dict[str, Tensor], masks: dict[str, Tensor], x: Tensor, rows: 
     return h
 
 
-def test_masks_are_saved_and_no_parameters() -> None:
-    """Persistent, in the layer's dtype; another ensemble takes them from the state dict."""
-    one, other = (mt.ensemble(perceptron(), mt.Masksembles(), X, seed=seed).eval() for seed in (0, 1))
-    assert {t.dtype for t in masks_of(one).values()} == {torch.float64}
-    assert not any("mask" in name for name, _ in one.named_parameters())
-    assert not torch.equal(one(X), other(X))
-    other.load_state_dict(one.state_dict())
-    assert_same(other(X), one(X))
-
-
 def test_where_masks_are() -> None:
     """Before: not on the input, but on the head's; after: not on the output, but on the stem's; narrow layers are shared."""
     net = resnet18(width=0.25).double()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, buffers, convert, owned, run_by
+from laws.compare import assert_same, buffers, convert, owned
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -109,12 +109,11 @@ def test_the_plan_names_the_heads() -> None:
     assert [entry.name for entry in planned.shared] == ["body.0", "body.2"]
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_the_body_is_one_network(executor: str) -> None:
+def test_the_body_is_one_network() -> None:
     """Its gradient is the sum over heads, and its BatchNorm counts a batch once."""
     case = ZOO["resnet"]
     x = case.example()
-    ens = run_by(convert(mt.MultiHead(), case), executor).train()
+    ens = convert(mt.MultiHead(), case).train()
     body = ens.member(0)
     y = torch.tensor([0, 1, 2])
     ens.loss(x, y, F.cross_entropy).backward()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from laws.compare import assert_same, run_by
+from laws.compare import assert_same
 from torch import Tensor, nn
 
 import multitudes as mt
@@ -75,16 +75,6 @@ def test_members_count_their_calls() -> None:
         ens(x)
     handle.remove()
     assert_same(ens(x)[0], ens.member(0)(x))
-
-
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_executors_agree(executor: str) -> None:
-    """Each counts calls in its own way."""
-    ens, x = masked(Twice()), torch.randn(3, 8).double()
-    wanted = torch.stack([ens.member(m)(x) for m in range(4)])
-    assert executor in ens.plan.proven["eval"]
-    run_by(ens, executor)
-    assert_same(ens(x), wanted)
 
 
 def test_channels_are_dropped_in_training_too() -> None:
