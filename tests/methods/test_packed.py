@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import observe
 from multitudes.engine.modules import named_tensors
 from multitudes.methods.packed import GroupedLinear, groups_of, important_and_random, regrouped
 from multitudes.models import MLP, ResNet, resnet18, resnet50
@@ -139,7 +140,7 @@ def test_a_layer_under_two_names_stays_one() -> None:
 
 
 def grouped(net: nn.Module, gamma: int, x: Tensor, at: dict[str, int] | None = None) -> dict[str, int]:
-    return groups_of(net, gamma, mt.Inputs(x), at or {})
+    return groups_of(observe(net, mt.Inputs(x)), gamma, at or {})
 
 
 def test_the_rules_on_a_resnet() -> None:

@@ -84,8 +84,8 @@ def test_shapes_that_do_not_fit(pred: mt.Prediction, given: Tensor, says: str) -
         (CLASSES, [0, math.nan, 1, 2], None, "whole numbers"),
         (CLASSES, [0, math.inf, 1, 2], None, "whole numbers|is no class"),
         (CLASSES, torch.zeros(4, dtype=torch.complex64), None, "whole numbers"),
-        (NUMBERS, [0, math.nan, 1, 2], None, "a target is NaN or infinite"),
-        (NUMBERS, [0, -math.inf, 1, 2], None, "a target is NaN or infinite"),
+        (NUMBERS, [0, math.nan, 1, 2], None, "NaN or infinite"),
+        (NUMBERS, [0, -math.inf, 1, 2], None, "NaN or infinite"),
     ],
 )  # fmt: skip
 def test_targets_that_mean_nothing(pred: mt.Prediction, given: Any, ignore: int | None, says: str) -> None:
@@ -114,14 +114,14 @@ def test_those_that_travelled_along() -> None:
     pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 1, 2, 0]))
     assert checked_targets(pred).tolist() == [0, 1, 2, 0]
     assert checked_targets(pred, [0, 1, 2, 0]).tolist() == [0, 1, 2, 0]
-    with pytest.raises(mt.InputError, match=r"there are no targets: score\(pred, targets\)"):
+    with pytest.raises(mt.InputError, match="no targets"):
         checked_targets(CLASSES)
 
 
 def test_those_of_another_order() -> None:
     """Are refused: a shuffled loader gave others; and what to do if they are meant."""
     pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 1, 2, 0]))
-    with pytest.raises(mt.InputError, match=r"a shuffled loader.*pred.targets = None"):
+    with pytest.raises(mt.InputError, match=r"pred\.targets = None"):
         checked_targets(pred, [1, 0, 2, 0])
     pred.targets = None
     assert checked_targets(pred, [1, 0, 2, 0]).tolist() == [1, 0, 2, 0]

@@ -93,7 +93,7 @@ def test_classes_that_may_be_either_axis() -> None:
 def test_one_of_several_outputs() -> None:
     run = fit(words(several=True), WORDS, LONG, val=WORDS, class_axis=-1, output="logits")
     assert run.metrics[-1]["val_accuracy"] == 1
-    with pytest.raises(mt.InputError, match="say which is meant, output="):
+    with pytest.raises(mt.InputError, match="output="):
         fit(words(several=True), WORDS, LONG)
 
 

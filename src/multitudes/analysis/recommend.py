@@ -18,7 +18,7 @@ from torch import nn
 
 from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Candidate, Limit, Recommendation
 from multitudes.conversion.anatomy.first_layers import first_layers
-from multitudes.conversion.anatomy.structure import heads, observe
+from multitudes.conversion.anatomy.structure import heads
 from multitudes.conversion.arguments import check_method
 from multitudes.conversion.convert import ensemble
 from multitudes.conversion.cost import cost
@@ -192,18 +192,18 @@ class Search:
         whole = Inputs.of(example)
         if any(tensor.is_meta for tensor in whole.tensors()):
             raise InputError("the example is on the meta device, where nothing can be timed: give it and the model values")
-        begun = make_draft(model, Single(), example, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
+        draft = make_draft(model, Single(), example, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
         few = take_rows(whole, axis, torch.arange(min(2, count_rows(whole, axis))))
-        if begun.plan.refused:
+        if draft.plan.refused:
             ensemble(model, Single(), few, batch_axis=axis, seed=0)  # which says what no method can take
-        structure = observe(begun.base, begun.inputs)
+        structure = draft.given.structure
         last = structure.layers()[1:][-2:]
         last_modules, loose = heads(structure)
         start = structure.order[last[0]] if last else math.inf
-        parts = [name for name, _ in begun.base.named_modules()]
+        parts = [name for name, _ in draft.given.model.named_modules()]
         late = {name for name in parts if inside(name, list(last_modules)) or (structure.started(name) or 0) >= start}
         return cls(
-            model, begun.base, whole, few, axis, training, budgets, repeats, first_layers(structure), late | loose,
+            model, draft.given.model, whole, few, axis, training, budgets, repeats, first_layers(structure), late | loose,
             last[0] if last else None,
         )  # fmt: skip
 
@@ -248,15 +248,15 @@ class Search:
 
     def needed(self, method: Method, start: str) -> tuple[str, set[str]]:
         """The least training that a method takes, and the parameters that are members' own or not the given ones."""
-        begun = make_draft(
+        draft = make_draft(
             self.model, method, self.few, keep=(), at=None, seed=0, start=start, batch_axis=self.axis, chunk=None
         )
-        if begun.plan.refused:
+        if draft.plan.refused:
             ensemble(self.model, method, self.few, start=start, seed=0, batch_axis=self.axis)  # which says all that is refused
-        given, net = dict(begun.base.named_parameters()), dict(begun.model.named_parameters())
-        owned = begun.owned | begun.summed
+        given, net = dict(draft.given.model.named_parameters()), dict(draft.network.named_parameters())
+        owned = draft.owned | draft.summed
         if owned and (start == "fresh" or method.shares_weights):
-            net |= {name: value for name, value in begun.fresh(0)[0].named_parameters() if name in owned}
+            net |= {name: value for name, value in draft.member(0)[0].named_parameters() if name in owned}
         same = {n for n, p in net.items() if n in given and p.shape == given[n].shape and torch.equal(p, given[n])}
         new = {name for name in net if name not in same or name in owned}
         if not new and (method.draws or method.members == 1):

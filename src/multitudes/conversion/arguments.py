@@ -1,4 +1,4 @@
-"""Bad input is answered before any work, with what to type instead."""
+"""Check the arguments of a conversion before any work is done."""
 
 from __future__ import annotations
 
@@ -6,11 +6,42 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from multitudes.conversion.anatomy.initialise import build
+from multitudes.engine.inputs import BatchAxis, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.errors import InputError
-from multitudes.method import Method
+from multitudes.method import Given, Method
+
+
+def checked_arguments(
+    model: Any,
+    method: Any,
+    example: Any,
+    keep: Sequence[str],
+    at: Mapping[str, Method] | None,
+    seed: int | None,
+    start: str,
+    batch_axis: BatchAxis,
+    chunk: int | None,
+) -> tuple[Given, list[str]]:
+    """Checks the arguments of `plan` and `ensemble`. Returns what the method is given, and the modules that keep= names."""
+    check_method(model, method)
+    check_options(start, chunk, keep)
+    if seed is None:
+        seed = int(torch.randint(2**62, (), device="cpu"))
+    elif isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed={seed!r}: give a whole number, or None")
+    factory = None if isinstance(model, nn.Module) else model
+    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
+    kept = check_names(net, keep)
+    settings = layer_settings(net, method, at)
+    inputs = checked_example(net, example, batch_axis)
+    if kept and not method.keeps_layers:
+        raise InputError(f"keep={list(keep)}: {type(method).__name__} says by its own settings which layers it changes")
+    return Given(net, inputs, factory, seed, settings), kept
 
 
 def check_method(model: Any, method: Any) -> None:
@@ -34,14 +65,15 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
         raise InputError(f"chunk={chunk!r}: at least one member must be run at once")
 
 
-def check_names(model: nn.Module, keep: Sequence[str]) -> None:
-    """Refuses a model without parameters or with argument names of ours, and entries of keep= that match nothing."""
+def check_names(model: nn.Module, keep: Sequence[str]) -> list[str]:
+    """Refuses a model without parameters, and argument names of ours in its forward. Returns the modules that keep= names."""
     if not any(True for _ in model.parameters()):
         raise InputError(f"{type(model).__name__} has no parameters, so there is nothing that members could differ in")
     taken = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
     if taken:
         raise InputError(f"forward has an argument {taken.pop()!r}, which means something else to an ensemble: rename it")
-    names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
+    hits = names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
+    return [name for names in hits.values() for name in names]
 
 
 def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | None) -> dict[str, Method]:

@@ -10,7 +10,7 @@ neutral      after conversion: with neutral settings the ensemble is the base mo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,13 +80,13 @@ def check(ensemble: Ensemble, x: Any) -> Check:
     return Check(laws)
 
 
-def self_check(ensemble: Ensemble, begun: Draft) -> None:
+def self_check(ensemble: Ensemble, draft: Draft) -> None:
     """What conversion proves of its own work, on a few members; a broken law is a refusal."""
-    engine, inputs = in_double(first_members(ensemble.engine, begun.trial_members), begun.inputs)
-    laws = [*_neutral(begun), *_members(engine, inputs)]  # that members are independent was proved before executors were tried
+    engine, inputs = in_double(first_members(ensemble.engine, draft.trial_members), draft.given.inputs)
+    laws = [*_neutral(draft), *_members(engine, inputs)]  # that members are independent was proved before executors were tried
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
-        kind = type(begun.base).__name__
+        kind = type(draft.given.model).__name__
         raise ConversionError(f"{kind} cannot be run as {ensemble.method}, since a law does not hold:\n" + "\n".join(broken))
 
 
@@ -142,11 +142,11 @@ def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
             yield Law("executors", f"{name}, {mode}", odd and f"{odd} from the loop's")
 
 
-def _neutral(begun: Draft) -> Iterator[Law]:
-    """Copies under neutral settings against the model given."""
-    neutral = replace(begun.with_method(begun.method.neutral(), {}), start="copies")
-    engine, inputs = in_double(neutral.stack(neutral.method.members), begun.inputs)
-    base = trainable_copy(begun.base, torch.float64 if inputs is not begun.inputs else None)
+def _neutral(draft: Draft) -> Iterator[Law]:
+    """Compares copies under neutral settings with the given model."""
+    neutral, example = draft.neutral(), draft.given.inputs
+    engine, inputs = in_double(neutral.stack(neutral.method.members), example)
+    base = trainable_copy(draft.given.model, torch.float64 if inputs is not example else None)
     for part in base.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0

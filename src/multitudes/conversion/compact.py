@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from multitudes.conversion.anatomy.graph import walk
 from multitudes.conversion.anatomy.known_layers import channel_axis, weight_of
 from multitudes.conversion.anatomy.structure import Structure, observe, own_tensors
 from multitudes.conversion.cut_layers import ChannelCut, Link, cuttable, width, without_channels
@@ -314,13 +315,12 @@ def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[
     sources: set[str] = set()
     between_nodes: list[Any] = []
     norms: set[str] | None = set()
-    seen: set[Any] = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        made_by = structure.produced_by.get(node, ("", 0))[0]
+
+    def module_of(node: Any) -> str:
+        return structure.produced_by.get(node, ("", 0))[0]
+
+    for node in walk(nodes, stop=lambda node: module_of(node) in layers):
+        made_by = module_of(node)
         if made_by in layers:
             sources.add(made_by)
             continue
@@ -330,7 +330,6 @@ def _feeding(structure: Structure, nodes: list[Any], layers: set[str]) -> tuple[
         part = structure.model.get_submodule(between)
         if leaf is not None or (between and own_tensors(part)):
             norms = norms | {between} if norms is not None and isinstance(part, (_BatchNorm, nn.PReLU)) else None
-        nodes.extend(source for source, _ in node.next_functions)
     return sources, norms, between_nodes
 
 
@@ -364,9 +363,6 @@ def _stacked(ensemble: Ensemble, members: list[nn.Module], cuts: list[ChannelCut
     note = f"compact, for prediction: {was:,} multiply-adds for all members have become {counts.multiply_adds:,}"
     planned = replace(
         ensemble.plan,
-        executor=dict(engine.picked),
-        proven=dict(engine.proven),
-        why=dict(engine.why),
         init={},
         memory={},
         converted=tuple(replace(entry, reason=said[entry.name]) for entry in entries if entry.name in said),

@@ -1,4 +1,4 @@
-"""The draft of a conversion: what becomes of every tensor, and how the stack is made."""
+"""Draft a conversion: decide what becomes of every tensor, and stack the members."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import Structure, observe, own_tensors
-from multitudes.conversion.arguments import check_method, check_names, check_options, layer_settings
+from multitudes.conversion.anatomy.structure import Structure, own_tensors
+from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
-from multitudes.engine.inputs import BatchAxis, Inputs, checked_example, count_rows
+from multitudes.engine.inputs import BatchAxis, count_rows
 from multitudes.engine.modules import (
     Factory,
     as_same_kind,
@@ -24,71 +24,76 @@ from multitudes.engine.modules import (
     in_layout,
     inside,
     named_tensors,
-    names_matching,
     owning_module,
 )
-from multitudes.engine.seeds import member_seed, seeded
+from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
-from multitudes.method import Layout, Method
+from multitudes.method import Given, Layout, Method
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Everything that is known before tensors are stacked."""
+    """A conversion before any tensor is stacked: the network of one member, and the tensors that belong to members."""
 
-    base: nn.Module
-    """The model as it was given."""
-    model: nn.Module
-    """The network that one member is made of."""
-    factory: Factory | None
+    given: Given
     method: Method
-    inputs: Inputs
-    seed: int
+    network: nn.Module
+    """The network of one member."""
     start: str
+    """"fresh" or "copies": how the tensors of members start."""
     batch_axis: BatchAxis
     chunk: int | None
     plan: Plan
-    at: Mapping[str, Method]
-    """The modules for which the method has other settings."""
     owned: frozenset[str] = frozenset()
+    """Tensors with a member axis."""
     summed: frozenset[str] = frozenset()
+    """Tensors with a member axis that a layer adds up."""
     shared_norms: frozenset[str] = frozenset()
-    plain: bool = True
-    """Nothing but a converted layer itself reads its weights."""
+    """BatchNorm layers that members share."""
+    plain_weights: bool = True
+    """Whether only the converted layers themselves read their weights."""
 
-    def with_method(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
-        """The draft of another method for the same model, but for what is shared on purpose."""
-        model = method.prepare(self.base, self.factory, self.inputs, self.seed, at)
+    def prepared(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
+        """The draft with the network of one member of `method`; the modules `kept` are left unconverted."""
+        network = method.prepare(self.given.with_settings(at))
         for name in kept:
-            method.bake(model.get_submodule(name))
-        method.fit_shapes(model, self.inputs, self.batch_axis)
-        return replace(self, method=method, at=at, model=model)
+            method.bake(network.get_submodule(name))
+        method.fit_shapes(network, self.given.inputs, self.batch_axis)
+        return replace(self, method=method, network=network)
+
+    def neutral(self) -> Draft:
+        """The draft of the method's neutral settings, under which the ensemble must equal the given model."""
+        return replace(self.prepared(self.method.neutral(), {}), start="copies")
 
     @property
-    def full(self) -> bool:
-        """Whether a member has the tensors that the given model has."""
-        own = {name: tensor.shape for name, tensor in named_tensors(self.model)}
-        return all(own.get(name) == tensor.shape for name, tensor in named_tensors(self.base))
+    def full_width(self) -> bool:
+        """Whether the network of one member has tensors of the given model's shapes."""
+        shapes = {name: tensor.shape for name, tensor in named_tensors(self.network)}
+        return all(shapes.get(name) == tensor.shape for name, tensor in named_tensors(self.given.model))
 
     @property
     def on_meta(self) -> bool:
-        """Whether the model is only a shape, so that nothing can be run for its values."""
-        return any(tensor.is_meta for _, tensor in named_tensors(self.model))
+        """Whether tensors have shapes but no values, so that nothing can be run."""
+        return any(tensor.is_meta for _, tensor in named_tensors(self.network))
+
+    @property
+    def fresh(self) -> bool:
+        """Whether members start with values of their own, not as copies of the given model."""
+        return self.start == "fresh" or self.method.shares_weights
 
     @property
     def trial_members(self) -> int:
-        """How many members are enough to try executors on: not as many as there are rows, lest the two be confused."""
-        few = 2 if count_rows(self.inputs, self.batch_axis) != 2 else 3
+        """The number of members that executors are tried on; never the number of rows, so that the two axes differ."""
+        few = 2 if count_rows(self.given.inputs, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a step may have more draws than there are members
 
     def stack(self, members: int) -> Engine:
-        """The template with this many members."""
-        tensors = dict(named_tensors(self.model))
+        """Builds the engine: the network with `members` values of every tensor that belongs to members."""
+        tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         for m in range(members) if stacked and not self.on_meta else ():
-            copies = self.start == "copies" and not self.method.shares_weights  # there all weights are the given ones
-            source = tensors if copies else dict(named_tensors(self.fresh(m)[0]))
+            source = dict(named_tensors(self.member(m)[0])) if self.fresh else tensors
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
                 whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
@@ -96,28 +101,28 @@ class Draft:
         for name, tensor in tensors.items():
             value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
             values[name] = as_same_kind(tensor, value)
-        template = copy_with(self.model, values)
+        template = copy_with(self.network, values)
         engine = Engine(
             template, members, self.owned, self.shared_norms, batch_axis=self.batch_axis, chunk=self.chunk, summed=self.summed
         )
         engine.refresh()
-        engine.traits = replace(engine.traits, plain_weights=self.plain)
+        engine.traits = replace(engine.traits, plain_weights=self.plain_weights)
         return engine
 
-    def fresh(self, m: int) -> tuple[nn.Module, dict[str, str]]:
-        """Member m, started anew, and the rule by which each tensor was initialised."""
-        seed = member_seed(self.seed, m)
+    def member(self, m: int) -> tuple[nn.Module, dict[str, str]]:
+        """Makes member m by itself, and the rule by which each of its tensors was initialised."""
         if self.method.keeps_weights:
-            own = self.method.start(self.base, self.model, self.inputs, self.seed, m, self.at)
-            return own, dict.fromkeys(dict(named_tensors(own)), self.method.origin)
-        if self.factory is None:
-            return reinitialised(self.model, seed)
-        made = self.method.prepare(build(self.factory, 1.0, seed), self.factory, self.inputs, seed, self.at)
-        ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.model, made))
+            network = self.method.start(self.given, self.network, m)
+            return network, dict.fromkeys(dict(named_tensors(network)), self.method.origin)
+        seed = member_seed(self.given.seed, m)
+        if self.given.factory is None:
+            return reinitialised(self.network, seed)
+        network = self.method.prepare(self.given.with_model(build(self.given.factory, 1.0, seed), seed))
+        ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.network, network))
         if ours != theirs:
             odd = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
             raise InputError(f"the factory makes different networks from call to call: they differ in {odd[:4]}")
-        return made, dict.fromkeys(ours, "the factory")
+        return network, dict.fromkeys(ours, "the factory")
 
 
 def make_draft(
@@ -132,65 +137,47 @@ def make_draft(
     batch_axis: BatchAxis,
     chunk: int | None,
 ) -> Draft:
-    """Answers bad input, runs the example, and says what becomes of every module."""
-    check_method(model, method)
-    check_options(start, chunk, keep)
-    if seed is None:
-        seed = int(torch.randint(2**62, (), device="cpu"))
-    elif isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
-    factory = None if isinstance(model, nn.Module) else model
-    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
-    check_names(net, keep)
-    settings = layer_settings(net, method, at)
-    inputs = checked_example(net, example, batch_axis)
-    kept = kept_modules(net, keep)
-    if kept and not method.keeps_layers:
-        raise InputError(f"keep={list(keep)}: {type(method).__name__} says by its own settings which layers it changes")
-    refused = tuple(entry(net, n, why) for n, why in refusals(net).items() if not inside(n, kept))
-    empty = Plan(type(net).__name__, method, (), (), refused, example=inputs.described(), at=settings, keep=tuple(kept))
-    begun = Draft(net, net, factory, method, inputs, seed, start, batch_axis, chunk, empty, settings)
+    """Checks the arguments, runs the example, and decides what becomes of every module.
+
+    A draft whose plan has refused modules cannot be stacked.
+    """
+    given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk)
+    plan = Plan(
+        type(given.model).__name__, method, (), (), (), example=given.inputs.described(), at=dict(given.at), keep=tuple(kept)
+    )
+    draft = Draft(given, method, given.model, start, batch_axis, chunk, plan)
+    refused = _refused(given.model, refusals(given.model), kept)
+    refused = refused or _refused(given.model, method.refused(given.structure), kept)  # now the model is run
     if refused:
-        return begun
-    if type(method).prepare is not Method.prepare:  # an example that the model rejects is answered before it is changed
-        reasons = method.refused(_observed(begun))
-        refused = tuple(entry(net, n, why) for n, why in reasons.items() if not inside(n, kept))
-        if refused:
-            return replace(begun, plan=replace(begun.plan, refused=refused))
-    begun = begun.with_method(method, settings, kept)
-    if start == "copies" and not begun.full and not method.shares_weights:
+        return replace(draft, plan=replace(plan, refused=refused))
+    draft = draft.prepared(method, given.at, kept)
+    if start == "copies" and not draft.full_width and not method.shares_weights:
         raise InputError(f"members of {method} are not of the given model's width, so they cannot start as its copies")
-    net = begun.model
-    structure = _observed(begun)
-    layout = without(method.layout(structure), kept)
-    layout = with_norms(net, layout)
-    owned = _owned(net, layout)
+    same = draft.network is given.model
+    structure = given.structure if same else replace(given, model=draft.network).structure
+    return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
+
+
+def _refused(model: nn.Module, reasons: Mapping[str, str], kept: Sequence[str]) -> tuple[Entry, ...]:
+    return tuple(entry(model, name, why) for name, why in reasons.items() if not inside(name, kept))
+
+
+def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Sequence[str]) -> Draft:
+    """The draft with the tensors that belong to members, by the method's layout, and the plan's entries."""
+    method, owned = draft.method, _owned(draft.network, layout)
     if kept and method.keeps_weights and not method.shares_weights:
-        raise InputError(f"keep={list(keep)}: members of {method} keep channels of their own, so they can share no layer")
+        raise InputError(f"keep={list(kept)}: members of {method} keep channels of their own, so they can share no layer")
     if kept and not owned and method.members > 1:
-        raise InputError(f"keep={list(keep)} leaves nothing to {method} that members could differ in")
-    norms = frozenset(name for name in batch_norms(net) if name not in layout.modules)
+        raise InputError(f"keep={list(kept)} leaves nothing to {method} that members could differ in")
     converted = {owning_module(name) for name in owned}
-    plain = not any(owning_module(name) in converted for name in structure.read_elsewhere)
-    planned = _entries(begun, layout, owned | layout.summed)
-    return replace(begun, owned=owned, summed=layout.summed, shared_norms=norms, plain=plain, plan=planned)
-
-
-def _observed(begun: Draft) -> Structure:
-    try:
-        with seeded(begun.seed, begun.model):
-            return observe(begun.model, begun.inputs)
-    except InputError:
-        raise
-    except Exception as error:
-        text = f"the model rejects the example {begun.inputs}: {type(error).__name__}: {error}"
-        raise InputError(text) from error
-
-
-def kept_modules(model: nn.Module, keep: Sequence[str]) -> list[str]:
-    """The modules that keep= names."""
-    hits = names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
-    return [name for names in hits.values() for name in names]
+    return replace(
+        draft,
+        owned=owned,
+        summed=layout.summed,
+        shared_norms=frozenset(name for name in batch_norms(draft.network) if name not in layout.modules),
+        plain_weights=not any(owning_module(name) in converted for name in structure.read_elsewhere),
+        plan=_entries(draft, layout, owned | layout.summed),
+    )
 
 
 def without(layout: Layout, kept: Sequence[str]) -> Layout:
@@ -253,28 +240,30 @@ def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None
     return Entry(name, (kind or type(module)).__name__, reason, 0 if lazy else sum(p.numel() for p in own))
 
 
-def _entries(begun: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
+def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
     converted, shared, refused = [], [], []
-    torn = _tied_across(begun.model, layout)
+    torn = _tied_across(draft.network, layout)
     given = (
-        {name: type(part) for name, part in begun.base.named_modules()} if begun.method.keeps_weights or layout.summed else {}
+        {name: type(part) for name, part in draft.given.model.named_modules()}
+        if draft.method.keeps_weights or layout.summed
+        else {}
     )
-    for name, module in begun.model.named_modules():
+    for name, module in draft.network.named_modules():
         own = {f"{name}.{key}" if name else key for key in own_tensors(module)}
         if name in torn:
-            refused.append(entry(begun.model, name, torn[name]))
+            refused.append(entry(draft.network, name, torn[name]))
         elif own & owned:
             some = "" if own <= owned else f": {', '.join(sorted(own & owned))}"
             said = layout.because.get(name)
-            converted.append(entry(begun.model, name, said or f"each member has its own{some}", given.get(name)))
+            converted.append(entry(draft.network, name, said or f"each member has its own{some}", given.get(name)))
         elif own:
-            usual = "one for all members" if begun.method.members > 1 else "as it is given"
-            shared.append(entry(begun.model, name, layout.because.get(name, usual)))
+            usual = "one for all members" if draft.method.members > 1 else "as it is given"
+            shared.append(entry(draft.network, name, layout.because.get(name, usual)))
     notes: tuple[str, ...] = (layout.note,) if layout.note else ()
-    if owned and begun.start == "fresh" and begun.factory is None and not begun.method.keeps_weights:
-        instead = " (start='copies' would)" if begun.full else ""
+    if owned and draft.start == "fresh" and draft.given.factory is None and not draft.method.keeps_weights:
+        instead = " (start='copies' would)" if draft.full_width else ""
         notes += (f"what members own starts anew: the given weights are not used there{instead}",)
-    return replace(begun.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
+    return replace(draft.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
 
 
 def _format(tensor: Tensor) -> torch.memory_format:

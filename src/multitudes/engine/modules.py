@@ -170,3 +170,8 @@ def inside(name: str, modules: Sequence[str] | frozenset[str]) -> bool:
 def owned_modules(model: nn.Module, keep: Callable[[str], bool]) -> frozenset[str]:
     """The names of all modules for which `keep` holds."""
     return frozenset(name for name, _ in model.named_modules() if keep(name))
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """Copies the architecture onto the meta device: enough to count and to rebuild, without memory."""
+    return copy_with(module, {name: as_same_kind(tensor, tensor.detach().to("meta")) for name, tensor in named_tensors(module)})

@@ -19,18 +19,17 @@ from torch import Tensor, nn
 from multitudes import models
 from multitudes.conversion.anatomy.architecture import differences, settings
 from multitudes.conversion.anatomy.initialise import build
-from multitudes.conversion.convert import skeleton
 from multitudes.conversion.cut_layers import empty_compact_network
 from multitudes.conversion.plan import Counts, Entry, Plan
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, owning_module
+from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, on_meta, owning_module
 from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
-from multitudes.method import Method
+from multitudes.method import Given, Method
 from multitudes.prediction.temperature import Calibrator
 from multitudes.storage import FORMAT, _safetensors, digest, write
 
@@ -93,7 +92,7 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
         raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}")
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
-    network = method.prepare(base, factory, inputs, int(about["seed"]), _at(source, about))
+    network = method.prepare(Given(base, inputs, factory, int(about["seed"]), _at(source, about)))
     for name in about["plan"].get("keep", ()):
         method.bake(network.get_submodule(name))
     method.fit_shapes(network, inputs, about["batch_axis"])
@@ -134,7 +133,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
     if unknown:
         raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
-    base = skeleton(given)
+    base = on_meta(given)
     ens = Ensemble(
         engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
         compact=bool(about.get("compact")),

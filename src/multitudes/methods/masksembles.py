@@ -1,4 +1,4 @@
-"""Masksembles: one network, of which each member uses its own fixed share of the channels.
+"""Masksembles: one network; each member uses a fixed subset of its channels.
 
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -28,20 +28,19 @@ from multitudes.conversion.anatomy.known_layers import (
     projections,
     restore_layer,
     restore_projections,
-    unknown_layers,
     weight_of,
     without_fast_path,
 )
-from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.compact import compact_members
 from multitudes.conversion.resize.resize import resized
 from multitudes.engine.converted import Converted, converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy, inside
+from multitudes.engine.modules import detached_copy, inside
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Batch, Layout, Method, split_rows
+from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.models.network import nearest
 
@@ -51,25 +50,25 @@ class Masksembles(Method):
     """A mask for each member and layer: ``[M, B, ...]``."""
 
     scale: float = 2.0
-    """How little masks overlap, S, from 1 on."""
+    """S, at least 1: the larger, the less the masks overlap."""
 
     width: Literal["same", "grow"] = "same"
-    """Whether masks take channels from layers as they are, or layers grow so that each mask leaves `capacity` of them."""
+    """"same" masks the layers as they are; "grow" widens them, so that each mask keeps `capacity` of the given channels."""
 
     capacity: float = 1.0
-    """With width="grow", the channels that each mask leaves, as a share of the given layer's."""
+    """With width="grow", the channels that each mask keeps, as a fraction of the given layer's."""
 
     position: Literal["before", "after"] = "before"
-    """Whether masks stand before layers, but not on the network's input, or behind them, but not on its output."""
+    """Whether masks stand before each layer (not on the network's input) or after it (not on the network's output)."""
 
     feed: Literal["all", "split"] = "split"
-    """In training, whether each member sees every row, or rows are split among members."""
+    """In training, "all": each member sees every row; "split": the rows are divided among members."""
 
     fewest: int = 10
-    """A layer with fewer channels gets no masks, unless at= names it: of so few they would be equal, or leave nothing."""
+    """Layers with fewer channels get no masks, unless at= names them: their masks would be equal or empty."""
 
     of: int | None = None
-    """Of a subset: how many members there were, for which layers have grown."""
+    """Set by `subset`: the number of members that the layers were widened for."""
 
     reduction: Literal["sum", "mean"] = "mean"
     """The members' losses are averaged, since they share their weights."""
@@ -94,76 +93,57 @@ class Masksembles(Method):
         if self.width == "same" and self.capacity != 1.0:
             raise InputError("Masksembles(capacity=...) says how layers grow: give width='grow' too")
 
-    def refused(self, structure: Structure) -> dict[str, str]:
-        """Layers that own a matrix, and of which nothing is known."""
-        return unknown_layers(structure)
-
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, Masksembles]
-    ) -> nn.Module:
-        """The model, grown or not, with masks that are all ones yet."""
+    def prepare(self, given: Given) -> nn.Module:
+        """Widens the model if asked to, and adds masks, which are all ones at first."""
         grows = self.width == "grow" and self.ratio != 1
-        new = detached_copy(resized(model, factory, self.ratio, inputs, seed) if grows else model, {})
-        structure = observe(new, inputs)
+        new = detached_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model, {})
+        structure = given.structure
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in list(known_layers(new)):
-            said = [method.scale for module, method in at.items() if inside(name, [module])]
+            said = [method.scale for module, method in given.at.items() if inside(name, [module])]
             narrow = self._width(layer) < self.fewest and not said
             if name in left_out or name not in structure.order or narrow:
                 continue
             if said or not grows:
                 ones = ones_for(self._width(layer), self.members, said[-1] if said else self.scale)
             else:
-                wanted = nearest(self.capacity * self._width(model.get_submodule(name)))
+                wanted = nearest(self.capacity * self._width(given.model.get_submodule(name)))
                 ones = min(self._width(layer), max(wanted, math.ceil(self._width(layer) / self.members)))
             mask(layer, self.position, ones)
         without_fast_path(new, Masked)
-        unheard = [n for n in at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
-        if unheard and len(unheard) == len(at):
-            raise InputError(f"at={sorted(at)}: no layer there can have masks: none stands on the network's input or output")
+        unheard = [n for n in given.at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
+        if unheard and len(unheard) == len(given.at):
+            raise InputError(f"at={sorted(given.at)}: no layer there can have masks")
         if not any(isinstance(part, Masked) for part in new.modules()):
-            where = "behind the first" if self.position == "before" else "before the last"
-            advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
-            raise ConversionError(f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask{advice}")
-        for layer, key, own in _sites(new, seed):
+            where = "after the first" if self.position == "before" else "before the last"
+            advice = "; Masksembles(fewest=2) masks narrower layers" if self.fewest > 2 else ""
+            raise ConversionError(f"nothing to mask: no layer {where} has {self.fewest} channels or more{advice}")
+        for layer, key, own in _sites(new, given.seed):
             layer.overlap[key] = overlap(_table(getattr(layer, key).numel(), self.members, layer.ones, own))
         return new
 
     @property
     def ratio(self) -> float:
-        """How much wider layers are made, so that each mask leaves `capacity` of the given channels."""
+        """The factor by which layers are widened, so that each mask keeps `capacity` of the given channels."""
         members = self.of or self.members
         return self.capacity * columns_per_one(members, self.scale) if self.width == "grow" else 1.0
 
     def _width(self, layer: Any) -> int:
-        """How many channels a layer has where its mask stands."""
+        """The number of channels that a layer's mask covers."""
         if isinstance(layer, nn.MultiheadAttention):
             return layer.embed_dim
         return channels(layer)[0 if self.position == "before" else 1]
 
-    @property
-    def keeps_weights(self) -> bool:
-        """Members start with the given weights."""
-        return True
-
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, Masksembles],
-    ) -> nn.Module:
-        """Member m's masks."""
+    def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
+        """Sets member m's masks."""
         new = detached_copy(network, {})
-        for layer, key, own in _sites(new, seed):
+        for layer, key, own in _sites(new, given.seed):
             buffer = getattr(layer, key)
             buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """The masks; the plan says how many ones they have, and why a layer has none."""
+        """Gives members the masks. The plan says how many ones they have, and why a layer has none."""
         tensors, because = set(), {}
         ends = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in structure.model.named_modules():
@@ -177,32 +157,32 @@ class Masksembles(Method):
             if name not in because and name in ends:
                 because[name] = f"on the network's {'input' if self.position == 'before' else 'output'}"
             elif name not in because and self._width(layer) < self.fewest:
-                because[name] = f"{self._width(layer)} channels are too few for masks, which need {self.fewest}"
+                because[name] = f"{self._width(layer)} channels, fewer than fewest={self.fewest}"
         resizing = getattr(structure.model, "resizing", None)
         note = f"{resizing}: the given weights are not used" if resizing and self.width == "grow" else ""
         return Layout(tensors=frozenset(tensors), because=because, note=note)
 
     def subset(self, count: int) -> Masksembles:
-        """Layers stay as wide as they are."""
+        """Fewer members with layers of the same width."""
         return replace(self, members=count, of=self.of or self.members)
 
     def bake(self, member: nn.Module) -> None:
-        """Works masks into weights."""
+        """Multiplies the masks into the weights."""
         for layer in member.modules():
             if isinstance(layer, Masked):
                 layer.work_in()
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
-        """Each member without the channels that its masks drop."""
+        """Removes from each member the channels that its masks drop."""
         masked = {name: layer.mask for name, layer in ensemble.template.named_modules() if isinstance(layer, Masked)}
         return compact_members(ensemble, masked, self.position)
 
     def neutral(self) -> Masksembles:
-        """Masks of ones."""
+        """One member whose masks are all ones."""
         return replace(self, members=1, scale=1.0, width="same", capacity=1.0, of=None)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """With feed="split", each row by one member."""
+        """With feed="split", each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
@@ -213,14 +193,14 @@ def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
 
 
 class Masked(Converted):
-    """A layer with a mask: what is in its class before the layer's own."""
+    """Mixin of a layer with a mask; it is placed before the layer's own class."""
 
     mask: Tensor
     ones: int
     overlap: dict[str, float]
 
     def work_in(self) -> None:
-        """Becomes the plain layer with the weights that its mask leaves it."""
+        """Turns into the plain layer, with the mask in its weights."""
         raise NotImplementedError
 
 
@@ -230,7 +210,7 @@ def masks_in(layer: Any) -> list[str]:
 
 
 def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:
-    """Every layer with masks, the masks' name, and the seed by which they are drawn."""
+    """Yields each mask's layer, its name, and the seed that it is drawn by."""
     for index, layer in enumerate(part for part in network.modules() if isinstance(part, Masked)):
         for key in masks_in(layer):
             yield layer, key, member_seed(seed, 2 * index + (key != "mask"))
@@ -243,7 +223,7 @@ def _unmasked(layer: Any) -> None:
 
 
 class MaskedBefore(Masked):
-    """A layer that sees only its mask's share of what it takes."""
+    """Mixin that masks the inputs of a layer."""
 
     takes_rows = True
 
@@ -253,7 +233,7 @@ class MaskedBefore(Masked):
         return super().forward(input * along_channels(layer, self.mask, input), *args, **kwargs)  # type: ignore[misc]
 
     def work_in(self) -> None:
-        """Becomes the plain layer with the weights that its mask leaves it."""
+        """Turns into the plain layer, with the mask in its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask, self.mask.new_ones(channels(layer)[1]))
         _unmasked(layer)
@@ -261,7 +241,7 @@ class MaskedBefore(Masked):
 
 
 class MaskedAfter(Masked):
-    """A layer that gives only its mask's share."""
+    """Mixin that masks the outputs of a layer."""
 
     takes_rows = True
 
@@ -272,7 +252,7 @@ class MaskedAfter(Masked):
         return y * along_channels(layer, self.mask, y)
 
     def work_in(self) -> None:
-        """Becomes the plain layer with the weights that its mask leaves it."""
+        """Turns into the plain layer, with the mask in its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask.new_ones(channels(layer)[0]), self.mask)
         bias = None if layer.bias is None else layer.bias * self.mask
@@ -281,7 +261,7 @@ class MaskedAfter(Masked):
 
 
 class MaskedAttention(Masked, nn.MultiheadAttention):
-    """Attention with masks before its projections: one for what comes in, one for its output's."""
+    """Attention with a mask on its inputs and a mask before its output projection."""
 
     mask_out: Tensor
 
@@ -300,19 +280,19 @@ class MaskedAttention(Masked, nn.MultiheadAttention):
         return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
-        """Those of query, key and value, and of the output."""
+        """The weights of query, key and value, and of the output projection."""
         read = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
         return read, self.out_proj.weight * self.mask_out
 
     def work_in(self) -> None:
-        """Becomes plain attention with the weights that its masks leave it."""
+        """Turns into plain attention, with the masks in its weights."""
         weights, out = self.weights()
         _unmasked(self)
         restore_projections(self, weights, out)
 
 
 class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
-    """Attention with a mask behind it."""
+    """Attention with a mask on its outputs."""
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Shape: as the module's own."""
@@ -320,7 +300,7 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
         return output * self.mask, maps
 
     def work_in(self) -> None:
-        """Becomes plain attention with the weights that its mask leaves it."""
+        """Turns into plain attention, with the mask in its weights."""
         out, bias = self.out_proj.weight * self.mask[:, None], self.out_proj.bias
         if bias is not None:
             self.out_proj.bias = nn.Parameter((bias * self.mask).detach(), requires_grad=bias.requires_grad)
@@ -330,7 +310,7 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
 
 
 def mask(layer: Any, position: str, ones: int) -> None:
-    """Gives a layer masks of ones, in place, that are to have so many ones."""
+    """Adds masks to a layer, in place: all ones at first, later with `ones` ones each."""
     weight = next(layer.parameters())
     attention, before = isinstance(layer, nn.MultiheadAttention), position == "before"
     if attention:

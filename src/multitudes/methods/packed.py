@@ -1,15 +1,15 @@
-"""Packed-Ensembles: M thin networks side by side, at about the cost of one.
+"""Packed-Ensembles: M thin networks side by side, at about the cost of one network.
 
 Laurent, Lafage, Tartaglione, Daniel, Martinez, Bursuc, Franchi, "Packed-Ensembles for Efficient Uncertainty Estimation",
 ICLR 2023, https://arxiv.org/abs/2210.09184
 
 A Packed-Ensemble (α, M, γ) is a network α times as wide whose layers have M γ groups, so that M networks of α/M of the
-width run side by side, each with γ groups inside. That is what is made here: the model resized to α/M of its width, its
-layers in γ groups, and M of them stacked. A layer of C inputs, D outputs and kernels of size s has M (αC/M) (αD/M) s² / γ
-weights (§4.2): with α = √M and γ = 1 as many as the single network's.
+width run side by side, each with γ groups inside. Here the model is resized to α/M of its width, its
+layers are divided into γ groups, and M of them are stacked. A layer of C inputs, D outputs and kernels of size s has
+M (αC/M) (αD/M) s² / γ weights (§4.2); with α = √M and γ = 1 that is the single network's number.
 
-γ follows appendix B of the supplement: at least 64 channels in each group, or γ shrinks; none in the first layer, nor in the
-first layers of a residual block; shortcuts take it. What ``at=`` says of a layer stands instead of these rules.
+γ follows appendix B of the supplement: a group has at least 64 channels, or γ shrinks; the first layer and the first layers
+of residual blocks have no groups; shortcuts do. ``at=`` overrides these rules for single layers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.structure import Structure, block_starts, observe
+from multitudes.conversion.anatomy.structure import Structure, block_starts
 from multitudes.conversion.resize.pruning import ADVICE, Chooser, pruned
 from multitudes.conversion.resize.resize import Resizing, reported, resized
-from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, detached_copy, inside, owned_modules
+from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
-from multitudes.method import Layout, Method
+from multitudes.method import Given, Layout, Method
 
 CHANNELS_PER_GROUP = 64
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -39,16 +38,16 @@ class Packed(Method):
     """M networks of α/M of the width: ``[M, B, ...]``."""
 
     alpha: float = 2.0
-    """How many times as wide all members together are, α, from 1 to M."""
+    """α, from 1 to M: the width of all members together, as a multiple of the given network's."""
 
     gamma: int = 1
     """Groups within each member, γ."""
 
     pretrained: bool = False
-    """Whether each member keeps its own share of the given model's channels, instead of starting anew."""
+    """Whether each member keeps a subset of the given model's trained channels, instead of fresh weights."""
 
     of: int | None = None
-    """Of a subset: how many members there were, whose widths together are α."""
+    """Set by `subset`: the number of members that α was divided by."""
 
     origin: ClassVar[str] = "channels of the given model"
     layer_settings: ClassVar[tuple[str, ...]] = ("gamma",)
@@ -72,42 +71,33 @@ class Packed(Method):
         """The width of one member, α/M."""
         return self.alpha / (self.of or self.members)
 
-    def prepare(
-        self, model: nn.Module, factory: Factory | None, inputs: Inputs, seed: int, at: Mapping[str, Packed]
-    ) -> nn.Module:
-        """One member: the model resized to α/M, in γ groups."""
+    def prepare(self, given: Given) -> nn.Module:
+        """Makes one member: the model at α/M of its width, in γ groups."""
         if self.pretrained:
-            if factory is not None:
-                raise InputError("Packed(pretrained=True) takes channels of a trained model: give the model, not a factory")
-            return self.start(model, model, inputs, seed, 0, at)
-        thin = model if self.ratio == 1 else resized(model, factory, self.ratio, inputs, seed)
-        return self._grouped(thin, inputs, at)
+            if given.factory is not None:
+                raise InputError("Packed(pretrained=True) needs a trained model, not a factory")
+            return self.start(given, given.model, 0)
+        same = self.ratio == 1
+        thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed)
+        return self._grouped(thin, given)
 
     @property
     def keeps_weights(self) -> bool:
-        """By `pretrained`."""
+        """Whether `pretrained` is set."""
         return self.pretrained
 
-    def start(
-        self,
-        model: nn.Module,
-        network: nn.Module,
-        inputs: Inputs,
-        seed: int,
-        m: int,
-        at: Mapping[str, Packed],
-    ) -> nn.Module:
-        """A share of the given model's channels, chosen by the member's own seed."""
-        choose = important_and_random(member_seed(seed, m))
+    def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
+        """Keeps a subset of the given model's channels, chosen by the member's seed."""
+        choose = important_and_random(member_seed(given.seed, m))
         try:
-            thin = pruned(model, self.ratio, inputs, choose) if self.ratio < 1 else detached_copy(model, {})
+            thin = pruned(given.structure, self.ratio, choose) if self.ratio < 1 else detached_copy(given.model, {})
         except ConversionError as error:
-            what = str(error).replace(ADVICE, "Packed(pretrained=False) starts anew, and takes a factory too")
+            what = str(error).replace(ADVICE, "Packed(pretrained=False) starts with fresh weights, and also takes a factory")
             raise ConversionError(what) from error
-        return self._grouped(reported(model, thin, self.ratio, "channels, whose weights are kept", inputs), inputs, at)
+        return self._grouped(reported(given.structure, thin, self.ratio, "channels, whose weights are kept"), given)
 
     def layout(self, structure: Structure) -> Layout:
-        """Everything carries members."""
+        """Gives members every tensor."""
         return Layout(owned_modules(structure.model, lambda _: True), note=str(getattr(structure.model, "resizing", "")))
 
     def neutral(self) -> Packed:
@@ -115,11 +105,14 @@ class Packed(Method):
         return replace(self, members=1, alpha=1.0, gamma=1, pretrained=False, of=None)
 
     def subset(self, count: int) -> Packed:
-        """Members keep their width."""
+        """Fewer members of the same width."""
         return replace(self, members=count, of=self.of or self.members)
 
-    def _grouped(self, thin: nn.Module, inputs: Inputs, at: Mapping[str, Packed]) -> nn.Module:
-        groups = groups_of(thin, self.gamma, inputs, {name: method.gamma for name, method in at.items()})
+    def _grouped(self, thin: nn.Module, given: Given) -> nn.Module:
+        at = {name: method.gamma for name, method in given.at.items()}
+        if self.gamma == 1 and not at:
+            return thin
+        groups = groups_of(given.with_model(thin, given.seed).structure, self.gamma, at)
         if not groups:
             return thin
         resizing = getattr(thin, "resizing", None) or Resizing(1.0, "nothing")
@@ -129,7 +122,7 @@ class Packed(Method):
 
 
 def important_and_random(seed: int) -> Chooser:
-    """Half of the channels that stay are the most important ones, the others are drawn from the rest."""
+    """Chooses channels: half are the most important ones, the others are drawn at random from the rest."""
     generator = torch.Generator().manual_seed(seed)
 
     def choose(importance: Tensor, keep: int) -> list[int]:
@@ -141,15 +134,12 @@ def important_and_random(seed: int) -> Chooser:
     return choose
 
 
-def groups_of(model: nn.Module, gamma: int, inputs: Inputs, at: Mapping[str, int]) -> dict[str, int]:
-    """The layers that are divided, and into how many groups: by the rules, or as `at` says of a layer or what it lies in."""
-    if gamma == 1 and not at:
-        return {}
-    structure = observe(model, inputs)
+def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[str, int]:
+    """The number of groups of each layer to divide: by γ and its rules, or by `at` for the modules that it names."""
     skipped = {*structure.layers()[:1], *(block_starts(structure) if gamma > 1 else ())}
     found, unheard = {}, set(at.values())
     for name in structure.layers():
-        layer = model.get_submodule(name)
+        layer = structure.model.get_submodule(name)
         if type(layer) not in (*CONVOLUTIONS, nn.Linear):
             continue
         own, sides = _sides(layer)
@@ -158,7 +148,7 @@ def groups_of(model: nn.Module, gamma: int, inputs: Inputs, at: Mapping[str, int
         if said:
             groups = own * said[-1]
             if any(side % groups for side in sides):
-                raise InputError(f"at= says gamma={said[-1]} for {name}: {groups} groups do not divide its {sides} channels")
+                raise InputError(f"at= gives {name} gamma={said[-1]}, but {groups} groups do not divide its {sides} channels")
         else:
             allowed = [own * t for t in range(1, gamma + 1) if not any(s % (own * t) for s in sides)]
             wide = [g for g in allowed if min(sides) // g >= CHANNELS_PER_GROUP]
@@ -168,27 +158,27 @@ def groups_of(model: nn.Module, gamma: int, inputs: Inputs, at: Mapping[str, int
     if unheard:
         names = [name for name, times in at.items() if times in unheard]
         raise InputError(
-            f"at= has gamma for {', '.join(names)}, where no Linear or Conv1d to Conv3d layer is run: only these take it"
+            f"at= gives gamma to {', '.join(names)}, which has no Linear or Conv1d to Conv3d layer: only these take it"
         )
     return found
 
 
 def _sides(layer: Any) -> tuple[int, tuple[int, int]]:
-    """The groups that a layer has, and its numbers of inputs and outputs."""
+    """A layer's number of groups, and its numbers of inputs and outputs."""
     if isinstance(layer, nn.Linear):
         return 1, (layer.in_features, layer.out_features)
     return layer.groups, (layer.in_channels, layer.out_channels)
 
 
 class GroupedLinear(nn.Linear):
-    """A linear layer in groups: the first inputs make the first outputs, and so on."""
+    """A linear layer in groups: the first group of inputs feeds the first group of outputs, and so on."""
 
     def __init__(self, inputs: int, outputs: int, groups: int, bias: bool = True) -> None:
         super().__init__(inputs // groups, outputs, bias)
         self.in_features, self.groups = inputs, groups
 
     def extra_repr(self) -> str:
-        """As a linear layer's, with its groups."""
+        """That of a linear layer, with the number of groups."""
         return f"{super().extra_repr()}, groups={self.groups}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -200,7 +190,7 @@ class GroupedLinear(nn.Linear):
 
 
 def regrouped(model: nn.Module, groups: Mapping[str, int]) -> nn.Module:
-    """A copy whose named layers are in so many groups; of their weights the blocks on the diagonal stay."""
+    """Copies a model with the named layers in groups; their weights keep the diagonal blocks."""
     new = detached_copy(model, {})
     for name, count in groups.items():
         layer: Any = new.get_submodule(name)

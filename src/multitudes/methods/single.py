@@ -1,4 +1,4 @@
-"""Single: the network itself, as an ensemble of one. The baseline of every comparison; it keeps the weights it is given."""
+"""Single: one network, as an ensemble of one member. The baseline of every comparison; it keeps the given weights."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Single(Method):
             raise InputError(f"Single(members={self.members}): it is one network; for several, Deep(members={self.members})")
 
     def layout(self, structure: Structure) -> Layout:
-        """Nothing carries members: the given tensors are the one member's."""
+        """No tensor gets a member axis: the given tensors are the member's."""
         return Layout(note="the given network, with its weights")

@@ -1,4 +1,4 @@
-"""Targets: what should have been answered, checked against what was."""
+"""Targets: labels and target values, checked against a prediction."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ if TYPE_CHECKING:
     from multitudes.prediction.prediction import Prediction
 
 UNLABELLED = -100
-"""What torch's cross entropy takes for an entry without a label."""
+"""The label that torch's cross entropy ignores by default."""
 IGNORED = -1
-"""What stands for a pixel or token without a label, whatever number it was given as."""
+"""The label of ignored entries in checked targets, whatever number `ignore` was."""
 
 
 def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | None = None) -> Tensor:
-    """The targets in the shape of the prediction; classes as whole numbers, `ignore` as −1.
+    """Returns the targets in the shape of the prediction; class labels as int64, with `ignore` replaced by −1.
 
-    Without targets, those that travelled with the prediction.
+    `targets` defaults to `prediction.targets`, the targets of the predicted dataset.
     """
     if targets is None:
         if prediction.targets is None:
-            raise InputError(
-                "there are no targets: score(pred, targets), or predict a dataset that gives pairs (input, target)"
-            )
+            raise InputError("there are no targets: pass targets, or predict a dataset that yields pairs (input, target)")
         targets = prediction.targets
-    found = torch.as_tensor(targets).detach().cpu()
-    _same_as_before(prediction, found)
-    if found.shape != prediction.shape:
-        found = reshaped(found, prediction)
+    tensor = torch.as_tensor(targets).detach().cpu()
+    _check_order(prediction, tensor)
+    if tensor.shape != prediction.shape:
+        tensor = reshaped(tensor, prediction)
     if prediction.task not in CLASSES:
-        if bool(found.isnan().any()) or bool(found.isinf().any()):
-            raise InputError("a target is NaN or infinite")
-        return found.double() if found.dtype == torch.float64 else found.float()
-    return as_classes(found, prediction.classes, ignore)
+        if not bool(tensor.isfinite().all()):
+            raise InputError("targets have a NaN or infinite value")
+        return tensor.double() if tensor.dtype == torch.float64 else tensor.float()
+    return as_classes(tensor, prediction.classes, ignore)
 
 
-def _same_as_before(prediction: Prediction, targets: Tensor) -> None:
-    own = None if prediction.targets is None else torch.as_tensor(prediction.targets)
+def _check_order(prediction: Prediction, targets: Tensor) -> None:
+    """Refuses targets that differ from those of the predicted dataset: after a shuffled dataloader, the order is wrong."""
+    known = None if prediction.targets is None else torch.as_tensor(prediction.targets)
     if (
-        own is not None
-        and own.numel() == targets.numel()
-        and not torch.equal(own.reshape(-1).cpu(), targets.reshape(-1).to(own.dtype))
+        known is not None
+        and known.numel() == targets.numel()
+        and not torch.equal(known.reshape(-1).cpu(), targets.reshape(-1).to(known.dtype))
     ):
         raise InputError(
-            "these targets are not those that came with the predicted data: a shuffled loader gives its own order, "
-            "which pred.targets has. To score against others, set pred.targets = None"
+            "targets differ from pred.targets, those of the predicted dataset. A shuffled dataloader changes the order: leave "
+            "targets out. To use other targets, set pred.targets = None"
         )
 
 

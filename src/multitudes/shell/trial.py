@@ -15,6 +15,7 @@ from torch import Tensor
 from multitudes.conversion.convert import ensemble as converted
 from multitudes.conversion.cost import cost
 from multitudes.data import corrupt
+from multitudes.data.corruptions.published import SEVERITIES
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError
@@ -28,7 +29,6 @@ from multitudes.shell.jobs import Job, job
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
-SEVERITIES = (1, 2, 3, 4, 5)
 INTERVALS = 200
 """Bootstrap samples of the test set."""
 CALL = 32

@@ -35,7 +35,7 @@ def read(net: nn.Module, x: Tensor = X) -> ParameterReads:
 
 
 def elsewhere(more: Callable[[nn.Module, Tensor], Tensor]) -> set[str]:
-    return read(Net(more)).elsewhere
+    return read(Net(more)).read_elsewhere
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_models_own_parameter() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x * self.scale)
 
-    assert read(Own()).elsewhere == set()
-    assert read(nn.Sequential(Own(), nn.ReLU())).elsewhere == set()
+    assert read(Own()).read_elsewhere == set()
+    assert read(nn.Sequential(Own(), nn.ReLU())).read_elsewhere == set()
 
 
 def test_a_parent_that_reads_for_its_child() -> None:
@@ -99,20 +99,20 @@ def test_a_parent_that_reads_for_its_child() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(x, self.child.weight) + self.child.bias
 
-    assert read(nn.Sequential(nn.Sequential(Parent()))).elsewhere == {"0.0.child.weight", "0.0.child.bias"}
+    assert read(nn.Sequential(nn.Sequential(Parent()))).read_elsewhere == {"0.0.child.weight", "0.0.child.bias"}
 
 
 def test_tied_weights_belong_to_both() -> None:
     """Each of the layers that hold one may read it."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].weight = net[0].weight
-    assert read(net).elsewhere == set()
+    assert read(net).read_elsewhere == set()
 
 
 def test_attention_reads_its_own() -> None:
     """What is inside it too."""
     net = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    assert read(net.train(), torch.randn(3, 5, 4)).elsewhere == set()
+    assert read(net.train(), torch.randn(3, 5, 4)).read_elsewhere == set()
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_dropout_without_a_module(drop: Callable[[Tensor], Tensor], seen: bool) 
         def forward(self, x: Tensor) -> Tensor:
             return drop(x)
 
-    assert read(nn.Sequential(nn.Linear(4, 4), Dropping())).dropping == ({"1"} if seen else set())
+    assert read(nn.Sequential(nn.Linear(4, 4), Dropping())).functional_dropout == ({"1"} if seen else set())
 
 
 def test_dropout_modules_are_not_named() -> None:
     """They can be found by their type."""
     net = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 4), nn.AlphaDropout(0.3))
-    assert read(net).dropping == set()
-    assert read(nn.Dropout(0.3)).dropping == set()
+    assert read(net).functional_dropout == set()
+    assert read(nn.Dropout(0.3)).functional_dropout == set()

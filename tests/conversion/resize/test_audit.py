@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import observe
 from multitudes.conversion.resize.pruning import pruned
 from multitudes.methods.packed import important_and_random
 
@@ -79,7 +80,7 @@ def test_weights_in_wrong_places_are_refused(net: nn.Module, x: Tensor, why: str
 def test_what_is_right_passes() -> None:
     """The same network without a mix of channels keeps its weights; norms over channels and attention are no obstacle."""
     net = Mixed("none")
-    thin = pruned(net, 0.5, mt.Inputs(IMAGES), important_and_random(3))
+    thin = pruned(observe(net, mt.Inputs(IMAGES)), 0.5, important_and_random(3))
     assert thin.first.out_channels == 8
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     whole = nn.Sequential(nn.Linear(5, 16), nn.LayerNorm(16), layer, nn.Linear(16, 3))

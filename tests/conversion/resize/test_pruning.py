@@ -19,13 +19,20 @@ from zoo import ZOO
 
 import multitudes as mt
 from multitudes import models
+from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.resize import pruning
 from multitudes.conversion.resize.audit import changed_outputs
-from multitudes.conversion.resize.pruning import Chooser, first_channels, pruned, width_of
+from multitudes.conversion.resize.pruning import Chooser, first_channels, width_of
 from multitudes.models.network import nearest
 
 LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 IMAGE = mt.Inputs(torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+
+def pruned(net: nn.Module, ratio: float, inputs: mt.Inputs, choose: Chooser = first_channels) -> nn.Module:
+    """A pruned copy of a network."""
+    return pruning.pruned(observe(net, inputs), ratio, choose)
 
 
 def marked(net: nn.Module) -> nn.Module:

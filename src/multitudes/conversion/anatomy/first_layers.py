@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from multitudes.conversion.anatomy.structure import Structure, is_norm, outputs_first
+from multitudes.conversion.anatomy.graph import outputs_first, walk
+from multitudes.conversion.anatomy.structure import Structure, is_norm
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy
@@ -26,7 +27,7 @@ def first_layers(structure: Structure) -> set[str]:
 
 def _fed(structure: Structure, names: set[str]) -> set[str]:
     """Those of the layers that are given something of the network's inputs; a learned query's layer is not."""
-    if len(names) < 2 or structure.inputs is None:
+    if len(names) < 2:
         return names
     probe = detached_copy(structure.model, {}).eval().requires_grad_(False)
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in structure.inputs.tensors()]
@@ -67,14 +68,6 @@ def reaches_around(model: nn.Module, inputs: Inputs, first: set[str]) -> str | N
         probe.get_submodule(name).register_forward_hook(lambda _, __, output: cut.add(output.grad_fn))
     with torch.enable_grad():
         output = probe(*own.args, **own.kwargs)
-    queue: list[Any] = [t.grad_fn for t in tree.tensors(output) if t.grad_fn is not None]
-    seen: set[Any] = set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen or node in cut:
-            continue
-        seen.add(node)
-        if id(getattr(node, "variable", None)) in given:
-            return "its input reaches the output around the first layer"
-        queue.extend(source for source, _ in node.next_functions)
-    return None
+    nodes = walk([t.grad_fn for t in tree.tensors(output)], stop=cut.__contains__)
+    around = any(id(getattr(node, "variable", None)) in given for node in nodes)
+    return "its input reaches the output around the first layer" if around else None

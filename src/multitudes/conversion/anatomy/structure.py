@@ -7,7 +7,7 @@ with gradients on, and the autograd graph is walked back from the outputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
@@ -49,7 +50,7 @@ class Structure:
     """Parameters that are read outside the forward of the module that they belong to."""
     functional_dropout: set[str]
     """Modules whose forward calls a dropout function with a rate above 0, dropout modules apart."""
-    inputs: Inputs | None = None
+    inputs: Inputs
     """The example."""
 
     def started(self, name: str) -> int | None:
@@ -63,66 +64,53 @@ class Structure:
         return sorted(found, key=self.order.__getitem__)
 
     def walk_back(self, stop: Callable[[str, int], bool], loose: bool = False) -> tuple[set[str], set[str]]:
-        """From the outputs back to what `stop(module, when)` says: the modules reached, and the parameters met on the way.
+        """Walks from the outputs back to the modules where `stop(module, when)` holds.
 
-        With `loose` the walk also ends at a product with a matrix that a larger module holds itself: that is a layer too.
+        Returns these modules, and the parameters met on the way. With `loose` the walk also ends at a product with a matrix
+        that a larger module holds itself: that product is a layer too.
         """
-        return self._walk(list(self.output_nodes), stop, loose)
+        return self._walk(self.output_nodes, stop, loose)
 
     def feeding(self, stop: Callable[[str, int], bool]) -> set[str]:
-        """The parameters that what `stop(module, when)` holds for was computed from."""
+        """The parameters upstream of the modules where `stop(module, when)` holds."""
         return self._walk([node for node, origin in self.produced_by.items() if stop(*origin)], lambda *_: False, False)[1]
 
-    def _walk(self, queue: list[Any], stop: Callable[[str, int], bool], loose: bool) -> tuple[set[str], set[str]]:
+    def _walk(self, nodes: Iterable[Any], stop: Callable[[str, int], bool], loose: bool) -> tuple[set[str], set[str]]:
+        def is_module(node: Any) -> bool:
+            return node in self.produced_by and stop(*self.produced_by[node])
+
+        def is_loose(node: Any) -> bool:
+            return loose and node.name() in PRODUCTS and bool(self._factors(node, loose))
+
         reached: set[str] = set()
         met: set[str] = set()
-        seen: set[Any] = set()
-        while queue:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if node in self.produced_by and stop(*self.produced_by[node]):
+        for node in walk(nodes, stop=lambda node: is_module(node) or is_loose(node)):
+            if is_module(node):
                 reached.add(self.produced_by[node][0])
-                continue
-            found = {name for source, _ in node.next_functions if (name := self._parameter(source))}
-            if loose and node.name() in PRODUCTS:
-                found |= {name for source, _ in node.next_functions for name in self._weights(source)}
-            met |= found
-            if not (loose and found and node.name() in PRODUCTS):
-                queue.extend(source for source, _ in node.next_functions)
+            else:
+                met |= self._factors(node, loose)
         return reached, met
 
+    def _factors(self, node: Any, loose: bool) -> set[str]:
+        """The parameters that an operation reads; with `loose` also those that a product's factors are computed from."""
+        names = {name for source, _ in node.next_functions if (name := self._parameter(source))}
+        if loose and node.name() in PRODUCTS:
+            names |= {name for source, _ in node.next_functions for name in self._weights(source)}
+        return names
+
     def unregistered_weights(self) -> list[list[int]]:
-        """Shapes of weights that outputs depend on, and that are none of the model's parameters."""
-        found, seen, queue = [], set(), list(self.output_nodes)
-        while queue:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, nn.Parameter) and id(variable) not in self.names:
-                found.append(list(variable.shape))
-            queue.extend(source for source, _ in node.next_functions)
-        return found
+        """Shapes of weights that the outputs depend on and the model does not register."""
+        leaves = [getattr(node, "variable", None) for node in walk(self.output_nodes)]
+        return [list(leaf.shape) for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in self.names]
 
     def _weights(self, node: Any) -> set[str]:
-        """The parameters that a node is made of, if it is made of nothing else."""
-        found: set[str] = set()
-        seen, queue = set(), [node]
-        while queue:
-            here = queue.pop()
-            if here is None or here in seen:
-                continue
-            seen.add(here)
-            if here in self.produced_by:
+        """The parameters that a node is computed from; none if a module's output is among its sources."""
+        names: set[str] = set()
+        for source in walk([node]):
+            if source in self.produced_by:
                 return set()
-            variable = getattr(here, "variable", None)
-            if variable is not None:
-                found |= {self.names[id(variable)]} if id(variable) in self.names else set()
-            queue.extend(source for source, _ in here.next_functions)
-        return found
+            names |= {self.names[i] for i in [id(getattr(source, "variable", None))] if i in self.names}
+        return names
 
     def _parameter(self, node: Any) -> str | None:
         while node is not None and node.name() in ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0"):
@@ -302,22 +290,6 @@ def _summands(node: Any, users: dict[Any, int]) -> list[Any]:
         inner = _summands(part, users) if users.get(part) == 1 else []
         found += inner or [part]
     return [part for part in found if "AccumulateGrad" not in part.name()]
-
-
-def outputs_first(ends: tuple[Any, ...]) -> list[Any]:
-    """All autograd nodes behind these, each before the nodes that it was computed from."""
-    done: list[Any] = []
-    seen: set[Any] = set()
-    stack = [(node, False) for node in ends]
-    while stack:
-        node, leaving = stack.pop()
-        if leaving:
-            done.append(node)
-        elif node is not None and node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((source, False) for source, _ in node.next_functions)
-    return done[::-1]
 
 
 def additive_parameters(structure: Structure) -> set[str]:

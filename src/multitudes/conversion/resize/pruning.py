@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from multitudes.conversion.anatomy.structure import is_layer, last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize.audit import attention_maps, changed_outputs, inputs_of, reads_wrong_channels
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
@@ -57,12 +57,13 @@ def is_transformers(model: nn.Module) -> bool:
 
 
 @torch.enable_grad()
-def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = first_channels) -> nn.Module:
-    """A copy with `ratio` of the channels of every layer but the last ones; the weights of what stays are kept."""
+def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels) -> nn.Module:
+    """Copies a model with `ratio` of the channels of every layer but the last ones; remaining channels keep their weights."""
+    model, inputs = structure.model, structure.inputs
     new = detached_copy(model, {}).eval()
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
-    ends = last_layers(observe(model, inputs))[0]
+    ends = last_layers(structure)[0]
     if is_transformers(model) and attention_maps(model, inputs)[1]:  # finding its channels may take forever
         raise ConversionError(
             f"{type(model).__name__} cannot be thinned by channels: its attention is that of transformers.\n{ADVICE}"
@@ -72,7 +73,7 @@ def pruned(model: nn.Module, ratio: float, inputs: Inputs, choose: Chooser = fir
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="torch_pruning")  # its guesses are looked at afterwards
             read = _thin(new, ratio, inputs, ends, expected, choose)
-        wrong = [*_tied_again(model, new), *_wrong(model, new, expected, inputs)]
+        wrong = [*_tied_again(model, new), *_wrong(structure, new, expected)]
         if choose is not first_channels and not wrong:
             wrong = list(reads_wrong_channels(model, new, read, inputs))
     except Exception as error:  # whatever torch-pruning trips over: the network cannot be taken apart by channels
@@ -196,9 +197,9 @@ def _tied_again(model: nn.Module, new: nn.Module) -> Iterator[str]:
             setattr(new.get_submodule(module), key, one)
 
 
-def _wrong(model: nn.Module, new: nn.Module, expected: dict[str, int], inputs: Inputs) -> Iterator[str]:
-    """Layers that do not have the width that they should have, and an output of another shape."""
-    layers = observe(new, inputs).layers()
+def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> Iterator[str]:
+    """Names layers without the expected width, and outputs of another shape."""
+    model, layers = structure.model, structure.layers()
     for name in layers:
         layer = new.get_submodule(name)
         what, width = f"{name} ({type(layer).__name__})", width_of(layer)
@@ -208,4 +209,4 @@ def _wrong(model: nn.Module, new: nn.Module, expected: dict[str, int], inputs: I
             yield f"{what} has {width} channels instead of {expected[name]}"
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):
         yield "it has no channels to lose: every layer gives an output, or is too narrow"
-    yield from changed_outputs(model, new, inputs)
+    yield from changed_outputs(model, new, structure.inputs)

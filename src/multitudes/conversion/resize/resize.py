@@ -20,11 +20,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.initialise import build, is_constant, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import last_layers, observe
+from multitudes.conversion.anatomy.structure import Structure, last_layers, observe
 from multitudes.conversion.resize.audit import changed_outputs
 from multitudes.conversion.resize.constructors import HEADS, by_config, by_constructor, by_timm
 from multitudes.conversion.resize.pruning import ADVICE, pruned, width_of
-from multitudes.engine.inputs import Inputs, checked_example
+from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import seeded
@@ -79,46 +79,48 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
         )
     inputs = checked_example(given, example, 0)
     try:
-        observe(given, inputs)
+        structure = observe(given, inputs)
     except InputError:
         raise
     except Exception as error:
         raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
-    return resized(given, None if isinstance(model, nn.Module) else model, ratio, inputs, seed)
+    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed)
 
 
-def resized(model: nn.Module, factory: Factory | None, ratio: float, inputs: Inputs, seed: int) -> nn.Module:
-    """`resize`, with the input already looked at."""
+def resized(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
+    """Resizes a model that the example has already run through."""
+    model = structure.model
     if factory is not None:
         new = build(factory, ratio, seed)
-        wrong = list(_problems(model, new, ratio, inputs))
+        wrong = list(_problems(structure, new, ratio))
         if wrong:
             raise ConversionError(f"the factory's network at ratio {ratio:g} is not what it should be: {'; '.join(wrong[:4])}")
-        return reported(model, new, ratio, "the factory", inputs)
+        return reported(structure, new, ratio, "the factory")
     if ratio == 1:
-        return reported(model, reinitialised(model, seed)[0], ratio, "nothing", inputs)
+        return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
     tried = []
     for name, way in WAYS.items():
         try:
-            found, wrong = _by_way(way, model, ratio, inputs, seed)
+            found, wrong = _by_way(way, structure, ratio, seed)
         except Exception as error:  # a foreign constructor may fail in any way: it was no way then
             found, wrong = None, [f"{type(error).__name__}: {error}"]
         if found is not None and not wrong:
-            return reported(model, found, ratio, name, inputs)
+            return reported(structure, found, ratio, name)
         if wrong:
             tried.append(f"  by {name}: {'; '.join(wrong[:3])}")
     if ratio > 1:
         what = "\n".join(tried) or "  nothing is known of how it is made"
         raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n{what}\n{ADVICE}")
     try:
-        thin = pruned(model, ratio, inputs)
+        thin = pruned(structure, ratio)
     except ConversionError as error:
         raise ConversionError("\n".join([str(error), *tried])) from error
-    return reported(model, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels", inputs)
+    return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
 
 
-def _by_way(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int) -> tuple[nn.Module | None, list[str]]:
-    """The model as one of the ways makes it, if it knows how, and what is wrong with it."""
+def _by_way(way: Way, structure: Structure, ratio: float, seed: int) -> tuple[nn.Module | None, list[str]]:
+    """Tries one way to resize: returns the new model, None if the way does not apply, and what is wrong with it."""
+    model = structure.model
     place = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     with seeded(seed, model):
         new = way(model, ratio, place)
@@ -130,12 +132,12 @@ def _by_way(way: Way, model: nn.Module, ratio: float, inputs: Inputs, seed: int)
             same = way(model, 1.0, place)
     assert same is not None
     new = _in_place_of(model, new)
-    return new, [*_changes_lost(model, same)] or [*_problems(model, new, ratio, inputs)]
+    return new, [*_changes_lost(model, same)] or [*_problems(structure, new, ratio)]
 
 
-def reported(model: nn.Module, new: nn.Module, ratio: float, way: str, inputs: Inputs) -> nn.Module:
-    """The new model, with what became of its widths."""
-    structure = observe(model, inputs)
+def reported(structure: Structure, new: nn.Module, ratio: float, way: str) -> nn.Module:
+    """Gives the new model its `resizing`, which says which widths are not the exact product."""
+    model = structure.model
     ends = last_layers(structure)[0]
     rounded = {}
     for name in structure.layers():
@@ -211,24 +213,25 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__qualname__", None)
 
 
-def _problems(model: nn.Module, new: nn.Module, ratio: float, inputs: Inputs) -> Iterator[str]:
-    """What differs in a resized network, beside widths: parts, outputs, heads; and whether any width has changed."""
+def _problems(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
+    """Names what is wrong with a resized network: other modules, other outputs, layers that are as wide as before."""
+    model = structure.model
     ours, theirs = ({n: type(part) for n, part in net.named_modules()} for net in (model, new))
     names = [n for n in ours.keys() | theirs.keys() if ours.get(n) is not theirs.get(n)]
     if names:
         yield f"{min(names)} is not of the same kind"
         return
     try:
-        yield from changed_outputs(model, new, inputs)
+        yield from changed_outputs(model, new, structure.inputs)
     except Exception as error:
         yield f"it does not run: {type(error).__name__}: {error}"
         return
-    yield from _unchanged(model, new, ratio, inputs)
+    yield from _unchanged(structure, new, ratio)
 
 
-def _unchanged(model: nn.Module, new: nn.Module, ratio: float, inputs: Inputs) -> Iterator[str]:
-    """Layers that are as they were on both sides, although they should have other widths."""
-    structure = observe(model, inputs)
+def _unchanged(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
+    """Names layers that should have another width and do not."""
+    model = structure.model
     ends = last_layers(structure)[0]
     heads = {getattr(part, name, None) for part in model.modules() for name in HEADS}
     for name in structure.layers():
