@@ -121,7 +121,7 @@ def test_rows_and_per_member_exclude_each_other() -> None:
 
 def test_a_method_that_draws_nothing_takes_no_draws() -> None:
     """The error names the method."""
-    with pytest.raises(mt.InputError, match="Deep draws nothing"):
+    with pytest.raises(mt.InputError, match=r"Deep.*draws"):
         deep()(X, draws={})
 
 
@@ -183,7 +183,7 @@ class Muonish(torch.optim.SGD):
 def test_optimisers_that_couple_members_are_refused(name: str) -> None:
     """By name; what derives from them too; a network without members may have them."""
     kind = getattr(torch.optim, name)
-    with pytest.raises(mt.InputError, match=rf"^{name} looks at whole tensors.*SGD, Adam or AdamW"):
+    with pytest.raises(mt.InputError, match=rf"(?s)^{name} .*SGD"):
         deep().param_groups(lr=0.1, optimizer=kind)
     with pytest.raises(mt.InputError, match=name):
         deep().param_groups(lr=0.1, optimizer=type("Mine", (kind,), {}))

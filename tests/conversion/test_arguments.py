@@ -100,7 +100,7 @@ def test_an_output_that_depends_on_no_weight() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
-    with pytest.raises(mt.InputError, match=r"MultiHead finds no last layer.*head='\.\.\.'"):
+    with pytest.raises(mt.InputError, match=r"MultiHead.*head="):
         mt.ensemble(Deaf(4, 4), mt.MultiHead(), X)
 
 

@@ -94,7 +94,7 @@ def test_it_is_for_prediction() -> None:
     """Training it, or compacting what has nothing to compact, is refused with what to do."""
     compact = masked(MLP(5, (16, 12), 3).double(), "before", torch.randn(2, 5).double()).compact()
     assert not compact.training
-    with pytest.raises(mt.RunError, match="train the one that it was made of"):
+    with pytest.raises(mt.RunError, match="compact"):
         compact.train()
     with pytest.raises(mt.InputError, match="compact already"):
         compact.compact()
@@ -105,7 +105,7 @@ def test_it_is_for_prediction() -> None:
 def test_weights_that_forward_reads_are_left_alone() -> None:
     """A network that decides by its own weights would decide otherwise with masks in them."""
     ens = convert(mt.Masksembles(fewest=2), ZOO["branching"])
-    with pytest.raises(mt.InputError, match="forward reads weights"):
+    with pytest.raises(mt.InputError, match="forward"):
         ens.compact()
     expected = call(ens, ZOO["branching"].example())
     for m in range(4):

@@ -201,7 +201,7 @@ def test_what_slots_share_is_any_part_of_the_batch() -> None:
 def test_targets_that_cannot_follow(target: Any) -> None:
     """A target that is no tensor, or has another number of rows, would not follow its inputs."""
     ens, _ = converted("vectors")
-    with pytest.raises(mt.InputError, match=r"target.* is .*: slots have rows of their own, so give a tensor of 6 rows"):
+    with pytest.raises(mt.InputError, match=r"target.*6 rows"):
         ens.batch(X, target)
 
 
@@ -374,18 +374,18 @@ def embedding() -> nn.Module:
 REFUSED: dict[str, tuple[Build, Tensor, str]] = {
     "groups": (
         lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.ReLU(), nn.Linear(32, CLASSES)),
-        torch.randn(3, 4, 4, 4), r"0 +Conv2d +it has groups",
+        torch.randn(3, 4, 4, 4), r"0 +Conv2d .*groups",
     ),
-    "one layer": (lambda: nn.Sequential(nn.Linear(5, CLASSES)), X.float(), r"0 +Linear +it is the first layer and the last"),
-    "embedding": (embedding, torch.randint(7, (3, 3)), r"0 +Embedding +a Embedding on the network's input"),
-    "residual": (Around, X.float(), "its input reaches the output around the first layer"),
+    "one layer": (lambda: nn.Sequential(nn.Linear(5, CLASSES)), X.float(), r"0 +Linear .*first layer"),
+    "embedding": (embedding, torch.randint(7, (3, 3)), r"0 +Embedding"),
+    "residual": (Around, X.float(), "first layer"),
     "batch norm": (lambda: MLP(5, (8,), CLASSES, norm="all"), X.float(), r"layers\.0 .*norm"),
     "layer norm": (
         lambda: nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, CLASSES)), X.float(), r"0 .*norm",
     ),
     "weight norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.ReLU(), nn.Linear(8, CLASSES)),
-        X.float(), "0 .*cannot be as wide as several inputs",
+        X.float(), r"0 +ParametrizedLinear",
     ),
 }  # fmt: skip
 

@@ -85,7 +85,7 @@ def test_refused_by_name(kind: str, method: mt.Method) -> None:
 def test_all_are_named_at_once() -> None:
     """One error for everything that stands against a conversion, and the line that would share it."""
     model = nn.Sequential(old_weight_norm(), sparse(), nn.Linear(6, 6), quantised())
-    with pytest.raises(mt.ConversionError, match=r"cannot take \d part\(s\) of Sequential") as caught:
+    with pytest.raises(mt.ConversionError, match="Sequential") as caught:
         mt.ensemble(model, mt.Deep(), torch.zeros(2, 4))
     keep = str(caught.value).splitlines()[-1]
     assert all(repr(name) in keep for name in ("0", "1", "3"))

@@ -182,13 +182,13 @@ def test_the_default_takes_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("net", "patch", "says"),
     [
-        (net_of(nn.Linear(5, 3)), "norm", "there is no norm layer to patch"),
-        (net_of(nn.Linear(5, 3)), "norm+input+output", "there is no norm layer to patch"),
-        (net_of(nn.Linear(5, 3)), "output+norm", "there is no norm layer to patch"),
-        (net_of(nn.LayerNorm(5)), "output", "there is no output layer to patch"),
-        (net_of(nn.LayerNorm(5)), "norm+input", "there is no input layer to patch"),
-        (net_of(nn.PReLU()), "norm+output", "there is no norm nor output layer to patch"),
-        (net_of(nn.Linear(5, 3), nn.ReLU()), "1", "has no parameters to patch"),
+        (net_of(nn.Linear(5, 3)), "norm", "norm"),
+        (net_of(nn.Linear(5, 3)), "norm+input+output", "norm"),
+        (net_of(nn.Linear(5, 3)), "output+norm", "norm"),
+        (net_of(nn.LayerNorm(5)), "output", "output"),
+        (net_of(nn.LayerNorm(5)), "norm+input", "input"),
+        (net_of(nn.PReLU()), "norm+output", "norm.*output"),
+        (net_of(nn.Linear(5, 3), nn.ReLU()), "1", "parameters"),
     ],
 )
 def test_what_matches_nothing(net: nn.Module, patch: str, says: str) -> None:
@@ -540,7 +540,7 @@ def test_groups_for_optimisers() -> None:
         optimiser.step()
         moved = {n for n, p in ens.named_parameters() if not torch.equal(p, before[n])}
         assert moved == set(own["names"])
-    with pytest.raises(mt.InputError, match=r"only='norms': \w+ has groups of the kinds \['shared', 'patches'\]"):
+    with pytest.raises(mt.InputError, match=r"norms.*shared.*patches"):
         ens.param_groups(lr=0.1, only="norms")
 
 
@@ -568,7 +568,7 @@ def test_moments_are_of_one_tensor() -> None:
     """A model with several outputs has none."""
     case = ZOO["tuple_output"]
     ens = mt.ensemble(case.model(), mt.EMP(members=3), case.example(), seed=0)
-    with pytest.raises(mt.InputError, match="moments are those of one tensor"):
+    with pytest.raises(mt.InputError, match="one tensor"):
         ens.moments(*case.example().args)
 
 
@@ -587,7 +587,7 @@ def test_the_plan_says_what_is_drawn() -> None:
     assert reasons == ["3 components, one drawn for the layer", "3 components, one drawn for each element"]
     assert mt.plan(perceptron(), mt.EMP(init="copies"), X).notes[0].endswith("as copies")
     assert {e.name for e in one.shared} == {"layers.0", "layers.3"}
-    with pytest.raises(mt.InputError, match="says by its own settings which layers it changes"):
+    with pytest.raises(mt.InputError, match="keep="):
         mt.plan(perceptron(), mt.EMP(), X, keep=["layers.0"])
 
 
