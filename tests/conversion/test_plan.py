@@ -31,7 +31,7 @@ def test_every_parameter_stands_in_one_entry(kind: type[mt.Method], case: str) -
     entries = [*plan.converted, *plan.shared, *plan.refused]
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
-        given = ZOO[case].model() if ens.method.draws_by_shape else ZOO[case].model()
+        given = ZOO[case].model() if ens.method.draws_by_shape else model
         assert entry.type == type(given.get_submodule(entry.name)).__name__ or not entry.name
         assert entry.reason
     own = [p[0] if name in owned(ens) | summed(ens) else p for name, p in ens.named_parameters()]
