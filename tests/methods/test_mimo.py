@@ -376,7 +376,7 @@ REFUSED: dict[str, tuple[Build, Tensor, str]] = {
         lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.ReLU(), nn.Linear(32, CLASSES)),
         torch.randn(3, 4, 4, 4), r"0 +Conv2d .*groups",
     ),
-    "one layer": (lambda: nn.Sequential(nn.Linear(5, CLASSES)), X.float(), r"0 +Linear .*first layer"),
+    "one layer": (lambda: nn.Sequential(nn.Linear(5, CLASSES)), X.float(), r"0 +Linear .*first"),
     "embedding": (embedding, torch.randint(7, (3, 3)), r"0 +Embedding"),
     "residual": (Around, X.float(), "first layer"),
     "batch norm": (lambda: MLP(5, (8,), CLASSES, norm="all"), X.float(), r"layers\.0 .*norm"),
