@@ -22,6 +22,7 @@ from multitudes.engine.draws import draw_all
 from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
 from multitudes.errors import InputError
+from multitudes.settings import Count, check_settings
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -65,7 +66,7 @@ class Layout:
 class Method:
     """The settings of a method, and what it says about tensors, batches and losses."""
 
-    members: int = 4
+    members: Count = 4
     """How many members, M."""
 
     reduction: Literal["sum", "mean"] = "sum"
@@ -93,10 +94,7 @@ class Method:
     """The settings that may differ from layer to layer, by `at=`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
-            raise InputError(f"{type(self).__name__}(members={self.members!r}): members must be a whole number of at least 1")
-        if self.reduction not in ("sum", "mean"):
-            raise InputError(f"{type(self).__name__}(reduction={self.reduction!r}): say 'sum' or 'mean'")
+        check_settings(self)
 
     @staticmethod
     def all() -> list[type[Method]]:

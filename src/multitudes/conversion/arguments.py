@@ -11,6 +11,7 @@ from torch import nn
 from multitudes.engine.modules import names_matching
 from multitudes.errors import InputError
 from multitudes.method import Method
+from multitudes.settings import Count, check
 
 
 def check_method(model: Any, method: Any) -> None:
@@ -30,8 +31,7 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
         raise InputError(f"start={start!r}: say 'fresh' or 'copies'")
     if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
         raise InputError(f"keep={keep!r}: give a list of globs, keep=[{keep!r}]")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise InputError(f"chunk={chunk!r}: at least one member must be run at once")
+    check("chunk", chunk, Count | None)
 
 
 def check_names(model: nn.Module, keep: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ from multitudes.engine.seeds import member_seed, seeded
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.method import Layout, Method
+from multitudes.settings import check
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,8 @@ def make_draft(
     """Answers bad input, runs the example, and says what becomes of every module."""
     check_method(model, method)
     check_options(start, chunk, keep)
-    if seed is None:
-        seed = int(torch.randint(2**62, (), device="cpu"))
-    elif isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
+    check("seed", seed, int | None)
+    seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
     factory = None if isinstance(model, nn.Module) else model
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     check_names(net, keep)

@@ -12,10 +12,9 @@ the generator, which may be on the CPU or on the images' device; drawn on the CP
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -23,6 +22,7 @@ from torch.nn import functional
 
 from multitudes.data.rand_augment import RandAugment
 from multitudes.errors import InputError
+from multitudes.settings import Rate, above, at_least, between, check, check_settings
 
 
 class Pair(NamedTuple):
@@ -42,11 +42,9 @@ class Pair(NamedTuple):
 def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["zero", "reflect"] = "zero") -> Tensor:
     """Each image moved by up to `padding` pixels up, down and to the sides; what comes in is zero, or its own reflection."""
     check_images(images)
-    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
-        raise InputError(f"crop(padding={padding!r}): give a whole number of at least 0")
+    check("padding", padding, Annotated[int, at_least(0)])
+    check("fill", fill, Literal["zero", "reflect"])
     batch, channels, height, width = images.shape
-    if fill not in ("zero", "reflect"):
-        raise InputError(f"crop(fill={fill!r}): say 'zero' or 'reflect'")
     if fill == "reflect" and padding >= min(height, width):
         raise InputError(f"crop(padding={padding}, fill='reflect'): less than the side of the images, {min(height, width)}")
     device = images.device
@@ -127,7 +125,7 @@ class Augment:
     torch.Size([8, 100])
     """
 
-    crop: int = 4
+    crop: Annotated[int, at_least(0)] = 4
     """Pixels that an image may move; 0 for none."""
 
     fill: Literal["zero", "reflect"] = "zero"
@@ -136,50 +134,28 @@ class Augment:
     flip: bool = True
     """Whether every other image is mirrored."""
 
-    mixup: float = 0.0
+    mixup: Annotated[float, at_least(0)] = 0.0
     """α of mixup; 0 for none."""
 
-    cutmix: float = 0.0
+    cutmix: Annotated[float, at_least(0)] = 0.0
     """α of cutmix; 0 for none."""
 
-    switch: float = 0.5
+    switch: Annotated[float, between(0, 1)] = 0.5
     """How often a batch is cut rather than mixed, when both are on."""
 
     rand_augment: RandAugment | None = None
     """RandAugment's settings; images must then be uint8, or floats from 0 to 1 that are not yet normalised."""
 
-    smoothing: float = 0.0
+    smoothing: Rate = 0.0
     """Of labels."""
 
-    classes: int | None = None
+    classes: Annotated[int, at_least(2)] | None = None
     """How many there are: needed to mix or smooth targets that are whole numbers."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rand_augment, Mapping):
             object.__setattr__(self, "rand_augment", RandAugment(**self.rand_augment))
-        for name, wrong, want in self._wrong():
-            if wrong:
-                raise InputError(f"Augment({name}={getattr(self, name)!r}): give {want}")
-
-    def _wrong(self) -> list[tuple[str, bool, str]]:
-        """Each setting, whether it is wrong and what it should be."""
-        alphas = [
-            (name, not _number(getattr(self, name), 0, math.inf), "a number of at least 0") for name in ("mixup", "cutmix")
-        ]
-        return [
-            ("crop", isinstance(self.crop, bool) or not isinstance(self.crop, int) or self.crop < 0, "pixels, 0 for none"),
-            ("fill", self.fill not in ("zero", "reflect"), "'zero' or 'reflect'"),
-            ("flip", not isinstance(self.flip, bool), "True or False"),
-            *alphas,
-            ("switch", not (_number(self.switch, 0, 1) or self.switch == 1), "a number from 0 to 1"),
-            ("rand_augment", not isinstance(self.rand_augment, RandAugment | None), "RandAugment() or None"),
-            ("smoothing", not _number(self.smoothing, 0, 1), "a number from 0 to less than 1"),
-            (
-                "classes",
-                not (self.classes is None or (type(self.classes) is int and self.classes > 1)),
-                "their number, or None",
-            ),
-        ]
+        check_settings(self)
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain values, for JSON."""
@@ -223,8 +199,7 @@ def check_images(images: Any) -> None:
 def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
     """Whom each image is mixed with, ``[B]``, and how much of it stays: both on the images' device."""
     check_images(images)
-    if not _number(alpha, 0, math.inf) or not alpha:
-        raise InputError(f"alpha={alpha!r}: give a number above 0")
+    check("alpha", alpha, Annotated[float, above(0)])
     if len(targets) != len(images):
         raise InputError(f"there are {len(images)} images and {len(targets)} targets")
     device = generator.device
@@ -240,8 +215,3 @@ def _one_hot(targets: Tensor, classes: int) -> Tensor:
         raise InputError(f"classes={classes}: there are targets from {int(targets.min())} to {int(targets.max())}")
     found = (targets[:, None] == torch.arange(classes, device=targets.device)).float()
     return found.masked_fill(wrong[:, None], torch.nan)
-
-
-def _number(value: Any, least: float, limit: float) -> bool:
-    """Whether it is a number from `least` to less than `limit`."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < limit

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from multitudes.data.dataset import Data
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
+from multitudes.settings import Count, check
 
 NOTHING = "there are no examples to predict"
 
@@ -24,8 +25,7 @@ def batched(
     data: Any, batch_size: int, batch_axis: Any, split: Split
 ) -> tuple[int | None, Iterator[tuple[Inputs, Tensor | None]]]:
     """How many examples there are, if that is known, and the batches."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size={batch_size!r}: a whole number, at least 1")
+    check("batch_size", batch_size, Count)
     if isinstance(data, (Tensor, Inputs)):
         call = Inputs.of(data)
         count = count_rows(call, batch_axis)

@@ -9,15 +9,16 @@ images are interpolated bilinearly, and what comes in is mid-grey (timm takes bi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
 from multitudes.errors import InputError
+from multitudes.settings import Count, at_least, between, check_settings
 
 MOST = 10.0
 """The largest magnitude."""
@@ -34,27 +35,21 @@ class RandAugment:
     torch.Size([4, 3, 32, 32])
     """
 
-    magnitude: float = 9
+    magnitude: Annotated[float, between(0, MOST)] = 9
     """From 0 to 10. In timm's ranges most operations grow with it, but posterize and solarize do more the lower it is, and
     color, contrast, brightness and sharpness do nothing at 5, less than the image has below and more above."""
 
-    n: int = 2
+    n: Count = 2
     """Operations drawn for an image."""
 
-    std: float = 1
+    std: Annotated[float, at_least(0)] = 1
     """The deviation of the magnitude, which is drawn anew for each operation and image and kept within 0 and 10."""
 
-    chance: float = 0.5
+    chance: Annotated[float, between(0, 1)] = 0.5
     """That an operation, once drawn, is done."""
 
     def __post_init__(self) -> None:
-        for name, most in (("magnitude", MOST), ("std", math.inf), ("chance", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most or value == math.inf:
-                limit = f"from 0 to {most:g}" if most < math.inf else "of at least 0"
-                raise InputError(f"RandAugment({name}={value!r}): give a number {limit}")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(f"RandAugment(n={self.n!r}): give a whole number of at least 1")
+        check_settings(self)
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         """Images ``[B, C, H, W]``, grey or RGB, uint8 or floats from 0 to 1, as new ones of that kind."""

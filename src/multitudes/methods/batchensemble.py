@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,8 @@ from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, detached_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
 from multitudes.method import Batch, Layout, Method, split_rows
+from multitudes.settings import at_least, below
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 
@@ -53,7 +53,7 @@ class BatchEnsemble(Method):
     feed: Literal["all", "split"] = "all"
     """In training, whether each member sees every row, or rows are split among members."""
 
-    lr_factor: float = 1.0
+    lr_factor: Annotated[float, at_least(0), below(1e9)] = 1.0
     """The learning rate of factors and members' biases, times that of the shared weights."""
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -61,15 +61,6 @@ class BatchEnsemble(Method):
 
     shares_weights: ClassVar[bool] = True
     origin: ClassVar[str] = "factors by init, biases of the given model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.init not in ("normal", "signs", "ones"):
-            raise InputError(f"BatchEnsemble(init={self.init!r}): say 'normal', 'signs' or 'ones'")
-        if self.feed not in ("all", "split"):
-            raise InputError(f"BatchEnsemble(feed={self.feed!r}): say 'all' or 'split'")
-        if isinstance(self.lr_factor, bool) or not isinstance(self.lr_factor, (int, float)) or not 0 <= self.lr_factor < 1e9:
-            raise InputError(f"BatchEnsemble(lr_factor={self.lr_factor!r}): give a number of at least 0")
 
     def refused(self, structure: Structure) -> dict[str, str]:
         """Layers that own a matrix, and of which nothing is known."""

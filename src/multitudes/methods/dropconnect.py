@@ -25,17 +25,17 @@ from multitudes.engine.modules import Factory, detached_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
 from multitudes.method import Batch, Criterion, Layout, Method
+from multitudes.settings import Count, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropConnect(Method):
     """A mask over weights for each member and layer: ``[M, B, ...]``."""
 
-    members: int = 10
+    members: Count = 10
 
-    p: float = 0.1
+    p: Rate = 0.1
     """How many of the weights are dropped."""
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -44,11 +44,6 @@ class DropConnect(Method):
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     origin: ClassVar[str] = "drawn by the seed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p < 1:
-            raise InputError(f"DropConnect(p={self.p!r}): give a number from 0 on and below 1")
 
     def refused(self, structure: Structure) -> dict[str, str]:
         """Layers that own a matrix, and of which nothing is known."""

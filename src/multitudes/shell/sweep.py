@@ -21,6 +21,7 @@ import torch
 
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.report.row import Row
+from multitudes.settings import Count, check
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Root, job
 from multitudes.shell.trial import Trial
@@ -79,8 +80,7 @@ def run_trials(
     wanted: Sequence[Trial], *, workers: int = 1, ray: bool = False, ray_address: str | None = None, tell: Tell | None = None
 ) -> list[Row]:
     """Runs trials, and returns their rows in the order given; those that fail are named together at the end."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InputError(f"--workers {workers!r}: a whole number of at least 1")
+    check("workers", workers, Count)
     rows: dict[Trial, Row] = {}
     wrong: dict[Trial, Exception] = {}
     if ray or ray_address:

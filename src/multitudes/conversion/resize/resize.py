@@ -9,10 +9,9 @@ Widths go to the nearest positive multiple of what must divide them; the number 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError, InputError
+from multitudes.settings import above, check
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
 """Makes a model at another width, on a device; None where it does not know how."""
@@ -65,12 +65,10 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     >>> thin.resizing.rounded["layer4.1.conv2"]
     (153.6, 154)
     """
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < math.inf:
-        raise InputError(f"ratio={ratio!r}: say how many times as wide the network should be, a number above 0")
+    check("ratio", ratio, Annotated[float, above(0)])
     if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
+    check("seed", seed, int | None)
     seed = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
     given = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     if reasons := refusals(given):

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from multitudes.data.corruptions.grids import Array
 from multitudes.data.corruptions.published import EXTRA, STANDARD, level
 from multitudes.data.corruptions.spatter import spatter
 from multitudes.errors import InputError
+from multitudes.settings import at_least, between, check
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -59,9 +60,8 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, start: i
     """
     _check_images(images)
     _check_choice(name, severity)
-    for what, value, least in (("seed", seed, None), ("start", start, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-            raise InputError(f"corrupt({what}={value!r}): give a whole number{'' if least is None else ' of at least 0'}")
+    check("seed", seed, int)
+    check("start", start, Annotated[int, at_least(0)])
     stream = int.from_bytes(hashlib.sha256(f"{seed}/{name}/{severity}".encode()).digest()[:8], "big") << 64
     numbers = level(name, severity, images.shape[-1])
     found = torch.empty_like(images, device="cpu", requires_grad=False)
@@ -122,8 +122,7 @@ def _check_choice(name: Any, severity: Any) -> None:
     if name not in NAMES:
         near = get_close_matches(str(name), NAMES, n=1, cutoff=0.0)[0]
         raise InputError(f"there is no corruption {name!r} (nearest: {near!r}); there are {', '.join(NAMES)}")
-    if isinstance(severity, bool) or not isinstance(severity, int) or severity not in SEVERITIES:
-        raise InputError(f"severity={severity!r}: give 1, 2, 3, 4 or 5")
+    check("severity", severity, Annotated[int, between(min(SEVERITIES), max(SEVERITIES))])
 
 
 def _check_images(images: Any) -> None:
