@@ -75,7 +75,16 @@ def test_a_wrong_setting_is_named_with_its_value(name: str, value: Any, text: st
 @pytest.mark.parametrize(
     "settings",
     [
-        {"members": 1, "rate": 0, "share": 1, "clip": 1e-9, "axis": -1, "kernel": Kernel(), "function": len, "anything": object()},
+        {
+            "members": 1,
+            "rate": 0,
+            "share": 1,
+            "clip": 1e-9,
+            "axis": -1,
+            "kernel": Kernel(),
+            "function": len,
+            "anything": object(),
+        },
         {"rate": np.float64(0.25), "share": 0.0, "clip": None, "width": "grow", "axis": None, "strict": True},
     ],
 )

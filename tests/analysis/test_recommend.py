@@ -301,7 +301,7 @@ def test_the_model_is_left_untouched() -> None:
         ({"training": None}, "nearest: 'none'"),
         ({"latency": "20"}, "latency='20': give a multiple"),
         ({"memory": "2 ms"}, r"memory='2 GB' with one of b, kb"),
-        ({"repeats": 0}, "at least one call"),
+        ({"repeats": 0}, "repeats=0"),
         ({"methods": []}, "give a list of methods"),
         ({"methods": mt.Deep()}, "give a list of methods"),
         ({"methods": [mt.Deep]}, r"not its class: Deep\(\)"),

@@ -159,7 +159,7 @@ def test_tiny_images(shape: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"magnitude": 11}, r"RandAugment\(magnitude=11\): give a number from 0 to 10"),
+        ({"magnitude": 11}, r"RandAugment\(magnitude=11\): magnitude must be a number from 0 to 10"),
         ({"magnitude": True}, "magnitude=True"),
         ({"std": -1}, "std=-1.*at least 0"),
         ({"std": float("inf")}, "std=inf"),

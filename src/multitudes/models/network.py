@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from multitudes.settings import above, check
+from multitudes.errors import InputError
 
 N = TypeVar("N", bound="Network")
 
@@ -19,7 +19,8 @@ class Network(nn.Module):
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
         width = arguments["width"]
-        check("width", width, Annotated[float, above(0)])
+        if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width < math.inf:
+            raise InputError(f"{type(self).__name__}(width={width!r}): give a number above 0, by which widths are multiplied")
         self.arguments = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
 
     def resized(self: N, ratio: float) -> N:
