@@ -68,8 +68,8 @@ KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "
 def check_settings(settings: Any) -> None:
     """Checks every field of a dataclass against its annotation, and raises one InputError for all that are wrong.
 
-    Known are numbers, strings, bools, classes, functions, ``Literal``, ``Annotated`` with the bounds above, and unions and tuples of
-    these. Other annotations are not checked. A bool is no number, and a number is finite.
+    It knows numbers, strings, bools, classes, functions, ``Literal``, ``Annotated`` with the bounds above, and unions and
+    tuples of these. It does not check other annotations. A bool is no number, and a number is finite.
     """
     kinds = _kinds(settings.__class__)
     wrong = {name: words(kind) for name, kind in kinds.items() if not fits(kind, getattr(settings, name))}
