@@ -71,7 +71,9 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("table", ["docs/methods_table.py", pytest.param("docs/cost_table.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "table", ["docs/methods_table.py", "docs/recipes_table.py", pytest.param("docs/cost_table.py", marks=pytest.mark.slow)]
+)
 def test_tables_are_current(table: str) -> None:
     done = run([table, "--check"], ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -144,7 +144,7 @@ def test_it_says_what_it_is_and_can_be_sent_to_a_process() -> None:
 def test_pixels_without_a_label_are_no_class() -> None:
     labels = torch.tensor([[[0, 255], [1, 1]]])
     assert Data(images(1), labels, classes=["a", "b"], ignore=255).targets.tolist() == labels.tolist()
-    with pytest.raises(mt.InputError, match="label 255 of example 0 is no class: there are 0 to 1"):
+    with pytest.raises(mt.InputError, match="target 255 of example 0 is no class: there are 0 to 1"):
         Data(images(1), labels, classes=["a", "b"])
 
 
@@ -204,8 +204,8 @@ WRONG = {
     "empty": (lambda: made(0), "is empty"),
     "no tensor": (lambda: Data([1, 2], torch.zeros(2)), "data.of"),  # type: ignore[arg-type]
     "too few targets": (lambda: Data(images(3), torch.zeros(2)), "3 inputs and targets"),
-    "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "label 3 of example 2"),
-    "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "label -1 of example 1"),
+    "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "target 3 of example 2"),
+    "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "target -1 of example 1"),
     "labels as floats": (lambda: Data(images(3), torch.zeros(3), classes="a b c".split()), "whole numbers"),
     "mean of one channel": (lambda: made(mean=(0.5,)), "mean has shape"),
     "no std": (lambda: made(std=None), "belong together"),

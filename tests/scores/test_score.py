@@ -492,7 +492,7 @@ FOG = {"fog": {1: (PRED, TARGETS)}}
         (lambda: mt.score(torch.zeros(2, 6, 3), TARGETS), r"score takes a Prediction, not a Tensor: mt.predict\(ens, data\)"),
         (lambda: mt.score(PRED), "there are no targets"),
         (lambda: mt.score(PRED, TARGETS + 1), "target 3 of example . is no class: there are 0 to 2"),
-        (lambda: mt.score(PRED, TARGETS[:5]), r"targets are \[5\], and what is predicted is \[6\]"),
+        (lambda: mt.score(PRED, TARGETS[:5]), r"targets are \[5\].* \[6\]"),
         (lambda: mt.score(PRED, F.one_hot(TARGETS)), r"targets.argmax\(1\)"),
         (lambda: mt.score(mt.Prediction(logits=torch.zeros(2, 0, 3)), []), "there is no example to score"),
         (lambda: mt.score(mt.Prediction(mean=torch.zeros(2, 0)), []), "there is no example to score"),

@@ -1,4 +1,4 @@
-"""Judging: what outputs and targets mean in training and in validation."""
+"""The criterion and the validation of a run: what outputs and targets mean."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes import data
-from multitudes.training import criterion as judging
+from multitudes.training import validation
 from multitudes.training.criterion import TaskCriterion
+from multitudes.training.feed import ignore_of
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
@@ -72,28 +73,28 @@ def test_classes_last_of_a_criterion_of_ones_own() -> None:
         return F.cross_entropy(output.movedim(-1, 1), target)
 
     assert fit(words(), WORDS, LONG, val=WORDS, class_axis=-1, criterion=criterion).metrics[-1]["val_accuracy"] == 1
-    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken .* class_axis=-1"):
+    with pytest.warns(UserWarning, match=r"\[B, 5, 5\].*class_axis=-1"):
         fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, criterion=criterion)
 
 
 def test_classes_that_may_be_either_axis() -> None:
     """What they are taken for is said, unless the caller has said it."""
-    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken"):
+    with pytest.warns(UserWarning, match=r"\[B, 5, 5\].*class_axis=1"):
         fit(words(), WORDS, Recipe(epochs=1, batch=16))
     for axis in (1, -1):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, class_axis=axis)
-    with pytest.raises(mt.InputError, match=r"classes are the last axis, fit\(\.\.\., class_axis=-1\)"):
+    with pytest.raises(mt.InputError, match="class_axis=-1"):
         fit(words(classes=7), WORDS, Recipe(epochs=1, batch=16))
-    with pytest.raises(mt.InputError, match="class_axis=2: 1, or -1 for tokens"):
+    with pytest.raises(mt.InputError, match="class_axis=2"):
         fit(words(), WORDS, LONG, class_axis=2)
 
 
 def test_one_of_several_outputs() -> None:
     run = fit(words(several=True), WORDS, LONG, val=WORDS, class_axis=-1, output="logits")
     assert run.metrics[-1]["val_accuracy"] == 1
-    with pytest.raises(mt.InputError, match="say which is meant, output="):
+    with pytest.raises(mt.InputError, match="output="):
         fit(words(several=True), WORDS, LONG)
 
 
@@ -117,7 +118,7 @@ def test_labels_as_torch_marks_them_need_no_word() -> None:
     """−100 is no label to torch's cross entropy, and so not to us."""
     train = TensorDataset(IMAGES, holes(-100))
     assert fit(pixels(), train, Recipe(epochs=1, batch=10), val=train).metrics[0]["val_accuracy"] > 0
-    with pytest.raises(mt.InputError, match=r"target 255 is no class: there are 0 to 2; .* or what ignore= says"):
+    with pytest.raises(mt.InputError, match=r"target 255 .*0 to 2.*ignore="):
         fit(pixels(), TensorDataset(IMAGES, holes(255)), Recipe(epochs=1, batch=10))
 
 
@@ -197,28 +198,28 @@ def test_probabilities_of_classes_that_are_last() -> None:
 
 def test_sets_that_do_not_agree() -> None:
     one, other = (data.Data(IMAGES, PIXELS, ignore=ignore) for ignore in (255, 0))
-    with pytest.raises(mt.InputError, match="training sets ignore 0 and 255"):
+    with pytest.raises(mt.InputError, match="ignore=0 and 255"):
         fit(pixels(), [one, other], LONG)
-    with pytest.raises(mt.InputError, match="val= says ignore=0, and training ignores 255"):
+    with pytest.raises(mt.InputError, match="val= has ignore=0.*255"):
         fit(pixels(), one, LONG, val=other)
     part, _ = torch.utils.data.random_split(one, [30, 10])
-    assert judging.ignored_by(part) == 255
-    assert judging.ignored_by([one, one]) == 255
-    assert judging.ignored_by(WORDS) is None
+    assert ignore_of(part) == 255
+    assert ignore_of([one, one]) == 255
+    assert ignore_of(WORDS) is None
 
 
 def test_criteria_that_are_none() -> None:
-    with pytest.raises(mt.InputError, match=r"the criterion gives \[16, 5\] numbers and not one: .*reduction='mean'"):
+    with pytest.raises(mt.InputError, match=r"\[16, 5\].*reduction='mean'"):
         fit(words(), WORDS, LONG, criterion=nn.CrossEntropyLoss(reduction="none"))
-    with pytest.raises(mt.InputError, match="the criterion gives a tuple and not one"):
+    with pytest.raises(mt.InputError, match="criterion .*tuple"):
         fit(words(), WORDS, LONG, criterion=lambda output, target: (1, 2))  # type: ignore[arg-type,return-value]
     one = fit(
         words(), WORDS, Recipe(epochs=1, batch=16), criterion=lambda output, target: F.cross_entropy(output, target)[None]
     )
     assert one.metrics[0]["loss"] > 0
-    with pytest.raises(mt.InputError, match="ignore=-100 is for labels, and the task is regression"):
+    with pytest.raises(mt.InputError, match="ignore=-100.*regression"):
         fit(mt.ensemble(nn.Linear(3, 1), mt.Deep(), torch.randn(2, 3), task="regression"), WORDS, LONG, ignore=-100)
-    with pytest.raises(mt.InputError, match="criterion='ce': give a loss"):
+    with pytest.raises(mt.InputError, match="criterion='ce'"):
         fit(words(), WORDS, LONG, criterion="ce")  # type: ignore[arg-type]
 
 
@@ -229,14 +230,14 @@ def test_validations_that_are_none() -> None:
 
     with pytest.raises(mt.InputError, match="val= has no examples"):
         fit(words(), WORDS, LONG, val=Empty(), class_axis=-1)
-    with pytest.raises(mt.InputError, match="val=: nothing in it has a label"):
+    with pytest.raises(mt.InputError, match="val=.*no labels"):
         fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=TensorDataset(IMAGES, torch.full_like(PIXELS, -100)))
     with pytest.raises(mt.InputError, match="targets are a dict, and a prediction takes one tensor of them: split="):
         told = [(image, {"y": y}) for image, y in zip(IMAGES, PIXELS, strict=True)]
         fit(pixels(), told, LONG, val=told, criterion=lambda output, target: F.cross_entropy(output, target["y"]))
     with pytest.raises(mt.InputError, match="this is a list of batches"):
         fit(words(), WORDS, LONG, val=[(TOKENS[:8], TOKENS[:8] % 5)], class_axis=-1)
-    with pytest.raises(mt.InputError, match=r"val=: target 255 .*ignore=255 or whatever"):
+    with pytest.raises(mt.InputError, match="val=: target 255 .*ignore=255"):
         fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=data.Data(IMAGES, holes(255)))
 
 
@@ -273,7 +274,7 @@ def test_probabilities_of_members_own_batches(how: str) -> None:
     for parts in (1, 2):
         recipe = Recipe(epochs=1, batch=16, batches="own" if how == "own" else "same", accumulate=parts)
         assert fit(ens, train, recipe).metrics[0]["loss"] > 1
-    with pytest.raises(mt.InputError, match="must be probabilities"):
+    with pytest.raises(mt.InputError, match="probabilities"):
         fit(ens, TensorDataset(x, soft * 2), Recipe(epochs=1, batch=16))
 
 
@@ -296,7 +297,7 @@ def test_more_classes_than_a_small_type_counts(classes: int, kind: torch.dtype) 
 
 def test_small_types_have_no_negative_numbers() -> None:
     """A byte of 156 is not −100."""
-    with pytest.raises(mt.InputError, match="target 156 is no class"):
+    with pytest.raises(mt.InputError, match="target 156"):
         fit(pixels(), TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), Recipe(epochs=1, batch=10))
     train = TensorDataset(IMAGES, holes(255).byte())
     runs = [
@@ -340,9 +341,9 @@ def test_all_targets_of_a_validation_are_looked_at_first() -> None:
     bad = TOKENS % 5
     bad[50, 0] = 9
     for val in (TensorDataset(TOKENS, bad), data.Data(TOKENS, bad)):
-        with pytest.raises(mt.InputError, match=r"val=: target 9 of example 50 is no class: there are 0 to 4"):
+        with pytest.raises(mt.InputError, match="val=: target 9 of example 50.*0 to 4"):
             fit(words(), WORDS, LONG, val=val, class_axis=-1)
-    with pytest.raises(mt.InputError, match="val= is one set for all members"):
+    with pytest.raises(mt.InputError, match="val= takes one dataset"):
         fit(words(), [WORDS, WORDS], LONG, val=[WORDS, WORDS], class_axis=-1)
 
 
@@ -353,8 +354,8 @@ def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatc
         seen.append(options["amp"])
         return predict(*args, **options)
 
-    predict = judging.predict
-    monkeypatch.setattr(judging, "predict", recorded)
+    predict = validation.predict
+    monkeypatch.setattr(validation, "predict", recorded)
     for precision in ("32", "bf16"):
         fit(words(), WORDS, Recipe(epochs=1, batch=16, precision=precision), val=WORDS, class_axis=-1)
     assert seen == [False, False, False, torch.bfloat16]

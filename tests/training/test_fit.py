@@ -281,7 +281,7 @@ def test_a_run_goes_on(method: mt.Method, settings: dict[str, Any], tmp_path: Pa
 
 def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
     fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
-    with pytest.raises(mt.FileError, match="holds a run already"):
+    with pytest.raises(mt.FileError, match="already has a run"):
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
     with pytest.raises(mt.FileError, match=r"another run: .*recipe\.lr"):
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1, lr=0.3), out=tmp_path, resume=True)
@@ -290,7 +290,7 @@ def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
         (TRAIN, {"val": VAL}, "val was None and is '40 examples, "),
         (TRAIN, {"criterion": nn.CrossEntropyLoss()}, "criterion.*CrossEntropyLoss"),
     ):
-        with pytest.raises(mt.FileError, match=f"another run: {says}"):
+        with pytest.raises(mt.FileError, match=f"another run: .*{says}"):
             fit(made(mt.Deep(members=2)), train, Recipe(epochs=1), out=tmp_path, resume=True, **options)
 
 
@@ -336,7 +336,7 @@ def test_a_folder_is_free_again_after_a_refusal(tmp_path: Path) -> None:
     """What was refused in the first step can be mended, and trained there."""
     bad = Y[:200].clone()
     bad[7] = 9
-    with pytest.raises(mt.InputError, match="target 9 is no class"):
+    with pytest.raises(mt.InputError, match="target 9"):
         fit(made(mt.Deep(members=2)), TensorDataset(X[:200], bad), Recipe(epochs=1), out=tmp_path)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
     assert fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path).done == 1
@@ -351,7 +351,7 @@ def test_a_loss_that_is_none_leaves_the_best(tmp_path: Path) -> None:
         return (x * float("nan") if left[0] < 0 else x), y
 
     ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.RunError, match=r"the ensemble has the weights of epoch \d again, its best"):
+    with pytest.raises(mt.RunError, match=r"weights of its best epoch, \d"):
         fit(ens, TRAIN, Recipe(epochs=5, batch=20, lr=0.1, augment=breaking), val=VAL)
     assert mt.score(mt.predict(ens, VAL))["accuracy"] > 0.6
 
@@ -373,7 +373,7 @@ def test_the_layout_of_memory_is_the_recipes_alone() -> None:
 def test_a_loss_that_is_none(tmp_path: Path) -> None:
     """It stops, says where, and what was kept stays."""
     ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.RunError, match=r"the loss is (nan|inf) in step \d+ of epoch \d+: a smaller lr"):
+    with pytest.raises(mt.RunError, match=r"the loss is (nan|inf) in step \d+ of epoch \d+"):
         fit(ens, TRAIN, Recipe(epochs=5, batch=20, lr=1e30), out=tmp_path)
 
 
@@ -391,9 +391,9 @@ def test_a_loss_that_is_none(tmp_path: Path) -> None:
         (DataLoader(TRAIN), Recipe(epochs=1), {}, "cannot train on a DataLoader"),
         (TensorDataset(X), Recipe(epochs=1), {}, "inputs without targets"),
         (TensorDataset(X, Y, Y), Recipe(epochs=1), {}, "a batch is a list of 3"),
-        (TensorDataset(X, Y + 1), Recipe(epochs=1), {}, "target 3 is no class: there are 0 to 2"),
-        (TensorDataset(X, Y - 1), Recipe(epochs=1), {}, "target -1 is no class: there are 0 to 2"),
-        (Data(X, Y + 1), Recipe(epochs=1), {}, "target 3 is no class"),
+        (TensorDataset(X, Y + 1), Recipe(epochs=1), {}, "target 3 .*0 to 2"),
+        (TensorDataset(X, Y - 1), Recipe(epochs=1), {}, "target -1 .*0 to 2"),
+        (Data(X, Y + 1), Recipe(epochs=1), {}, "target 3 "),
         (TensorDataset(X, Y.float()), Recipe(epochs=1), {}, r"targets are \[128\] float32.* targets\.long\(\)"),
         (TensorDataset(X, Y[:, None]), Recipe(epochs=1), {}, r"targets are \[128, 1\] int64.*whole numbers \[128\].*squeeze"),
         (TensorDataset(X, F.one_hot(Y, 3)), Recipe(epochs=1), {}, r"targets\.argmax\(1\)"),
@@ -401,7 +401,7 @@ def test_a_loss_that_is_none(tmp_path: Path) -> None:
         (TRAIN, Recipe(epochs=1), {"val": X}, "there are no targets"),
         (TRAIN, Recipe(epochs=1), {"val": "folder"}, "may mean several things"),
         (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X, Y + 5)}, "is no class"),
-        (TRAIN, Recipe(epochs=1), {"val": iter([(X, Y)])}, "an iterator can be read once"),
+        (TRAIN, Recipe(epochs=1), {"val": iter([(X, Y)])}, "val= is an iterator"),
         (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X * torch.nan, Y)}, "has a NaN"),
     ],
 )
@@ -420,7 +420,9 @@ def test_inputs_of_another_kind(where: str, batches: Any, x: Tensor) -> None:
     """Another size or type is said, beside what the ensemble was made for, before an epoch is spent on it."""
     sets = {"train": TRAIN, "val": VAL, where: TensorDataset(x, Y[:80])}
     ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.RunError, match=r"has Inputs\(.*, and the ensemble was made for Inputs\(\[2, 6\] torch\.float32\)"):
+    with pytest.raises(
+        mt.RunError, match=r"has Inputs\(.*, and the ensemble was converted for Inputs\(\[2, 6\] torch\.float32\)"
+    ):
         fit(ens, sets["train"], Recipe(epochs=1, batch=20, batches=batches), val=sets["val"])
     assert same(ens, made(mt.Deep(members=2)))
 
@@ -601,14 +603,12 @@ def test_a_damaged_checkpoint_gives_way(tmp_path: Path, monkeypatch: pytest.Monk
         newest = max((tmp_path / "checkpoints").iterdir())
         assert newest.name == f"{name}.safetensors"
         newest.write_bytes(newest.read_bytes()[:-100])
-        with pytest.warns(
-            UserWarning, match=rf"{name}\.safetensors is not a whole safetensors file.*checkpoint before it is used"
-        ):
+        with pytest.warns(UserWarning, match=rf"{name}\.safetensors is not a whole safetensors file.*checkpoint before it"):
             again = fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path, resume=True)
         assert same(again.ensemble, whole.ensemble)
         assert same(mt.load(tmp_path / "last.multitude", network()), whole.ensemble)
-    assert (tmp_path / "log.txt").read_text().count("goes on behind epoch 2") == 1
-    assert (tmp_path / "log.txt").read_text().count("goes on behind epoch 4") == 1
+    assert (tmp_path / "log.txt").read_text().count("resumed after epoch 2") == 1
+    assert (tmp_path / "log.txt").read_text().count("resumed after epoch 4") == 1
 
 
 @pytest.mark.parametrize(
@@ -669,7 +669,7 @@ def test_another_model_is_not_taken_up(tmp_path: Path, wider: bool) -> None:
     other = mt.ensemble(net, mt.Deep(members=2), X[:2], seed=0)
     before = {name: value.clone() for name, value in other.state_dict().items()}
     kept = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    says = r"0\.weight is \[2, 16, 6\] there and \[2, 8, 6\] here" if wider else r"it has 1\.weight"
+    says = r"0\.weight is \[2, 16, 6\] .* \[2, 8, 6\]" if wider else r"no 1\.weight"
     with pytest.raises(mt.FileError, match=f"is of another model: .*{says}"):
         fit(other, TRAIN, Recipe(epochs=2), out=tmp_path, resume=True)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
@@ -697,7 +697,7 @@ def test_a_loss_that_becomes_none_loses_nothing(tmp_path: Path) -> None:
 
     recipe = Recipe(epochs=4, batch=20, lr=0.05, augment=noise)
     ens = made(mt.Deep(members=2)).eval()
-    with pytest.raises(mt.RunError, match=r"nan in step 6 of epoch 3: .*; the checkpoint of epoch 2 is whole"):
+    with pytest.raises(mt.RunError, match=r"nan in step 6 of epoch 3: .*checkpoint of epoch 2"):
         fit(ens, TRAIN, recipe, out=tmp_path)
     assert not ens.training
     again = fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path, resume=True)
@@ -724,7 +724,7 @@ def test_a_set_that_fails_loses_nothing(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert not ens.training
     again = fit(made(mt.Deep(members=2)), data, recipe, out=tmp_path, resume=True)
-    assert "goes on behind epoch 1" in (tmp_path / "log.txt").read_text()
+    assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
     assert same(again.ensemble, fit(made(mt.Deep(members=2)), TRAIN, recipe).ensemble)
 
 
@@ -733,7 +733,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, where: str) -> None:
     """Said before anything is trained."""
     (tmp_path / "file").write_text("")
     ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.FileError, match="cannot make the folder"):
+    with pytest.raises(mt.FileError, match="cannot create the folder"):
         fit(ens, TRAIN, Recipe(epochs=1), out=tmp_path / where)
     assert same(ens, made(mt.Deep(members=2)))
 
@@ -744,7 +744,7 @@ def test_a_damaged_config_is_named(tmp_path: Path, text: bytes) -> None:
     fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
     (tmp_path / "config.json").write_bytes(text)
     kept = sorted(tmp_path.rglob("*"))
-    with pytest.raises(mt.FileError, match=r"config\.json cannot be read|is of another run"):
+    with pytest.raises(mt.FileError, match=r"config\.json cannot be read|another run"):
         fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path, resume=True)
     assert sorted(tmp_path.rglob("*")) == kept
 
@@ -848,7 +848,7 @@ def test_precisions() -> None:
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert run.metrics[-1]["val_accuracy"] > 0.6
     assert not same(single, half)
-    with pytest.raises(mt.InputError, match=r"fp16.*for GPUs"):
+    with pytest.raises(mt.InputError, match="fp16.*GPU"):
         fit(half, TRAIN, Recipe(epochs=1, precision="fp16"))
 
 
@@ -893,4 +893,4 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
     for name in ("last", "best"):
         assert same(*(mt.load(tmp_path / folder / f"{name}.multitude", net) for folder in ("whole", "parts")))
-    assert "goes on behind epoch" in (tmp_path / "parts" / "log.txt").read_text()
+    assert "resumed after epoch" in (tmp_path / "parts" / "log.txt").read_text()

@@ -24,9 +24,10 @@ from multitudes.training.recipes import recipe
     [
         ({"epochs": 0}, "epochs=0"), ({"epochs": 1.5}, "epochs=1.5"), ({"batch": True}, "batch=True"), ({"lr": -1}, "lr=-1"),
         ({"lr": math.inf}, "lr=inf"), ({"lr": math.nan}, "lr=nan"), ({"optimizer": "lamb"}, "optimizer.*sgd"),
-        ({"schedule": "step"}, "multistep"), ({"clip": 0}, "clip=0"), ({"clip": math.inf}, "clip=inf"), ({"ema": 1.0}, "below 1"),
-        ({"ema": "no"}, "ema"), ({"momentum": 1.0}, "momentum=1.0.*below 1"), ({"precision": "16"}, "'32', 'bf16' or 'fp16'"),
-        ({"best": "all"}, "best"), ({"augment": 3}, "augment=3"), ({"augment": Augment}, "augment.*class"), ({"seed": -1}, "seed"),
+        ({"schedule": "step"}, "multistep"), ({"clip": 0}, "clip=0"), ({"clip": math.inf}, "clip=inf"),
+        ({"ema": 1.0}, "below 1"), ({"ema": "no"}, "ema"), ({"momentum": 1.0}, "momentum=1.0.*below 1"),
+        ({"precision": "16"}, "'32', 'bf16' or 'fp16'"), ({"best": "all"}, "best"), ({"augment": 3}, "augment=3"),
+        ({"augment": Augment}, "augment.*class"), ({"seed": -1}, "seed"),
         ({"compile": 1}, "compile=1"), ({"nesterov": None}, "nesterov"),
         ({"epochs": 0, "lr": -1, "best": "all"}, "epochs.*lr.*best"),
         ({"schedule": "multistep"}, "milestones="), ({"batch": 10, "accumulate": 3}, "batch=10, accumulate=3"),
