@@ -554,11 +554,12 @@ def test_a_csv_logger_has_every_epoch(tmp_path: Path) -> None:
         fit(made(), TRAIN, Recipe(epochs=1), fabric=fabric, loggers=CSVLogger(tmp_path))
 
 
-def test_modes_come_back() -> None:
+def test_modes_come_back(tmp_path: Path) -> None:
+    """In the ensemble and in its file."""
     for mode in (True, False):
         ens = made().train(mode)
-        fit(ens, TRAIN, Recipe(epochs=1, batch=50))
-        assert ens.training == mode
+        fit(ens, TRAIN, Recipe(epochs=1, batch=50), out=tmp_path / str(mode))
+        assert ens.training == mode == mt.load(tmp_path / str(mode) / "last.multitude", network()).training
 
 
 def test_augmentation_is_seeded() -> None:

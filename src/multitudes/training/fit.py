@@ -107,44 +107,55 @@ def fit(
     ignore = ignore_of(train) if ignore is None else ignore
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     validator = None if val is None else Validator(val, loss, split)
-    modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
     folder = None if out is None else RunFolder(out)
-    with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_memory_format(ensemble):
+    with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_layout(ensemble):
         setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers)
         run, steps = setup.run, setup.steps
-        try:
-            with bar("train", recipe.epochs * steps, progress if setup.is_first else False, "steps") as tell:
-                tell(run.done * steps)
-                for epoch in range(run.done + 1, recipe.epochs + 1):
-                    start = time.perf_counter()
-                    line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
-                    _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
-        except Exception:
-            if folder is not None and not run.done and setup.is_first:
-                folder.remove_new_files()
-            raise
-        except KeyboardInterrupt:
-            hint = "" if out is None else f"; resume with fit(..., out={str(out)!r}, resume=True)"
-            setup.log(f"stopped after {run.done} of {recipe.epochs} epochs{hint}", to_stderr=True)
-            raise
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
-            for logger in setup.fabric.loggers:
-                logger.finalize("success" if run.done == recipe.epochs else "failed")
+        shown = progress if setup.is_first else False
+        with _closing(setup), bar("train", recipe.epochs * steps, shown, "steps") as tell:
+            tell(run.done * steps)
+            for epoch in range(run.done + 1, recipe.epochs + 1):
+                start = time.perf_counter()
+                line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
+                _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
         _write_ensembles(setup)
         return run
 
 
 @contextlib.contextmanager
-def _same_memory_format(ensemble: Ensemble) -> Iterator[None]:
-    """Undoes a recipe's channels_last at the end, since it keeps executors from running all members at once."""
-    before = ensemble.engine.channels_last
+def _same_layout(ensemble: Ensemble) -> Iterator[None]:
+    """At the end, undoes a recipe's channels_last, with which executors do not run all members at once."""
+    channels_last = ensemble.engine.channels_last
     try:
         yield
     finally:
-        if ensemble.engine.channels_last and not before:
+        if ensemble.engine.channels_last and not channels_last:
             ensemble.to(memory_format=torch.contiguous_format)
+
+
+@contextlib.contextmanager
+def _closing(setup: _Setup) -> Iterator[None]:
+    """At the end, restores the modes of all modules, and closes loggers.
+
+    After a failure in the first epoch it empties the folder, and after Ctrl-C it says how to resume.
+    """
+    run, folder = setup.run, setup.folder
+    modes = {part: part.training for part in (run.ensemble, *run.ensemble.template.modules())}
+    try:
+        yield
+    except Exception:
+        if folder is not None and not run.done and setup.is_first:
+            folder.remove_new_files()
+        raise
+    except KeyboardInterrupt:
+        hint = "" if folder is None else f"; resume with fit(..., out={str(folder.path)!r}, resume=True)"
+        setup.log(f"stopped after {run.done} of {run.recipe.epochs} epochs{hint}", to_stderr=True)
+        raise
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        for logger in setup.fabric.loggers:
+            logger.finalize("success" if run.done == run.recipe.epochs else "failed")
 
 
 @dataclass
