@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -110,6 +110,8 @@ def test_rules_between_settings_are_listed_too() -> None:
 def test_a_list_becomes_a_tuple_and_a_string_stays() -> None:
     assert Filter(names=["a", "b"]).names == ("a", "b")  # type: ignore[arg-type]
     assert Filter(names="norm").names == "norm"
+    with pytest.raises(InputError, match="names"):
+        Filter(names={"a", "b"})  # type: ignore[arg-type]
 
 
 def test_a_type_that_cannot_be_named_is_not_checked() -> None:
@@ -124,6 +126,15 @@ def test_a_type_that_cannot_be_named_is_not_checked() -> None:
     check_settings(Made(3))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="members"):
         check_settings(Made(3, 0))  # type: ignore[arg-type]
+
+
+class Quack(Protocol):
+    """A protocol, which isinstance refuses."""
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Quack, 3), (Annotated[int, "a note"], 3), (Count, 10**400), (float, 10**400)])
+def test_odd_annotations_and_values_pass(kind: Any, value: Any) -> None:
+    check("value", value, kind)
 
 
 def test_one_argument_is_checked_by_the_same_words() -> None:

@@ -19,7 +19,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -95,9 +95,9 @@ def check(name: str, value: Any, kind: Any) -> None:
 
 
 def as_tuple(settings: Any, name: str) -> None:
-    """Turns a field of a frozen dataclass into a tuple, if it is a list or another sequence, but no string."""
+    """Turns a field of a frozen dataclass into a tuple if it is a list, a range or another ordered iterable, but no string."""
     value = getattr(settings, name)
-    if hasattr(value, "__iter__") and not isinstance(value, str):
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
         object.__setattr__(settings, name, tuple(value))
 
 
@@ -105,7 +105,7 @@ def fits(kind: Any, value: Any) -> bool:
     """Whether a value is of the annotated kind."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return fits(parts[0], value) and all(bound.holds(value) for bound in parts[1:])
+        return fits(parts[0], value) and all(bound.holds(value) for bound in parts[1:] if isinstance(bound, Bound))
     if origin is Literal:
         return any(fits(type(choice), value) and value == choice for choice in parts)
     if origin in (Union, UnionType):
@@ -118,15 +118,18 @@ def fits(kind: Any, value: Any) -> bool:
         return True
     if kind in (int, float):
         number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        return number and math.isfinite(value)
-    return isinstance(value, kind)
+        return number and (isinstance(value, int) or math.isfinite(value))
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol or a TypedDict
+        return True
 
 
 def words(kind: Any) -> str:
     """An annotation in words, as they follow "must be"."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return f"{words(parts[0])} {' and '.join(bound.text for bound in parts[1:])}"
+        return f"{words(parts[0])} {' and '.join(bound.text for bound in parts[1:] if isinstance(bound, Bound))}".rstrip()
     if origin is Literal:
         return _either([repr(choice) for choice in parts])
     if origin in (Union, UnionType):
@@ -150,11 +153,12 @@ def _error(settings: Any, names: Any, text: str) -> InputError:
 @functools.cache
 def _kinds(kind: Any) -> dict[str, Any]:
     """The annotation of each field of a dataclass, by name."""
-    hints: dict[str, Any] = {}
+    hints: dict[str, Any] = {field.name: Any for field in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__):
         for name, hint in inspect.get_annotations(base).items():
-            try:
-                hints[name] = eval(hint, vars(sys.modules[base.__module__])) if isinstance(hint, str) else hint
-            except NameError:  # a class that was made inside a function, or imported for type checkers only
-                hints[name] = Any
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+            if name in hints:
+                try:
+                    hints[name] = eval(hint, vars(sys.modules[base.__module__])) if isinstance(hint, str) else hint
+                except (NameError, KeyError, AttributeError, TypeError):  # local to a function, or for type checkers only
+                    hints[name] = Any
+    return hints
