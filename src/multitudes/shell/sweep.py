@@ -80,7 +80,7 @@ def run_trials(
     wanted: Sequence[Trial], *, workers: int = 1, ray: bool = False, ray_address: str | None = None, tell: Tell | None = None
 ) -> list[Row]:
     """Runs trials, and returns their rows in the order given; those that fail are named together at the end."""
-    check("workers", workers, Count)
+    check("--workers", workers, Count)
     rows: dict[Trial, Row] = {}
     wrong: dict[Trial, Exception] = {}
     if ray or ray_address:

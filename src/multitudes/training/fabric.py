@@ -96,7 +96,7 @@ def quiet_fabric() -> Iterator[None]:
 
 
 def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
-    """Compiles the ensemble if the recipe says so; on a GPU with CUDA graphs.
+    """Compiles the ensemble if recipe.compile is on; on a GPU with CUDA graphs.
 
     Accumulated gradients would outlive the memory of a CUDA graph, so accumulate > 1 goes without.
     """
@@ -151,7 +151,7 @@ def _fabric() -> Any:
 
 @contextlib.contextmanager
 def torch_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """Sets deterministic algorithms if the recipe says so. Restores them, and all random states, at the end."""
+    """Sets deterministic algorithms if recipe.deterministic is on. Restores them, and all random states, at the end."""
     strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = [device] if device.type == "cuda" else []

@@ -203,7 +203,7 @@ def _data_of(data: Any) -> list[Data]:
 
 @contextlib.contextmanager
 def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, subject: str = "the training set has") -> Iterator[None]:
-    """If a call fails, and its inputs are unlike the ensemble's example, says so."""
+    """Adds both kinds of inputs to the error of a failing call, if they are unlike the example of the conversion."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -27,7 +27,7 @@ class Recipe:
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
     epochs: Count = 10
-    """Passes over the training set. A pass drops the examples after its last whole batch; each pass shuffles anew."""
+    """Passes over the training set. A pass drops the examples after its last whole batch; each pass has another order."""
 
     batch: Count = 128
     """Examples of one optimiser step, over all processes and accumulated parts."""

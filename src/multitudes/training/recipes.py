@@ -24,7 +24,7 @@ from multitudes.training.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRecipe:
-    """A recipe of a paper, with its source and what it trains."""
+    """A recipe of a paper, with its source, dataset, network and methods."""
 
     recipe: Recipe
     """The recipe for `fit`."""
