@@ -25,6 +25,7 @@ from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
 from multitudes.engine.seeds import member_seed, seeded
 from multitudes.errors import InputError
+from multitudes.settings import Count, check_settings
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -106,7 +107,7 @@ class Layout:
 class Method:
     """The settings of a method, and how it treats tensors, batches and losses."""
 
-    members: int = 4
+    members: Count = 4
     """The number of members, M."""
 
     reduction: Literal["sum", "mean"] = "sum"
@@ -131,10 +132,7 @@ class Method:
     """The settings that `at=` may change for single layers."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
-            raise InputError(f"{type(self).__name__}(members={self.members!r}): members must be a whole number of at least 1")
-        if self.reduction not in ("sum", "mean"):
-            raise InputError(f"{type(self).__name__}(reduction={self.reduction!r}): say 'sum' or 'mean'")
+        check_settings(self)
 
     @staticmethod
     def all() -> list[type[Method]]:

@@ -204,8 +204,8 @@ WRONG = {
     "empty": (lambda: made(0), "is empty"),
     "no tensor": (lambda: Data([1, 2], torch.zeros(2)), "data.of"),  # type: ignore[arg-type]
     "too few targets": (lambda: Data(images(3), torch.zeros(2)), "3 inputs and targets"),
-    "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "label 3 of example 2"),
-    "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "label -1 of example 1"),
+    "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "target 3 of example 2"),
+    "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "target -1 of example 1"),
     "labels as floats": (lambda: Data(images(3), torch.zeros(3), classes="a b c".split()), "whole numbers"),
     "mean of one channel": (lambda: made(mean=(0.5,)), "mean= has shape"),
     "no std": (lambda: made(std=None), "mean= and std="),

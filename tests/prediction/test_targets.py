@@ -53,15 +53,15 @@ def test_columns_are_never_broadcast() -> None:
 @pytest.mark.parametrize(
     ("pred", "given", "says"),
     [
-        (CLASSES, torch.zeros(5), r"targets are \[5\], and what is predicted is \[4\]"),
+        (CLASSES, torch.zeros(5), r"targets are \[5\].* \[4\]"),
         (CLASSES, torch.zeros(0), r"targets are \[0\]"),
         (CLASSES, torch.tensor(1), r"targets are \[\]"),
-        (CLASSES, torch.eye(3)[[0, 1, 2, 0]], r"targets are \[4, 3\].*\[4\]: give the classes' numbers, targets.argmax\(1\)"),
-        (DENSE, torch.zeros(4), r"targets are \[4\], and what is predicted is \[4, 2, 2\]"),
-        (DENSE, torch.zeros(4, 3, 2, 2), "give the classes' numbers"),
+        (CLASSES, torch.eye(3)[[0, 1, 2, 0]], r"targets are \[4, 3\].*\[4\].*targets.argmax\(1\)"),
+        (DENSE, torch.zeros(4), r"targets are \[4\].* \[4, 2, 2\]"),
+        (DENSE, torch.zeros(4, 3, 2, 2), r"targets.argmax\(1\)"),
         (DENSE, torch.zeros(4, 4), r"targets are \[4, 4\]"),
-        (NUMBERS, torch.zeros(4, 4), r"targets are \[4, 4\], and what is predicted is \[4\]"),
-        (SEVERAL, torch.zeros(4), r"targets are \[4\], and what is predicted is \[4, 3\]"),
+        (NUMBERS, torch.zeros(4, 4), r"targets are \[4, 4\].* \[4\]"),
+        (SEVERAL, torch.zeros(4), r"targets are \[4\].* \[4, 3\]"),
         (SEVERAL, torch.zeros(3, 4), r"targets are \[3, 4\]"),
     ],
 )
@@ -74,7 +74,7 @@ def test_shapes_that_do_not_fit(pred: mt.Prediction, given: Tensor, says: str) -
 @pytest.mark.parametrize(
     ("pred", "given", "ignore", "says"),
     [
-        (CLASSES, [0, 1, 3, 0], None, "target 3 of example 2 is no class: there are 0 to 2; .* without a label, ignore=255"),
+        (CLASSES, [0, 1, 3, 0], None, "target 3 of example 2 is no class: there are 0 to 2.*ignore=255"),
         (CLASSES, [0, -1, 2, 0], None, "target -1 of example 1 is no class"),
         (CLASSES, [0, 1, 255, 7], 255, "target 7 of example 3 is no class: there are 0 to 2$"),
         (CLASSES, [0, 1, 255, -2], 255, "target -2 of example 3 is no class"),

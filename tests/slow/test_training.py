@@ -428,7 +428,7 @@ def test_interrupted_by_hand(scenes: Path) -> None:
     """SIGINT: one line says how far it came and what goes on with it. Nothing is said before that, nor to standard output."""
     assert (scenes / "out.txt").read_text() == ""
     lines = (scenes / "err.txt").read_text().splitlines()
-    said = re.fullmatch(r"stopped after (\d+) of 200 epochs; fit\(\.\.\., out='(.*)', resume=True\) goes on", lines[0])
+    said = re.fullmatch(r"stopped after (\d+) of 200 epochs; resume with fit\(\.\.\., out='(.*)', resume=True\)", lines[0])
     assert said is not None, lines
     assert said[2] == str(scenes / "slowly200")
     assert lines[1].startswith("Traceback")

@@ -31,6 +31,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, MultitudesError
 from multitudes.method import Method
 from multitudes.methods.single import Single
+from multitudes.settings import Count, check
 from multitudes.terminal import bar
 
 LATE = "the last layer but one"
@@ -148,8 +149,7 @@ def recommend(
 
         near = get_close_matches(str(training), LEVELS, n=1, cutoff=0.0)
         raise InputError(f"training={training!r} must be one of {', '.join(LEVELS)}; did you mean {near[0]!r}?")
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-        raise InputError(f"repeats={repeats!r} must be a whole number of at least 1")
+    check("repeats", repeats, Count)
     with torch.random.fork_rng():
         search = Search.of(model, example, batch_axis, training, limits, repeats)
         todo = search.variants(methods)

@@ -14,6 +14,7 @@ from multitudes.engine.inputs import BatchAxis, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
+from multitudes.settings import Count, check
 
 
 def checked_arguments(
@@ -74,8 +75,7 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
         raise InputError(f"start={start!r}: say 'fresh' or 'copies'")
     if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
         raise InputError(f"keep={keep!r}: give a list of globs, keep=[{keep!r}]")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise InputError(f"chunk={chunk!r}: give the number of members to run at once, 1 or more, or None for all")
+    check("chunk", chunk, Count | None)
 
 
 def check_names(model: nn.Module, keep: Sequence[str]) -> list[str]:

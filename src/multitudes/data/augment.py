@@ -12,10 +12,9 @@ the generator, on the CPU or on the images' device. A CPU generator gives the sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -24,6 +23,7 @@ from torch.nn import functional
 from multitudes.data.images import check_images
 from multitudes.data.rand_augment import RandAugment
 from multitudes.errors import InputError
+from multitudes.settings import Rate, above, at_least, between, check, check_settings
 
 
 class Pair(NamedTuple):
@@ -43,11 +43,9 @@ class Pair(NamedTuple):
 def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["zero", "reflect"] = "zero") -> Tensor:
     """Shifts each image by up to `padding` pixels on each axis; `fill` pads with zeros or with a reflection of the image."""
     check_images(images)
-    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
-        raise InputError(f"crop(padding={padding!r}): give a whole number of at least 0")
+    check("padding", padding, Annotated[int, at_least(0)])
+    check("fill", fill, Literal["zero", "reflect"])
     batch, channels, height, width = images.shape
-    if fill not in ("zero", "reflect"):
-        raise InputError(f"crop(fill={fill!r}): give 'zero' or 'reflect'")
     if fill == "reflect" and padding >= min(height, width):
         raise InputError(
             f"crop(padding={padding}, fill='reflect'): give less than the side of the images, {min(height, width)}"
@@ -132,7 +130,7 @@ class Augment:
     torch.Size([8, 100])
     """
 
-    crop: int = 4
+    crop: Annotated[int, at_least(0)] = 4
     """Largest shift in pixels; 0 for none."""
 
     fill: Literal["zero", "reflect"] = "zero"
@@ -141,41 +139,28 @@ class Augment:
     flip: bool = True
     """Whether each image is mirrored with probability 1/2."""
 
-    mixup: float = 0.0
+    mixup: Annotated[float, at_least(0)] = 0.0
     """α of mixup; 0 for none."""
 
-    cutmix: float = 0.0
+    cutmix: Annotated[float, at_least(0)] = 0.0
     """α of cutmix; 0 for none."""
 
-    switch: float = 0.5
+    switch: Annotated[float, between(0, 1)] = 0.5
     """Probability of cutmix rather than mixup for a batch, if both are on."""
 
     rand_augment: RandAugment | None = None
     """Settings of RandAugment, or None. It needs uint8 images, or floats from 0 to 1 that are not yet normalised."""
 
-    smoothing: float = 0.0
+    smoothing: Rate = 0.0
     """Label smoothing s."""
 
-    classes: int | None = None
+    classes: Annotated[int, at_least(2)] | None = None
     """Number of classes, needed to mix or smooth integer labels."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rand_augment, Mapping):
             object.__setattr__(self, "rand_augment", RandAugment(**self.rand_augment))
-        checks = {
-            "crop": (type(self.crop) is int and self.crop >= 0, "a whole number of pixels, 0 for none"),
-            "fill": (self.fill in ("zero", "reflect"), "'zero' or 'reflect'"),
-            "flip": (isinstance(self.flip, bool), "True or False"),
-            "mixup": (_number(self.mixup, 0, math.inf), "a number of at least 0"),
-            "cutmix": (_number(self.cutmix, 0, math.inf), "a number of at least 0"),
-            "switch": (_number(self.switch, 0, 1) or self.switch == 1, "a number from 0 to 1"),
-            "rand_augment": (isinstance(self.rand_augment, RandAugment | None), "RandAugment() or None"),
-            "smoothing": (_number(self.smoothing, 0, 1), "a number from 0 to less than 1"),
-            "classes": (self.classes is None or (type(self.classes) is int and self.classes > 1), "their number, or None"),
-        }
-        for name, (valid, wanted) in checks.items():
-            if not valid:
-                raise InputError(f"Augment({name}={getattr(self, name)!r}): give {wanted}")
+        check_settings(self)
 
     def settings(self) -> dict[str, Any]:
         """Returns all settings as plain values, for JSON."""
@@ -210,8 +195,7 @@ class Augment:
 def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
     """Draws the partner of each image, ``[B]``, and the weight λ of the image itself; both on the images' device."""
     check_images(images)
-    if not _number(alpha, 0, math.inf) or not alpha:
-        raise InputError(f"alpha={alpha!r}: give a number above 0")
+    check("alpha", alpha, Annotated[float, above(0)])
     if len(targets) != len(images):
         raise InputError(f"there are {len(images)} images but {len(targets)} targets")
     device = generator.device
@@ -227,8 +211,3 @@ def _one_hot(targets: Tensor, classes: int) -> Tensor:
         raise InputError(f"classes={classes}, but labels are from {int(targets.min())} to {int(targets.max())}")
     one_hot = (targets[:, None] == torch.arange(classes, device=targets.device)).float()
     return one_hot.masked_fill(wrong[:, None], torch.nan)
-
-
-def _number(value: Any, least: float, limit: float) -> bool:
-    """Whether `value` is a number with least ≤ value < limit."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < limit

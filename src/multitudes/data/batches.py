@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from multitudes.data.dataset import Data
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
+from multitudes.settings import Count, check
 
 NOTHING = "there are no examples to predict"
 """Error message for an empty dataset."""
@@ -30,8 +31,7 @@ def batched(
 
     A DataLoader or another iterable keeps its own batches; tensors, mt.Inputs and datasets are cut into `batch_size` rows.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size={batch_size!r}: give a whole number of at least 1")
+    check("batch_size", batch_size, Count)
     if isinstance(data, (Tensor, Inputs)):
         call = Inputs.of(data)
         count = count_rows(call, batch_axis)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
+from multitudes.data.labels import as_wide, check_finite, check_range
 from multitudes.data.lazy import Lazy, concatenate
 from multitudes.errors import InputError
 
@@ -225,25 +226,19 @@ def _rows(index: Any, device: torch.device) -> Tensor | slice:
 
 
 def _targets(name: str, inputs: Tensor | Lazy, targets: Tensor, classes: Sequence[str] | None, ignore: int | None) -> Tensor:
-    """Targets that fit inputs and classes; whole numbers as int64."""
+    """Checks targets against inputs and classes. Returns whole numbers as int64."""
     if not targets.ndim or len(targets) != len(inputs):
         raise InputError(f"{name} has {len(inputs)} inputs and targets {list(targets.shape)}")
-    if targets.is_floating_point():
-        if classes is not None:
-            raise InputError(f"{name}: classes need whole numbers as targets, not {targets.dtype}")
-        if not bool(targets.isfinite().all()):
-            raise InputError(f"{name}: a target is NaN or infinite")
-        return targets
-    targets = targets.long()
-    if classes is not None:
-        wrong = (targets < 0) | (targets >= len(classes))
-        wrong = wrong if ignore is None else wrong & (targets != ignore)
-        if bool(wrong.any()):
-            at = tuple(int(axis) for axis in wrong.nonzero()[0])
-            raise InputError(
-                f"{name}: label {int(targets[at])} of example {at[0]} is no class: there are 0 to {len(classes) - 1}"
-            )
-    return targets
+    if targets.is_floating_point() and classes is not None:
+        raise InputError(f"{name}: targets are {targets.dtype}, and with classes= they must be whole numbers")
+    try:
+        if targets.is_floating_point():
+            check_finite(targets)
+        elif classes is not None:
+            check_range(targets.long(), len(classes), () if ignore is None else (ignore,))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    return as_wide(targets)
 
 
 def _per_channel(name: str, field: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:

@@ -9,16 +9,16 @@ bilinearly and fill with mid-grey (timm chooses bilinear or bicubic at random).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
 from multitudes.data.images import check_images
-from multitudes.errors import InputError
+from multitudes.settings import Count, at_least, between, check_settings
 
 MOST = 10.0
 """The largest magnitude."""
@@ -35,27 +35,21 @@ class RandAugment:
     torch.Size([4, 3, 32, 32])
     """
 
-    magnitude: float = 9
+    magnitude: Annotated[float, between(0, MOST)] = 9
     """Strength from 0 to 10, in timm's ranges. Most operations grow with it. posterize and solarize are stronger the lower it
     is. color, contrast, brightness and sharpness do nothing at 5, weaken the image below and strengthen it above."""
 
-    n: int = 2
+    n: Count = 2
     """Number of operations drawn for an image."""
 
-    std: float = 1
+    std: Annotated[float, at_least(0)] = 1
     """Standard deviation of the magnitude, drawn for each operation and image and clipped to 0 and 10."""
 
-    chance: float = 0.5
+    chance: Annotated[float, between(0, 1)] = 0.5
     """Probability that a drawn operation is applied."""
 
     def __post_init__(self) -> None:
-        for name, most in (("magnitude", MOST), ("std", math.inf), ("chance", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most or value == math.inf:
-                limit = f"from 0 to {most:g}" if most < math.inf else "of at least 0"
-                raise InputError(f"RandAugment({name}={value!r}): give a number {limit}")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(f"RandAugment(n={self.n!r}): give a whole number of at least 1")
+        check_settings(self)
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         """Returns augmented copies of images ``[B, C, H, W]``, grey or RGB, uint8 or floats from 0 to 1."""

@@ -11,7 +11,7 @@ set of statistics over the rows of all members.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,8 @@ from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
 from multitudes.method import Batch, Given, Layout, Method, split_rows
+from multitudes.settings import at_least, below
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 
@@ -51,7 +51,7 @@ class BatchEnsemble(Method):
     feed: Literal["all", "split"] = "all"
     """In training, "all": each member sees every row; "split": the rows are divided among members."""
 
-    lr_factor: float = 1.0
+    lr_factor: Annotated[float, at_least(0), below(1e9)] = 1.0
     """The learning rate of factors and biases, as a multiple of that of the shared weights."""
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -59,15 +59,6 @@ class BatchEnsemble(Method):
 
     shares_weights: ClassVar[bool] = True
     origin: ClassVar[str] = "factors by init, biases of the given model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.init not in ("normal", "signs", "ones"):
-            raise InputError(f"BatchEnsemble(init={self.init!r}): say 'normal', 'signs' or 'ones'")
-        if self.feed not in ("all", "split"):
-            raise InputError(f"BatchEnsemble(feed={self.feed!r}): say 'all' or 'split'")
-        if isinstance(self.lr_factor, bool) or not isinstance(self.lr_factor, (int, float)) or not 0 <= self.lr_factor < 1e9:
-            raise InputError(f"BatchEnsemble(lr_factor={self.lr_factor!r}): give a number of at least 0")
 
     def prepare(self, given: Given) -> nn.Module:
         """Adds factors to every known layer; they start at one."""

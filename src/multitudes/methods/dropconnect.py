@@ -33,17 +33,17 @@ from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.settings import Count, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropConnect(Method):
     """A mask over weights for each member and layer: ``[M, B, ...]``."""
 
-    members: int = 10
+    members: Count = 10
 
-    p: float = 0.1
+    p: Rate = 0.1
     """The fraction of weights that are dropped."""
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -52,11 +52,6 @@ class DropConnect(Method):
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     origin: ClassVar[str] = "drawn by the seed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p < 1:
-            raise InputError(f"DropConnect(p={self.p!r}): give a number from 0 on and below 1")
 
     def prepare(self, given: Given) -> nn.Module:
         """Adds masks to the weights of every known layer."""

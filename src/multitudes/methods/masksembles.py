@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,19 +43,20 @@ from multitudes.errors import ConversionError, InputError
 from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.models.network import nearest
+from multitudes.settings import Count, above, at_least, check_rules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(Method):
     """A mask for each member and layer: ``[M, B, ...]``."""
 
-    scale: float = 2.0
+    scale: Annotated[float, at_least(1)] = 2.0
     """S, at least 1: the larger, the less the masks overlap."""
 
     width: Literal["same", "grow"] = "same"
     """"same" masks the layers as they are; "grow" widens them, so that each mask keeps `capacity` of the given channels."""
 
-    capacity: float = 1.0
+    capacity: Annotated[float, above(0)] = 1.0
     """With width="grow", the channels that each mask keeps, as a fraction of the given layer's."""
 
     position: Literal["before", "after"] = "before"
@@ -64,10 +65,10 @@ class Masksembles(Method):
     feed: Literal["all", "split"] = "split"
     """In training, "all": each member sees every row; "split": the rows are divided among members."""
 
-    fewest: int = 10
+    fewest: Count = 10
     """Layers with fewer channels get no masks, unless at= names them: their masks would be equal or empty."""
 
-    of: int | None = None
+    of: Count | None = None
     """Set by `subset`: the number of members that the layers were widened for."""
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -79,19 +80,7 @@ class Masksembles(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {"width": ("same", "grow"), "position": ("before", "after"), "feed": ("all", "split")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                text = " or ".join(map(repr, allowed))
-                raise InputError(f"Masksembles({name}={getattr(self, name)!r}): say {text}")
-        if isinstance(self.fewest, bool) or not isinstance(self.fewest, int) or self.fewest < 1:
-            raise InputError(f"Masksembles(fewest={self.fewest!r}): give a whole number of at least 1")
-        for name, least in (("scale", 1.0), ("capacity", 0.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf or not value:
-                raise InputError(f"Masksembles({name}={value!r}): give a number of at least {least:g}")
-        if self.width == "same" and self.capacity != 1.0:
-            raise InputError("Masksembles(capacity=...) says how layers grow: give width='grow' too")
+        check_rules(self, (self.width == "same" and self.capacity != 1.0, "width capacity", "capacity is for width='grow'"))
 
     def prepare(self, given: Given) -> nn.Module:
         """Widens the model if asked to, and adds masks, which are all ones at first."""

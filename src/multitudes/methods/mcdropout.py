@@ -27,9 +27,10 @@ from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import detached_copy, names_matching
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
 from multitudes.methods.layers.dropout import FILTERWISE, DropoutBefore, LiveDropout, MaskedDropout, measure, reset_call_counts
+from multitudes.settings import Count, Rate, as_tuple, check_rules
 
 WORDS = ("auto", "existing", "layers", "norm")
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -40,9 +41,9 @@ ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 class MCDropout(Method):
     """A mask for each member and dropout: ``[M, B, ...]``."""
 
-    members: int = 10
+    members: Count = 10
 
-    p: float | None = None
+    p: Rate | None = None
     """The dropout rate; None keeps the rates of the model's own dropout, and takes 0.1 for added dropout."""
 
     position: str | tuple[str, ...] = "auto"
@@ -61,16 +62,11 @@ class MCDropout(Method):
     origin: ClassVar[str] = "drawn by the seed"
 
     def __post_init__(self) -> None:
+        as_tuple(self, "position")
         super().__post_init__()
-        if isinstance(self.position, list):
-            object.__setattr__(self, "position", tuple(self.position))
-        wrong = isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p < 1
-        if self.p is not None and wrong:
-            raise InputError(f"MCDropout(p={self.p!r}): give a number from 0 on and below 1, or None")
         globs = (self.position,) if isinstance(self.position, str) else self.position
-        placed = isinstance(globs, tuple) and all(isinstance(glob, str) and glob for glob in globs)
-        if not self.position or not placed or not isinstance(self.filterwise, bool):
-            raise InputError(f"MCDropout(position={self.position!r}, filterwise={self.filterwise!r}): give a place, and a bool")
+        empty = not globs or not all(globs)
+        check_rules(self, (empty, "position", "position must name a place: 'layers', 'norm', or globs of modules"))
 
     def sites(self, structure: Structure) -> list[str]:
         """The names of the dropout modules, or of the modules that get dropout before them."""

@@ -12,7 +12,7 @@ slots, that is one layer with the sum of the weights: the network is then a sing
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,30 +24,24 @@ from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import as_same_kind, detached_copy, inside, owned_modules
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Batch, Given, Layout, Method, by_rank
+from multitudes.settings import Count, between
 
 
 @dataclass(frozen=True, kw_only=True)
 class MIMO(Method):
     """M slots in, M heads out: ``[M, B, ...]``."""
 
-    members: int = 3
+    members: Count = 3
 
-    rho: float = 0.0
+    rho: Annotated[float, between(0, 1)] = 0.0
     """The fraction of a training batch with the same example in all slots (§4, input repetition)."""
 
-    repeat: int = 1
+    repeat: Count = 1
     """How often each example occurs in a training batch (batch repetition)."""
 
     keeps_layers: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.rho, bool) or not isinstance(self.rho, (int, float)) or not 0 <= self.rho <= 1:
-            raise InputError(f"MIMO(rho={self.rho!r}): give a number from 0 to 1")
-        if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or self.repeat < 1:
-            raise InputError(f"MIMO(repeat={self.repeat!r}): give a whole number of at least 1")
 
     def refused(self, structure: Structure) -> dict[str, str]:
         """Refuses first layers that cannot take M inputs."""

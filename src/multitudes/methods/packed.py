@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Given, Layout, Method
+from multitudes.settings import Count, at_least, check_rules
 
 CHANNELS_PER_GROUP = 64
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -37,16 +38,16 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Packed(Method):
     """M networks of α/M of the width: ``[M, B, ...]``."""
 
-    alpha: float = 2.0
+    alpha: Annotated[float, at_least(1)] = 2.0
     """α, from 1 to M: the width of all members together, as a multiple of the given network's."""
 
-    gamma: int = 1
+    gamma: Count = 1
     """Groups within each member, γ."""
 
     pretrained: bool = False
     """Whether each member keeps a subset of the given model's trained channels, instead of fresh weights."""
 
-    of: int | None = None
+    of: Count | None = None
     """Set by `subset`: the number of members that α was divided by."""
 
     origin: ClassVar[str] = "channels of the given model"
@@ -54,17 +55,12 @@ class Packed(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.of is not None and (isinstance(self.of, bool) or not isinstance(self.of, int) or self.of < 1):
-            raise InputError(f"Packed(of={self.of!r}): of must be a whole number of at least 1")
-        if self.of is not None and self.of < self.members:
-            raise InputError(f"Packed(members={self.members}, of={self.of}): of must be what members are a subset of")
         most = self.of or self.members
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 1 <= self.alpha <= most:
-            raise InputError(f"Packed(members={self.members}, alpha={self.alpha!r}): alpha must be a number from 1 to {most}")
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int) or self.gamma < 1:
-            raise InputError(f"Packed(gamma={self.gamma!r}): gamma must be a whole number of at least 1")
-        if not isinstance(self.pretrained, bool):
-            raise InputError(f"Packed(pretrained={self.pretrained!r}): say True or False")
+        check_rules(
+            self,
+            (most < self.members, "members of", "of must be at least members, which are a subset of it"),
+            (self.alpha > most, "members alpha", f"alpha must be a number from 1 to {most}"),
+        )
 
     @property
     def ratio(self) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.errors import InputError
 from multitudes.method import Layout, Method
+from multitudes.settings import check_rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,7 @@ class Single(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.members != 1:
-            raise InputError(f"Single(members={self.members}): it is one network; for several, Deep(members={self.members})")
+        check_rules(self, (self.members != 1, "members", f"it is one network; for several, Deep(members={self.members})"))
 
     def layout(self, structure: Structure) -> Layout:
         """No tensor gets a member axis: the given tensors are the member's."""

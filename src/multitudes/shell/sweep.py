@@ -21,6 +21,7 @@ import torch
 
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.report.row import Row
+from multitudes.settings import Count, check
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Root, find_job
 from multitudes.shell.trial import Trial
@@ -87,8 +88,7 @@ def run_trials(
 
     on_end    called with each trial that ends, and its row or its error
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InputError(f"--workers {workers!r} must be a whole number of at least 1")
+    check("--workers", workers, Count)
     rows: dict[Trial, Row] = {}
     errors: dict[Trial, Exception] = {}
     if ray or ray_address:

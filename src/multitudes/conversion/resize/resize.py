@@ -10,10 +10,9 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -30,8 +29,9 @@ from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import seeded
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Given
+from multitudes.settings import above, check
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
 """way(model, ratio, device): the model at another width; None if the way does not apply to it."""
@@ -68,8 +68,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     >>> thin.resizing.rounded["layer4.1.conv2"]
     (153.6, 154)
     """
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < math.inf:
-        raise InputError(f"ratio={ratio!r}: give new width over old width, a number above 0")
+    check("ratio", ratio, Annotated[float, above(0)])
     check_model(model)
     seed = checked_seed(seed)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from multitudes.data.corruptions.spatter import spatter
 from multitudes.data.images import check_images
 from multitudes.data.lazy import LazyMapping
 from multitudes.errors import InputError
+from multitudes.settings import at_least, between, check
 
 NAMES = (*STANDARD, *EXTRA)
 
@@ -55,9 +56,8 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, start: i
     """
     check_images(images, unit=True)
     _check_choice(name, severity)
-    for what, value, least in (("seed", seed, None), ("start", start, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-            raise InputError(f"corrupt({what}={value!r}): give a whole number{'' if least is None else ' of at least 0'}")
+    check("seed", seed, int)
+    check("start", start, Annotated[int, at_least(0)])
     stream = int.from_bytes(hashlib.sha256(f"{seed}/{name}/{severity}".encode()).digest()[:8], "big") << 64
     parameters = level(name, severity, images.shape[-1])
     result = torch.empty_like(images, device="cpu", requires_grad=False)
@@ -104,5 +104,4 @@ def _check_choice(name: Any, severity: Any) -> None:
     if name not in NAMES:
         near = get_close_matches(str(name), NAMES, n=1, cutoff=0.0)[0]
         raise InputError(f"there is no corruption {name!r} (nearest: {near!r}): choose from {', '.join(NAMES)}")
-    if isinstance(severity, bool) or not isinstance(severity, int) or severity not in SEVERITIES:
-        raise InputError(f"severity={severity!r}: give 1, 2, 3, 4 or 5")
+    check("severity", severity, Annotated[int, between(min(SEVERITIES), max(SEVERITIES))])

@@ -11,11 +11,13 @@ Markov chain), then the columns.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from multitudes.errors import InputError
+from multitudes.settings import Count, at_least, check
 
 NEGLIGIBLE = 45.0
 """Sizes less likely than e^-45 times the likeliest are left out: double precision cannot represent their effect."""
@@ -36,10 +38,8 @@ def masks(features: int, members: int, scale: float, generator: torch.Generator 
 def ones_for(features: int, members: int, scale: float) -> int:
     """The number of ones of each mask, so that masks of this scale use about `features` features together."""
     for name, value in (("features", features), ("members", members)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"masks({name}={value!r}): give a whole number of at least 1")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 1 <= scale < math.inf:
-        raise InputError(f"masks(scale={scale!r}): give a number of at least 1")
+        check(name, value, Count)
+    check("scale", scale, Annotated[float, at_least(1)])
     ones = math.floor(features / columns_per_one(members, scale) + 1e-9)
     return min(features, max(ones, math.ceil(features / members), 1))
 

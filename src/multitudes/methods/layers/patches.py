@@ -8,10 +8,11 @@ network is an explicit ensemble.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,9 @@ from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name, names_matching, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.settings import Count, above, as_tuple, at_least, check_rules
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -113,10 +115,10 @@ def _noise(key: str) -> str:
 class Patching:
     """Settings and behaviour that EMP and ECMP share."""
 
-    members: int = 20
+    members: Count = 20
     """The number of draws at prediction, S."""
 
-    components: int = 5
+    components: Count = 5
     """The number of components of each patched layer, K."""
 
     patch: str | tuple[str, ...] = "norm+output"
@@ -128,10 +130,10 @@ class Patching:
     gamma: float | None = None
     """The initial weight of patched norms; None takes the given values."""
 
-    sigma: float = 0.0
+    sigma: Annotated[float, at_least(0)] = 0.0
     """The standard deviation of the noise around a component, σ."""
 
-    probabilities: tuple[float, ...] | None = None
+    probabilities: tuple[Annotated[float, at_least(0)], ...] | None = None
     """The probability of each component; None for equal ones."""
 
     zero_component: bool = False
@@ -143,19 +145,19 @@ class Patching:
     prior: Literal["l2", "elbo", "none"] = "l2"
     """The prior in the loss: "l2" is appendix C.1's penalty, "elbo" is eq. 6 with precisions and component probabilities."""
 
-    strength: float = 0.001
+    strength: Annotated[float, at_least(0)] = 0.001
     """With prior="l2", λ times the number of rows of the whole batch."""
 
-    tau: float = 1.0
+    tau: Annotated[float, at_least(0)] = 1.0
     """With prior="elbo", the prior's precision for weights, τ."""
 
-    rho: float = 1.0
+    rho: Annotated[float, at_least(0)] = 1.0
     """With prior="elbo", the prior's precision for biases, ρ."""
 
-    examples: int | None = None
+    examples: Count | None = None
     """With prior="elbo", the size of the training set: the loss is a mean over examples, eq. 6 belongs to their sum."""
 
-    tau_output: float | None = None
+    tau_output: Annotated[float, above(0)] | None = None
     """For regression, the precision of an observation: its inverse is added to the predictive variance (appendix B.3)."""
 
     reduction: Literal["sum", "mean"] = "mean"
@@ -168,48 +170,24 @@ class Patching:
     elementwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
-        name = type(self).__name__
-        if isinstance(self.patch, list):
-            object.__setattr__(self, "patch", tuple(self.patch))
+        as_tuple(self, "patch")
         if self.probabilities is not None:
-            try:
-                object.__setattr__(self, "probabilities", tuple(float(chance) for chance in self.probabilities))
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{name}(probabilities={self.probabilities!r}): give {self.components} numbers") from error
-        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
-            raise InputError(f"{name}(components={self.components!r}): give a whole number of at least 1")
-        if not isinstance(self.zero_component, bool):
-            raise InputError(f"{name}(zero_component={self.zero_component!r}): give True or False")
-        if self.zero_component and self.components < 2:
-            raise InputError(f"{name}(zero_component=True): one component at zero needs another one: components=2 or more")
-        choices = {"init": ("random", "copies"), "draw": ("step", "row"), "prior": ("l2", "elbo", "none")}
-        for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise InputError(f"{name}({field}={getattr(self, field)!r}): say {' or '.join(map(repr, allowed))}")
-        for field in ("sigma", "strength", "tau", "rho"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise InputError(f"{name}({field}={value!r}): give a number of at least 0")
-        for field, least in (("tau_output", 0.0), ("gamma", -math.inf)):
-            value = getattr(self, field)
-            wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < math.inf
-            if value is not None and wrong:
-                raise InputError(f"{name}({field}={value!r}): give a number above {least:g}, or None")
-        if not isinstance(self.patch, (str, tuple)) or not all(isinstance(glob, str) for glob in self.patch):
-            raise InputError(f"{name}(patch={self.patch!r}): give words or globs")
+            with contextlib.suppress(TypeError, ValueError):  # refused below
+                object.__setattr__(self, "probabilities", tuple(map(float, self.probabilities)))
+        super().__post_init__()  # type: ignore[misc]
         chances = self.probabilities
-        if chances is not None and not (
-            len(chances) == self.components and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6
-        ):
-            raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
-        if self.prior == "elbo" and (
-            isinstance(self.examples, bool) or not isinstance(self.examples, int) or self.examples < 1
-        ):
-            raise InputError(f"{name}(prior='elbo'): say how many examples there are to train on, examples=50_000")
+        uneven = chances is not None and (len(chances) != self.components or abs(sum(chances) - 1) > 1e-6)
         words = self.patch.split("+") if isinstance(self.patch, str) else []
-        if not self.patch or (words and words[0] in WORDS and not set(words) <= set(WORDS)):
-            raise InputError(f"{name}(patch={self.patch!r}): join 'norm', 'input' and 'output' by '+', or give globs")
+        unknown = bool(words) and words[0] in WORDS and not set(words) <= set(WORDS)
+        alone = self.zero_component and self.components < 2
+        unscaled = self.prior == "elbo" and self.examples is None
+        check_rules(
+            self,
+            (alone, "components zero_component", "zero_component=True needs components=2 or more"),
+            (uneven, "components probabilities", f"probabilities must be {self.components} numbers that add up to 1"),
+            (unscaled, "prior examples", "prior='elbo' needs the size of the training set, examples=50_000"),
+            (unknown or not self.patch, "patch", "patch must be 'norm', 'input' and 'output' joined by '+', or globs"),
+        )
 
     def patched(self, structure: Structure) -> list[str]:
         """The names of the layers that get components, in the model's order."""
