@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.known_layers import unknown_layers
 from multitudes.conversion.anatomy.structure import Structure as Structure
-from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.anatomy.structure import run_example
 from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
 from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
-from multitudes.engine.seeds import member_seed, seeded
+from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
 from multitudes.settings import Count, check_settings
 
@@ -67,14 +67,7 @@ class Given:
     @functools.cached_property
     def structure(self) -> Structure:
         """How the example runs through the model. The model is run once, when this is first read."""
-        try:
-            with seeded(self.seed, self.model):
-                return observe(self.model, self.inputs)
-        except InputError:
-            raise
-        except Exception as error:
-            text = f"the model rejects the example {self.inputs}: {type(error).__name__}: {error}"
-            raise InputError(text) from error
+        return run_example(self.model, self.inputs, self.seed)
 
     def with_model(self, model: nn.Module, seed: int) -> Given:
         """The same for another model of the same architecture; the example is not run again."""

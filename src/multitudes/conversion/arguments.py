@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from multitudes.conversion.anatomy.initialise import build
+from multitudes.conversion.anatomy.initialise import build, check_model
 from multitudes.engine.inputs import BatchAxis, checked_example
 from multitudes.engine.modules import names_matching
+from multitudes.engine.seeds import checked_seed
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
 from multitudes.settings import Count, check
@@ -52,21 +52,6 @@ def check_method(model: Any, method: Any) -> None:
         known = ", ".join(kind.__name__ for kind in Method.all())
         raise InputError(f"{method!r} is not a method; there are {known}")
     check_model(model)
-
-
-def check_model(model: Any) -> None:
-    """Checks that `model` is a module, or a factory of modules."""
-    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
-
-
-def checked_seed(seed: int | None) -> int:
-    """Returns the seed, or for None a new one from torch's global generator."""
-    if seed is None:
-        return int(torch.randint(2**62, (), device="cpu"))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
-    return seed
 
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from multitudes.engine.modules import named_tensors
+from multitudes.settings import check
 
 
 @contextlib.contextmanager
@@ -24,3 +25,9 @@ def member_seed(seed: int, m: int) -> int:
     """Returns the seed of member m. It is drawn, not `seed + m`, so that neighbouring seeds do not share members."""
     generator = torch.Generator().manual_seed(seed)
     return int(torch.randint(2**62, (m + 1,), generator=generator)[m])
+
+
+def checked_seed(seed: int | None) -> int:
+    """Returns the seed, or for None a new one from torch's global generator."""
+    check("seed", seed, int | None)
+    return int(torch.randint(2**62, (), device="cpu")) if seed is None else seed

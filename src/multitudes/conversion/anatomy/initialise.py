@@ -30,6 +30,12 @@ from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
 
+def check_model(model: Any) -> None:
+    """Checks that `model` is a module, or a factory of modules."""
+    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
+        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
+
+
 def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
     """Calls the factory for a model at this width ratio, with torch seeded by `seed`."""
     with seeded(seed):

@@ -20,6 +20,7 @@ from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name, named_tensors, owning_module
+from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -193,6 +194,17 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
             "weights into an nn.ParameterList; a function or lambda that forward calls must not refer to the model"
         )
     return structure
+
+
+def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
+    """Observes a model on the user's example; an example that the model rejects is an InputError."""
+    try:
+        with seeded(seed, model):
+            return observe(model, inputs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
