@@ -48,12 +48,11 @@ class Branching(nn.Module):
 class TestChoice:
     def test_what_is_proven_is_what_is_right(self) -> None:
         """Every executor that the plan calls proven gives what M plain networks give."""
-        for net, x in ((cnn(), images()), (Branching(), torch.randn(B, 4))):
-            ens = mt.ensemble(net, mt.Deep(members=M), x)
-            for mode in ("train", "eval"):
-                assert "loop" in ens.engine.proven[mode]
-                for name in ens.engine.proven[mode]:
-                    assert_separate(copy.deepcopy(ens), x, name, training=mode == "train")
+        ens, x = mt.ensemble(cnn(), mt.Deep(members=M), images()), images()
+        for mode in ("train", "eval"):
+            assert ens.plan.proven[mode] == ("loop", "vmap", "fold")
+            for name in ens.plan.proven[mode]:
+                assert_separate(copy.deepcopy(ens), x, name, training=mode == "train")
 
     def test_every_other_executor_has_a_reason(self) -> None:
         for net, x, method in (
