@@ -203,6 +203,9 @@ class Method:
         total = torch.stack(losses).sum()
         return total if self.reduction == "sum" else total / self.members
 
+    def after_step(self, ensemble: Ensemble) -> None:
+        """Updates tensors that the optimizer does not, such as running means of weights. `fit` calls it after each step."""
+
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
         """A prior that is added to the loss; `count` is the number of rows of the whole step."""
         return None

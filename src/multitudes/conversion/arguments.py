@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -56,10 +56,10 @@ def check_method(model: Any, method: Any) -> None:
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
     """Checks `start`, `chunk` and the type of `keep`."""
-    if start not in ("fresh", "copies"):
-        raise InputError(f"start={start!r}: say 'fresh' or 'copies'")
+    check("start", start, Literal["fresh", "copies"])
     if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
-        raise InputError(f"keep={keep!r}: give a list of globs, keep=[{keep!r}]")
+        glob = keep if isinstance(keep, str) else "layer4.*"
+        raise InputError(f"keep={keep!r}: give a list of globs, as in keep=[{glob!r}]")
     check("chunk", chunk, Count | None)
 
 
@@ -83,7 +83,9 @@ def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | 
     Refuses globs without a match, and settings that cannot differ from layer to layer.
     """
     if at is not None and not isinstance(at, Mapping):
-        raise InputError(f"at={at!r}: give a mapping of globs to methods")
+        raise InputError(
+            f"at={at!r}: give a mapping of globs to methods, as in at={{'layer4.*': {type(method).__name__}(...)}}"
+        )
     hits = names_matching([name for name, _ in model.named_modules()], list(at or {}), "at=")
     settings: dict[str, Method] = {}
     for glob, other in (at or {}).items():

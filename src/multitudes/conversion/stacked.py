@@ -25,7 +25,8 @@ def stacked(models: Sequence[nn.Module], method: Method, example: Any, **options
         theirs = {n: (t.shape, t.dtype) for n, t in named_tensors(net)}
         if type(net) is not type(models[0]) or ours != theirs:
             differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
-            raise InputError(f"model {m}, a {type(net).__name__}, has another architecture than model 0: see {differ[:4]}")
+            types = f"{type(net).__name__} and {type(models[0]).__name__}"
+            raise InputError(f"model {m} has another architecture than model 0: types {types}, different tensors {differ[:4]}")
         if differ := differences(settings(models[0]), settings(net)):
             raise InputError(f"model {m} has other settings than model 0: {'; '.join(differ[:3])}")
     ens = ensemble(models[0], method, example, **{"start": "copies", **options})

@@ -325,6 +325,7 @@ def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
         ensemble.clip_grad_norm_(recipe.clip)
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
+    ensemble.method.after_step(ensemble)
     if setup.average is not None:
         setup.average.update()
     return total
