@@ -1,14 +1,14 @@
-"""ResNet-18 on CIFAR-10 and SVHN (out of distribution), by the protocol behind Table 1 of Packed-Ensembles: a seed each.
+"""ResNet-18 on CIFAR-10 and SVHN (out of distribution), by the protocol of Table 1 in Packed-Ensembles, one seed each.
 
     python benchmarks/cifar10.py --root FOLDER [--rows single packed ...] [--seed 0] [--out results/cifar10-resnet18]
     python benchmarks/cifar10.py --table
 
-FOLDER holds cifar-10-batches-bin and svhn, as their publishers ship them. A row is trained, scored, and written as one JSON
-file; a run that was stopped goes on where it was. Two to eight minutes a row on a fast GPU.
+FOLDER holds cifar-10-batches-bin and svhn as published. A row is trained, scored, and written as one JSON file; an interrupted
+run resumes. A row takes two to eight minutes on a fast GPU.
 
-75 epochs of batches of 128, SGD at 0.05 (a tenth from epoch 25 on, a hundredth from 50), weight decay 5e-4, padded crop and
-flip, bfloat16, members' losses as each method joins them (MIMO's averaged: docs/decisions.md says why), the last epoch; SVHN by
-the maximum softmax probability.
+The protocol: 75 epochs of batches of 128, SGD at 0.05 (a tenth from epoch 25 on, a hundredth from 50), weight decay 5e-4,
+padded crop and flip, bfloat16, the last epoch. Each method joins its members' losses in its own way; MIMO's are averaged, for
+the reason in docs/decisions.md. SVHN is detected by the maximum softmax probability.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.table import Table
 import multitudes as mt
 from multitudes import data
 from multitudes.models import resnet18
-from multitudes.shell import parse as spoken
+from multitudes.shell import parse
 from multitudes.shell.jobs import TABLE_1
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
@@ -45,20 +45,20 @@ ROWS: dict[str, tuple[float, float, str]] = {
     "emp": (93.32, 0.211, "a run of the same protocol"),
     "ecmp": (93.66, 0.198, "a run of the same protocol"),
 }
-"""The accuracy and NLL that each method is held against, and whose they are."""
+"""The accuracy and NLL that each method is held against, and their source."""
 
 
 def method(name: str) -> mt.Method:
-    """A row's method, with the settings of the table."""
-    return spoken.method(name, **TABLE_1.get(name, {}))
+    """Makes the method of a row, with the settings of the table."""
+    return parse.method(name, **TABLE_1.get(name, {}))
 
 
 POINTS, SHARE = 0.5, 0.15
-"""A row is met within so many points of accuracy and this share of the NLL, or better."""
+"""A row is met if accuracy is at most this many points lower, and NLL at most this share higher."""
 
 
-def trained(name: str, root: Path | None, seed: int, runs: Path, how: Recipe) -> tuple[mt.Ensemble, float]:
-    """A row's ensemble after its last epoch, and the seconds that training took."""
+def train(name: str, root: Path | None, seed: int, runs: Path, how: Recipe) -> tuple[mt.Ensemble, float]:
+    """Trains a row. Returns the ensemble after its last epoch, and the seconds of training."""
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ensemble = mt.ensemble(resnet18(), method(name), torch.zeros(2, 3, 32, 32), seed=seed, check=False).to(device)
@@ -66,8 +66,8 @@ def trained(name: str, root: Path | None, seed: int, runs: Path, how: Recipe) ->
     return ensemble, sum(line["seconds"] for line in run.metrics)
 
 
-def measured(ensemble: mt.Ensemble, root: Path | None) -> dict[str, float]:
-    """The scores of the test set, with SVHN as the out-of-distribution set."""
+def score(ensemble: mt.Ensemble, root: Path | None) -> dict[str, float]:
+    """Scores the test set, with SVHN as the out-of-distribution set."""
     test = data.cifar10("test", root)
     here = mt.predict(ensemble, test, batch_size=500)
     ood = mt.predict(ensemble, data.svhn("test", root).like(test), batch_size=500)
@@ -76,7 +76,7 @@ def measured(ensemble: mt.Ensemble, root: Path | None) -> dict[str, float]:
 
 
 def write(name: str, seed: int, out: Path, how: Recipe, scores: dict[str, float], seconds: float, size: int) -> None:
-    """A row as a file."""
+    """Writes a row as a JSON file."""
     accuracy, nll, source = ROWS[name]
     met = 100 * scores["accuracy"] >= accuracy - POINTS and scores["nll"] <= nll * (1 + SHARE)
     content: dict[str, Any] = {
@@ -91,31 +91,33 @@ def write(name: str, seed: int, out: Path, how: Recipe, scores: dict[str, float]
 
 
 def lines(out: Path) -> list[list[str]]:
-    """The heading, and each row that there is."""
+    """Returns the heading and the rows that are in the folder."""
     columns = {
         "accuracy": ("Acc %", 100.0), "nll": ("NLL", 1.0), "ece": ("ECE", 1.0), "aupr/msp": ("AUPR", 100.0),
         "auroc/msp": ("AUC", 100.0), "fpr95/msp": ("FPR95", 100.0),
     }  # fmt: skip
-    found = [["method", *(heading for heading, _ in columns.values()), "held against", "parameters"]]
+    table = [["method", *(heading for heading, _ in columns.values()), "held against", "parameters"]]
     for file in sorted(out.glob("*.json"), key=lambda f: (list(ROWS).index(f.stem.rsplit("-", 1)[0]), f.stem)):
         row = json.loads(file.read_text())
-        values = [f"{100 * row['scores'][k]:.2f}" if by > 1 else f"{row['scores'][k]:.3f}" for k, (_, by) in columns.items()]
+        values = [
+            f"{100 * row['scores'][k]:.2f}" if factor > 1 else f"{row['scores'][k]:.3f}" for k, (_, factor) in columns.items()
+        ]
         against = row["held_against"]
         beside = f"{100 * against['accuracy']:.1f}, {against['nll']:.3f}{'' if row['met'] else ' (not met)'}"
         name = row["row"] if row["seed"] == 0 else f"{row['row']}, seed {row['seed']}"
-        found.append([name, *values, beside, f"{row['parameters'] / 1e6:.2f} M"])
-    return found
+        table.append([name, *values, beside, f"{row['parameters'] / 1e6:.2f} M"])
+    return table
 
 
 def markdown(out: Path) -> str:
-    """The table as the guide has it."""
+    """Formats the table as in the guide."""
     heading, *rows = lines(out)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heading, ["---"] + ["---:"] * (len(heading) - 1), *rows))
 
 
 def table(out: Path) -> Table:
-    """The table for a terminal."""
-    shown = Table(title="ResNet-18, CIFAR-10, SVHN as ood: a seed each, the last epoch")
+    """Formats the table for a terminal."""
+    shown = Table(title="ResNet-18 on CIFAR-10, SVHN out of distribution: one seed each, the last epoch")
     heading, *rows = lines(out)
     for name in heading:
         shown.add_column(name, justify="left" if name == "method" else "right")
@@ -126,25 +128,25 @@ def table(out: Path) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, help="where the data are; by default the folder that MULTITUDES_DATA names")
+    parser.add_argument("--root", type=Path, help="folder of the datasets; default: the folder in MULTITUDES_DATA")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, help="fewer, to see that it runs; the rate falls at the same shares of them")
+    parser.add_argument("--epochs", type=int, help="fewer epochs, to see that it runs; milestones move along")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar10-resnet18"))
-    parser.add_argument("--table", action="store_true", help="only show what there is")
-    parser.add_argument("--markdown", action="store_true", help="the same as the guide has it")
+    parser.add_argument("--table", action="store_true", help="only print the rows that are there")
+    parser.add_argument("--markdown", action="store_true", help="print them as in the guide")
     arguments = parser.parse_args()
     for name in [] if arguments.table or arguments.markdown else arguments.rows:
         how = replace(recipe("packed/cifar10-resnet18"), seed=arguments.seed, compile=torch.cuda.is_available())
         if arguments.epochs:
             how = replace(how, epochs=arguments.epochs, milestones=(arguments.epochs // 3, 2 * arguments.epochs // 3))
-        begun = time.perf_counter()
-        ensemble, seconds = trained(name, arguments.root, arguments.seed, arguments.runs, how)
-        scores = measured(ensemble, arguments.root)
+        start = time.perf_counter()
+        ensemble, seconds = train(name, arguments.root, arguments.seed, arguments.runs, how)
+        scores = score(ensemble, arguments.root)
         size = sum(p.numel() for p in ensemble.parameters())
         write(name, arguments.seed, arguments.out, how, scores, seconds, size)
-        print(f"{name}: {time.perf_counter() - begun:.0f} s in all", flush=True)
+        print(f"{name}: {time.perf_counter() - start:.0f} s in all", flush=True)
     if arguments.markdown:
         print(markdown(arguments.out))
     else:

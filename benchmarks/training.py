@@ -1,9 +1,9 @@
-"""What a training step costs: ResNet-18, made-up images of CIFAR's size, batches of 128, through `mt.fit` with crop and flip.
+"""The time of a training step: ResNet-18, random images of CIFAR's size, batches of 128, `mt.fit` with crop and flip.
 
     python benchmarks/training.py [--rows single packed ...] [--compile] [--precision bf16] [--channels-last]
 
-Prints the milliseconds of a step, the best of a few short epochs, and the seconds of the first one, which compiles. Rows may be
-run side by side: they wait for each other where time is taken.
+It prints the milliseconds of a step, the best of a few short epochs, and the seconds of the first epoch, compiling included.
+Several processes may run at once: they wait for each other before they measure.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ STEPS, EPOCHS = 60, 4
 
 
 def milliseconds(name: str, how: Recipe) -> tuple[float, float]:
-    """Of a step, and the seconds of the first epoch."""
+    """Measures the milliseconds of a step, and the seconds of the first epoch."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = torch.randint(256, (how.batch * STEPS, 3, 32, 32), dtype=torch.uint8)
-    made = Data(images, torch.randint(10, (len(images),)), mean=[0.5] * 3, std=[0.25] * 3)
+    data = Data(images, torch.randint(10, (len(images),)), mean=[0.5] * 3, std=[0.25] * 3)
     ensemble = mt.ensemble(resnet18(), method(name), torch.zeros(2, 3, 32, 32), seed=0, check=False).to(device)
-    begun = time.perf_counter()
-    mt.fit(ensemble, made, replace(how, epochs=1))
-    first = time.perf_counter() - begun
+    start = time.perf_counter()
+    mt.fit(ensemble, data, replace(how, epochs=1))
+    first = time.perf_counter() - start
     with (Path(tempfile.gettempdir()) / "multitudes-training.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run = mt.fit(ensemble, made, how)
+        run = mt.fit(ensemble, data, how)
     return 1000 * min(line["seconds"] for line in run.metrics) / STEPS, first
 
 

@@ -1,8 +1,8 @@
-"""All 95 corruptions as one picture: a row for each of the 19, a column for each severity, in a block for each image.
+"""Draws all 95 corruptions as one picture: a row per corruption, a column per severity, a block of columns per image.
 
 python docs/corruptions.py --out build/corruptions.png [--sizes 28 96] [--grey] [--images cat.png ship.png]
 
-Without images a drawn landscape is taken, at 32 × 32 (with CIFAR's numbers) and at 224 × 224 (with ImageNet's).
+Without --images it draws a landscape, at 32 × 32 (CIFAR's parameters) and at 224 × 224 (ImageNet's parameters).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt
+from multitudes.data.corruptions.corrupt import NAMES, corrupt
+from multitudes.data.corruptions.published import SEVERITIES
 
 CELL, GAP, BLOCK, LABEL, HEAD, FONT = 128, 4, 20, 176, 56, 18
-"""Pixels of a picture, between pictures, between blocks, of the names beside, of the lines above, and of letters."""
+"""Pixels: side of a cell, gap between cells, gap between blocks, width of names, height of titles, size of letters."""
 
 
 def scene(size: int) -> Tensor:
-    """A landscape with sky, sun, hills, a house and a striped field, ``[3, size, size]`` as uint8."""
+    """Draws a landscape with sky, sun, hills, a house and a striped field, uint8 ``[3, size, size]``."""
     fine = 4 * size
     y, x = np.mgrid[:fine, :fine] / fine
     picture = np.stack([0.35 + 0.4 * y, 0.55 + 0.3 * y, 0.9 - 0.1 * y], -1)
@@ -38,17 +39,17 @@ def scene(size: int) -> Tensor:
 
 
 def read(path: Path) -> Tensor:
-    """An image file, ``[3, H, W]`` as uint8."""
+    """Reads an image file, uint8 ``[3, H, W]``."""
     return torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)
 
 
 def grey(image: Tensor) -> Tensor:
-    """``[3, H, W]`` → ``[1, H, W]``"""
+    """Converts an image to grey: ``[3, H, W]`` → ``[1, H, W]``."""
     return torch.from_numpy(np.array(Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L")))[None]
 
 
 def sheet(images: list[Tensor], seed: int) -> Image.Image:
-    """The picture: for each image a block with the clean one and five severities, one row for each corruption."""
+    """Draws the picture: a block per image with the clean image and five severities, one row per corruption."""
     step, font = CELL + GAP, ImageFont.load_default(FONT)
     block = (1 + len(SEVERITIES)) * step + BLOCK
     page = Image.new("RGB", (LABEL + len(images) * block, HEAD + len(NAMES) * step), "white")
@@ -61,26 +62,28 @@ def sheet(images: list[Tensor], seed: int) -> Image.Image:
         for column, title in enumerate(("clean", *map(str, SEVERITIES))):
             pen.text((left + column * step + CELL // 2, 42), title, fill="black", font=font, anchor="mm")
         for row, name in enumerate(NAMES):
-            found = [image, *(corrupt(image[None], name, severity, seed)[0] for severity in SEVERITIES)]
-            for column, part in enumerate(found):
-                page.paste(cell(part), (left + column * step, HEAD + row * step))
+            versions = [image, *(corrupt(image[None], name, severity, seed)[0] for severity in SEVERITIES)]
+            for column, version in enumerate(versions):
+                page.paste(cell(version), (left + column * step, HEAD + row * step))
     return page
 
 
 def cell(image: Tensor) -> Image.Image:
-    """An image of any size as a square of the sheet; small ones keep their pixels."""
+    """Scales an image to a cell of the picture; small images keep sharp pixels."""
     pixels = image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-    way = Image.Resampling.NEAREST if image.shape[-1] < CELL else Image.Resampling.BOX
-    return Image.fromarray(pixels).resize((CELL, CELL), way)
+    resample = Image.Resampling.NEAREST if image.shape[-1] < CELL else Image.Resampling.BOX
+    return Image.fromarray(pixels).resize((CELL, CELL), resample)
 
 
 def main() -> None:
-    """Draws the sheet."""
+    """Draws the picture from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/corruptions.png"))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224], help="sides of the landscape, in pixels")
-    parser.add_argument("--images", type=Path, nargs="+", help="image files, instead of the landscape")
-    parser.add_argument("--grey", action="store_true", help="without colours")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[32, 224], help="side of the landscape in pixels, one block each"
+    )
+    parser.add_argument("--images", type=Path, nargs="+", help="image files to corrupt instead of the landscape")
+    parser.add_argument("--grey", action="store_true", help="convert images to grey first")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     images = [read(path) for path in options.images] if options.images else [scene(size) for size in options.sizes]

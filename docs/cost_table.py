@@ -2,10 +2,10 @@
 
 python docs/cost_table.py            prints it, in about ten minutes
 python docs/cost_table.py --write    puts it into docs/methods.md
-python docs/cost_table.py --check    fails if the page has other parameters or multiply-adds: latency is each machine's own,
-                                     and what compacts has to be converted for its counts, which tests/test_compact.py does
+python docs/cost_table.py --check    fails if the page has other parameters or multiply-adds; latency is not checked, and the
+                                     counts of compact ensembles are tested in tests/conversion/test_compact.py
 
-Latency is that of one thread of a CPU, as a multiple of the single network's, both timed in turn.
+Latency is that of one CPU thread, relative to the single network's; the two are timed in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEGIN, END = "<!-- costs -->", "<!-- /costs -->"
 NETWORKS = {"ResNet-18": resnet18, "ResNet-50": resnet50}
 BATCH = 8
 EXTRA = [mt.Packed(members=4, alpha=2, gamma=2)]
-"""Settings that stand in the table beside each method's own."""
+"""Settings that are listed besides the defaults of each method."""
 
 COMPACT = ".compact()"
 
@@ -33,19 +33,19 @@ Counts = dict[tuple[str, str], tuple[int, int]]
 
 
 def methods() -> list[mt.Method]:
-    """Every method of the library with its own settings, and some more."""
+    """Every method of the package with its default settings, and EXTRA."""
     ours = [kind() for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")]
     return sorted([*ours, *EXTRA], key=lambda m: (type(m) is not mt.Single, type(m).__name__, len(label(m))))
 
 
 def label(method: mt.Method) -> str:
-    """The method as one would type it, without what is its default."""
+    """The method as code, without settings that are defaults."""
     fields = {name: value for name, value in method.settings().items() if value != getattr(type(method)(), name)}
     return f"{type(method).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
 
 
 def counts() -> Counts:
-    """All counts, on the meta device."""
+    """Counts all networks and methods, on the meta device."""
     x, found = torch.empty(2, 3, 32, 32, device="meta"), {}
     for name, build in NETWORKS.items():
         with torch.device("meta"):
@@ -58,7 +58,7 @@ def counts() -> Counts:
 
 
 def rows(name: str, method: mt.Method, planned: Counts) -> list[str]:
-    """A method's row for a network, and one for what it compacts to, if it does."""
+    """The row of a method on a network, and one for its compact form if it has one."""
     ens = mt.ensemble(NETWORKS[name](), method, torch.randn(2, 3, 8, 8), seed=0, check=False)  # a small example will do
     found = [row(name, label(method), ens, planned[name, label(method)][1])]
     if type(method).compact is not mt.Method.compact:
@@ -67,11 +67,13 @@ def rows(name: str, method: mt.Method, planned: Counts) -> list[str]:
 
 
 def row(name: str, text: str, ens: mt.Ensemble, work: int | None = None) -> str:
-    """Counts of one image, memory of a training step, and latency against the single network's."""
+    """Formats a row: counts for one image, memory of a training step, latency relative to the single network's."""
     cost = mt.cost(ens, torch.randn(BATCH, 3, 32, 32), repeats=5)
-    mine, base = cost.ensemble, cost.base
-    done, memory = (work or mine.multiply_adds / BATCH) / 1e9, f"{mine.memory / 2**20:.0f} MiB"
-    return f"| {name} | `{text}` | {mine.parameters:,} | {done:.3f} G | {memory} | {mine.latency / base.latency:.1f} × |"
+    ens_cost, base = cost.ensemble, cost.base
+    giga, memory = (work or ens_cost.multiply_adds / BATCH) / 1e9, f"{ens_cost.memory / 2**20:.0f} MiB"
+    return (
+        f"| {name} | `{text}` | {ens_cost.parameters:,} | {giga:.3f} G | {memory} | {ens_cost.latency / base.latency:.1f} × |"
+    )
 
 
 def table() -> str:
@@ -87,7 +89,7 @@ def table() -> str:
 
 
 def written(text: str) -> Counts:
-    """The counts that a text has, multiply-adds to three digits of a billion."""
+    """Reads the counts from a table; multiply-adds are in millions."""
     rows = re.findall(r"\| (ResNet-\d+) \| `(.+?)` \| ([\d,]+) \| ([\d.]+) G \|", text)
     found = {(name, method): (int(n.replace(",", "")), round(float(g) * 1000)) for name, method, n, g in rows}
     return {key: counted for key, counted in found.items() if not key[1].endswith(COMPACT)}

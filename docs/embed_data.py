@@ -1,10 +1,10 @@
-"""The files that come with multitudes, made from the publishers' own: src/multitudes/data/files.
+"""Makes the data files of the package, src/multitudes/data/files, from the published files.
 
 python docs/embed_data.py --data FOLDER
 
-FOLDER holds fashion-mnist/ (four idx files) and uci/yacht, uci/energy (data.csv, or the published data.txt); the digits are
-those that scikit-learn ships. Prints the checksums that src/multitudes/data/embedded.py holds. imagenet.txt, the names of
-ImageNet's 1000 class folders in order, is not made here.
+FOLDER holds fashion-mnist/ (four idx files) and uci/yacht, uci/energy (data.csv, or the published data.txt); the digits come
+from scikit-learn. It prints the checksums for src/multitudes/data/embedded.py. imagenet.txt, the names of ImageNet's 1000
+class folders in order, is not made here.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ SIZES = {"train": 600, "validation": 100, "test": 200}
 
 def fashion(root: Path) -> dict[str, Any]:
     """The first images of each class, in the published order; validation follows training."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for split, published in (("train", "train"), ("validation", "train"), ("test", "test")):
         whole = data.fashion_mnist(published, root)
         start = SIZES["train"] if split == "validation" else 0
         order = [(whole.targets == label).nonzero().squeeze(1)[start : start + SIZES[split]] for label in range(10)]
         rows = np.sort(np.concatenate([part.numpy() for part in order]))
-        found[f"{split}_images"] = whole.inputs[rows].squeeze(1).numpy()
-        found[f"{split}_labels"] = whole.targets[rows].numpy().astype(np.uint8)
-    return found
+        arrays[f"{split}_images"] = whole.inputs[rows].squeeze(1).numpy()
+        arrays[f"{split}_labels"] = whole.targets[rows].numpy().astype(np.uint8)
+    return arrays
 
 
 def digits() -> dict[str, Any]:
     """8×8 pixels from 0 to 16."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    return {"images": found.images.astype(np.uint8), "labels": found.target.astype(np.uint8)}
+    loaded = load_digits()
+    return {"images": loaded.images.astype(np.uint8), "labels": loaded.target.astype(np.uint8)}
 
 
 def regression(root: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Every figure of multitudes.figures on one page, light and dark, drawn from made-up data: nothing here was measured.
+"""Writes a page with every figure of multitudes.figures in the light and the dark theme, drawn from made-up data.
 
 python docs/gallery.py --out build/gallery.html
 
-The page holds its pictures itself and needs no network. It follows the reader's setting of light or dark, or the button.
+The page embeds its images and needs no network. It follows the theme of the system, or the button.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from multitudes import figures
 Array = np.ndarray[Any, Any]
 DPI = 150
 NARROW = 640
-"""Pixels of a window below which a figure's narrow form is taken."""
+"""Window width in pixels below which the narrow form of a figure is shown."""
 
 
 @dataclass(frozen=True)
-class Plate:
-    """A figure with what is said of it."""
+class Entry:
+    """A figure with its title, caption and call."""
 
     title: str
     caption: str
     call: str
     draw: Callable[..., Figure]
     narrow: dict[str, Any] | None = None
-    """What is set otherwise for a narrow window."""
+    """Arguments that differ in a narrow window."""
 
 
-def judged(rng: np.random.Generator, examples: int = 4000) -> dict[str, tuple[Array, Array]]:
-    """A single network that is too sure of itself, and ensembles that are less so and more often right."""
-    found = {}
+def confidence_and_correct(rng: np.random.Generator, examples: int = 4000) -> dict[str, tuple[Array, Array]]:
+    """Returns made-up runs: an overconfident single network, and ensembles that are better calibrated and more accurate."""
+    runs = {}
     ease = rng.normal(1.7, 1.9, examples)
     for name, (better, pride, noise) in {
         "single": (0, 1.3, 0.9),
@@ -51,18 +51,18 @@ def judged(rng: np.random.Generator, examples: int = 4000) -> dict[str, tuple[Ar
     }.items():
         true = 0.1 + 0.9 / (1 + np.exp(-ease - better))
         felt = 0.1 + 0.9 / (1 + np.exp(-ease - better - pride - rng.normal(0, noise, examples)))
-        found[name] = felt, rng.random(examples) < true
-    return found
+        runs[name] = felt, rng.random(examples) < true
+    return runs
 
 
 def entropies(rng: np.random.Generator) -> dict[str, tuple[Array, Array]]:
-    """Entropies of ten classes, on a test set and on another data set."""
+    """Returns made-up entropies of ten classes, in and out of distribution."""
     means = {"single": (0.25, 0.95), "packed": (0.3, 1.35)}
     return {name: tuple(2.3 * rng.beta(4 * m / 2.3, 4 * (1 - m / 2.3), 4000) for m in pair) for name, pair in means.items()}
 
 
 def accuracies(rng: np.random.Generator) -> dict[str, dict[int, Array]]:
-    """Nineteen corruptions at five severities."""
+    """Returns made-up accuracies on nineteen corruptions at five severities."""
     hardness = rng.gamma(2, 0.5, 19)
     start = {"single": (0.93, 0.075), "MC-Dropout": (0.925, 0.066), "Masksembles": (0.935, 0.055), "deep": (0.945, 0.053)}
     drop = {s: s**1.15 * hardness for s in range(1, 6)}
@@ -73,7 +73,7 @@ def accuracies(rng: np.random.Generator) -> dict[str, dict[int, Array]]:
 
 
 def regression(rng: np.random.Generator) -> dict[str, Any]:
-    """Ridge regressions on random features, fitted to data with a gap: one, and eight on resampled data."""
+    """Fits ridge regressions on random features to data with a gap: a single one, and eight on resampled data."""
     x = np.concatenate([rng.uniform(-4, -1, 30), rng.uniform(1.2, 4, 30)])
     y = np.sin(1.6 * x) + 0.3 * x + rng.normal(0, 0.18, len(x))
     grid = np.linspace(-5, 5, 300)
@@ -96,7 +96,7 @@ def regression(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def sinusoids(rng: np.random.Generator) -> dict[str, Any]:
-    """Two noisy sinusoids, told apart by logistic regression on random features: by one, and by sixteen together."""
+    """Classifies two noisy sinusoids by logistic regression on random features: one, four and sixteen members."""
     across = rng.uniform(-5, 5, 200)
     labels = (np.arange(200) % 2).astype(int)
     xy = np.column_stack([across, np.sin(across) * 1.2 + np.where(labels, 1.1, -1.1) + rng.normal(0, 0.3, 200)])
@@ -116,13 +116,13 @@ def sinusoids(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def entropy(p: Array) -> Array:
-    """Of a coin."""
+    """Returns the entropy of a Bernoulli variable."""
     p = p.clip(1e-9, 1 - 1e-9)
     return -(p * np.log(p) + (1 - p) * np.log(1 - p))
 
 
 def methods() -> list[dict[str, Any]]:
-    """Made up, with sizes as they are for a ResNet-18."""
+    """Returns made-up methods with the sizes of a ResNet-18."""
     rows = [
         ("single", 1.0, 94.1, 11.2), ("deep", 4.0, 95.2, 44.7), ("packed (2, 4, 1)", 1.2, 94.9, 11.2),
         ("packed (2, 4, 2)", 0.9, 94.6, 8.2), ("MIMO", 1.05, 94.0, 11.2), ("Masksembles", 4.0, 94.3, 11.2),
@@ -132,7 +132,7 @@ def methods() -> list[dict[str, Any]]:
 
 
 def differing(rng: np.random.Generator, members: int = 6) -> Array:
-    """How often members differ whose errors are partly common."""
+    """Returns the disagreement of made-up members with correlated errors."""
     hard = rng.random(3000) ** 3
     wrong = rng.random((members, 3000)) < hard * np.linspace(0.3, 0.6, members)[:, None]
     labels = np.where(wrong, rng.integers(1, 10, wrong.shape), 0)
@@ -140,7 +140,7 @@ def differing(rng: np.random.Generator, members: int = 6) -> Array:
 
 
 def street(rng: np.random.Generator) -> dict[str, Any]:
-    """A road with two cars, trees and a sky; the prediction is unsure at borders and of the farther car."""
+    """Draws a road with two cars, trees and a sky; the prediction is uncertain at borders and at the farther car."""
     height, width = 96, 144
     row, column = np.mgrid[:height, :width]
     labels = np.where(row < 48, 0, 1)
@@ -160,7 +160,7 @@ def street(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def blurred(planes: Array, times: int) -> Array:
-    """Each pixel's mean with its neighbours, several times."""
+    """Blurs by averaging neighbours, several times."""
     for _ in range(times):
         for axis in (1, 2):
             edge = np.pad(planes, [(0, 0), *[(1, 1) if a == axis else (0, 0) for a in (1, 2)]], mode="edge")
@@ -168,59 +168,59 @@ def blurred(planes: Array, times: int) -> Array:
     return planes
 
 
-def plates(seed: int = 0) -> list[Plate]:
-    """All figures, each with data from a seed of its own."""
+def entries(seed: int = 0) -> list[Entry]:
+    """Returns all figures, each with its own random data."""
     draws = iter(np.random.default_rng(seed).spawn(8))
-    runs, scores, boxes = judged(next(draws)), entropies(next(draws)), accuracies(next(draws))
+    runs, scores, boxes = confidence_and_correct(next(draws)), entropies(next(draws)), accuracies(next(draws))
     line, plane, matrix, scene = regression(next(draws)), sinusoids(next(draws)), differing(next(draws)), street(next(draws))
     names = ["sky", "grass", "tree", "road", "car"]
     labels = {"cost": "multiply-adds, single network = 1", "quality": "accuracy (%)", "size": "million parameters"}
     two = {name: runs[name] for name in ("single", "packed")}
     return [
-        Plate("Reliability", "How often predictions come true, by how sure they are. Upright lines are the gaps that ECE sums.",
+        Entry("Reliability", "Accuracy by confidence. Vertical lines are the gaps that the calibration error averages.",
               "reliability({'single': (confidence, correct), 'packed': ...})", lambda **k: figures.reliability(two, **k)),
-        Plate("Risk and coverage", "Errors that remain if only the most confident predictions are kept.",
+        Entry("Risk and coverage", "Error rate if only the most confident predictions are accepted.",
               "risk_coverage({'single': (confidence, correct), ...})", lambda **k: figures.risk_coverage(runs, **k)),
-        Plate("Out of distribution", "A score in and out of distribution, and how well a threshold on it tells them apart.",
+        Entry("Out of distribution", "Histograms of an OOD score, and the ROC of detection by a threshold on it.",
               "ood({'single': (score_in, score_out), ...}, score='entropy')",
               lambda **k: figures.ood(scores, score="entropy", **k), {"columns": 1}),
-        Plate("Corrupted inputs", "Accuracy over nineteen corruptions, at each of five severities.",
+        Entry("Corrupted inputs", "Accuracy over nineteen corruptions, at each of five severities.",
               "corruption({'single': {1: accuracies, 2: ...}, ...})", lambda **k: figures.corruption(boxes, **k)),
-        Plate("Predictive bands", "A regression whose data have a gap: members part where nothing holds them.",
+        Entry("Predictive bands", "A regression on data with a gap, where the members diverge.",
               "bands(x, {'single': mean, ...}, {'single': variance, ...}, members, data=(x, y))",
               lambda **k: figures.bands(**line, **k), {"columns": 1}),
-        Plate("Entropy over the plane", "Two noisy sinusoids, told apart by one network, by four and by sixteen.",
+        Entry("Entropy over the plane", "Two noisy sinusoids, classified by one network, four and sixteen.",
               "entropy_map(x, y, {'single': entropy, ...}, points=(xy, labels), top=log(2))",
               lambda **k: figures.entropy_map(**plane, **({"columns": 3} | k)), {"columns": 1}),
-        Plate("Cost and quality", "What methods cost beside the single network; areas are parameters.",
+        Entry("Cost and quality", "Cost relative to the single network. Disc areas show parameters.",
               "cost_quality([{'name': 'single', 'cost': 1, 'quality': 94.1, 'size': 11.2}, ...])",
               lambda **k: figures.cost_quality(methods(), **labels, **k)),
-        Plate("Disagreement of members", "The share of examples on which two members differ.",
+        Entry("Disagreement of members", "Share of examples on which two members differ.",
               "disagreement(matrix)", lambda **k: figures.disagreement(matrix, **k)),
-        Plate("Segmentation", "One image with its truth, its prediction, and where that is unsure.",
+        Entry("Segmentation", "One image with its true labels, predicted labels and entropy.",
               "segmentation(image, labels, predicted, entropy, classes=names)",
               lambda **k: figures.segmentation(**scene, classes=names, **k), {"columns": 2}),
     ]  # fmt: skip
 
 
 def source(figure: Figure) -> str:
-    """A figure as the address of its own picture."""
+    """Returns a figure as a data URL of a PNG."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def block(plate: Plate) -> str:
-    """A figure's part of the page, in both themes."""
+def block(entry: Entry) -> str:
+    """Returns the section of a figure, in both themes."""
     parts = []
     for theme in ("light", "dark"):
-        figure = plate.draw(theme=theme)
+        figure = entry.draw(theme=theme)
         wide = round(figure.get_figwidth() * 100)
-        other = "" if plate.narrow is None else source(plate.draw(theme=theme, **plate.narrow))
+        other = "" if entry.narrow is None else source(entry.draw(theme=theme, **entry.narrow))
         narrow = f'<source media="(max-width: {NARROW}px)" srcset="{other}">' if other else ""
-        alt = html.escape(f"{plate.title}: {plate.caption}")
+        alt = html.escape(f"{entry.title}: {entry.caption}")
         parts.append(f'<picture class="{theme}">{narrow}<img width="{wide}" alt="{alt}" src="{source(figure)}"></picture>')
-    title, caption, call = html.escape(plate.title), html.escape(plate.caption), html.escape(plate.call)
+    title, caption, call = html.escape(entry.title), html.escape(entry.caption), html.escape(entry.call)
     return f"<section><h2>{title}</h2><p>{caption}</p><pre><code>figures.{call}</code></pre>{''.join(parts)}</section>"
 
 
@@ -246,7 +246,7 @@ button { font: inherit; color: inherit; background: none; border: 1px solid ligh
 }
 </style></head><body>
 <header><h1>Figures</h1><button type="button">light or dark</button></header>
-<p>Everything that <code>multitudes.figures</code> draws. The data are made up, and no method was measured for this page.</p>
+<p>All figures of <code>multitudes.figures</code>, drawn from made-up data. No method was measured for this page.</p>
 BLOCKS
 <script>
 const root = document.documentElement, prefers = matchMedia("(prefers-color-scheme: dark)");
@@ -260,10 +260,10 @@ document.querySelector("button").onclick = () => {
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="every figure of multitudes.figures on one page")
-    parser.add_argument("--out", type=Path, default=Path("build/gallery.html"), help="where the page goes")
+    parser.add_argument("--out", type=Path, default=Path("build/gallery.html"), help="path of the page")
     out = parser.parse_args(arguments).out
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(PAGE.replace("BLOCKS", "\n".join(map(block, plates()))), encoding="utf-8")
+    out.write_text(PAGE.replace("BLOCKS", "\n".join(map(block, entries()))), encoding="utf-8")
     print(out)
     return 0
 

@@ -1,8 +1,8 @@
-"""The table of methods in docs/methods.md, from the methods' own docstrings.
+"""The table of methods in docs/methods.md, made from the docstrings of the methods.
 
 python docs/methods_table.py            prints it
 python docs/methods_table.py --write    puts it into docs/methods.md
-python docs/methods_table.py --check    fails if docs/methods.md says something else
+python docs/methods_table.py --check    fails if docs/methods.md has another table
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- methods -->", "<!-- /methods -->"
 
 
 def row(kind: type[Method]) -> str:
-    """Name, settings with their defaults, first sentence and first link of the method's file."""
+    """Returns a method's row: settings with defaults, first sentence and first link of its file."""
     text = " ".join((sys.modules[kind.__module__].__doc__ or "").split())
     common = {field.name for field in dataclasses.fields(Method)} - {"members"}
     settings = [f"{f.name}={f.default!r}" for f in dataclasses.fields(kind) if f.name not in common]
@@ -30,7 +30,7 @@ def row(kind: type[Method]) -> str:
 
 
 def table() -> str:
-    """The methods of the library; those of other packages are in the registry too, but not on our page."""
+    """Returns the table of this package's methods; the registry may hold those of other packages too."""
     ours = [kind for kind in Method.all() if kind.__module__.startswith("multitudes.methods.")]
     return "\n".join(["| method | what it is | |", "|---|---|---|", *map(row, ours)])
 

@@ -1,9 +1,9 @@
-"""Conformal prediction with MAPIE: sets of classes, and intervals, that hold the truth as often as they promise.
+"""Conformal prediction with MAPIE: sets of classes and intervals that cover the truth at the level asked for.
 
     pip install mapie
 
-MAPIE asks a scikit-learn estimator for what it predicts. Ours has predicted already, so the estimator only hands MAPIE the
-columns it is given: that way any array of a Prediction can be conformalised, and no network is run twice.
+MAPIE calls a scikit-learn estimator. The ensemble has predicted already, so these estimators return their input columns. Any
+array of a Prediction can be conformalised in this way, and no network runs twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEVEL = 0.95
 
 
 class GivenProbabilities(ClassifierMixin, BaseEstimator):
-    """The classifier whose probabilities are what it is given, [N, K]."""
+    """A classifier that returns its inputs as probabilities, [N, K]."""
 
     def __init__(self, classes: int = 2) -> None:
         self.classes = classes
@@ -43,7 +43,7 @@ class GivenProbabilities(ClassifierMixin, BaseEstimator):
 
 
 class GivenColumn(RegressorMixin, BaseEstimator):
-    """The regressor whose prediction is one of the columns it is given, [N, D]."""
+    """A regressor that returns one column of its inputs, [N, D]."""
 
     def __init__(self, column: int = 0) -> None:
         self.column = column
@@ -57,7 +57,7 @@ class GivenColumn(RegressorMixin, BaseEstimator):
 
 
 def train(ens: mt.Ensemble, x: Tensor, y: Tensor, criterion, steps: int, lr: float) -> None:
-    """Adam on batches of 64."""
+    """Trains with Adam on batches of 64."""
     optimizer = torch.optim.Adam(ens.train().param_groups(lr=lr))
     for _ in range(steps):
         rows = torch.randint(len(x), (64,))
@@ -67,7 +67,7 @@ def train(ens: mt.Ensemble, x: Tensor, y: Tensor, criterion, steps: int, lr: flo
 
 
 def sets_of_digits() -> dict[str, tuple[float, float]]:
-    """Coverage and mean size of the sets, by conformity score."""
+    """Returns coverage and mean size of the sets, by conformity score."""
     digits = load_digits()
     order = torch.randperm(len(digits.target))
     x, y = torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
@@ -85,13 +85,13 @@ def sets_of_digits() -> dict[str, tuple[float, float]]:
 
 
 def probabilities(pred: mt.Prediction) -> np.ndarray:
-    """The mixture's, in double precision: MAPIE asks that they sum to one more closely than float32 does."""
+    """Returns the mixture's probabilities in double precision: MAPIE wants sums closer to one than float32 gives."""
     probs = pred.probs.double().numpy()
     return probs / probs.sum(1, keepdims=True)
 
 
 def intervals_of_a_curve() -> dict[str, tuple[float, float]]:
-    """Coverage and mean width of intervals: of one width everywhere, and as wide as the ensemble's own uncertainty says."""
+    """Returns coverage and mean width of intervals: of constant width, and scaled by the ensemble's uncertainty."""
     x = torch.rand(3000, 1) * 6 - 3
     y = torch.sin(2 * x) + (0.05 + 0.3 * (x > 0)) * torch.randn_like(x)  # more noise on the right
     net = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
@@ -102,16 +102,16 @@ def intervals_of_a_curve() -> dict[str, tuple[float, float]]:
         return torch.cat([pred.mean, pred.std], 1).double().numpy()
 
     held_out, test = columns(mt.predict(ens, x[1000:2000])), columns(mt.predict(ens, x[2000:]))
-    wanted = y.squeeze(1).double().numpy()
+    targets = y.squeeze(1).double().numpy()
     found = {}
     for name, score in {
         "absolute": "absolute",
         "by pred.std": ResidualNormalisedScore(residual_estimator=GivenColumn(1), prefit=True),
     }.items():
         mapie = SplitConformalRegressor(GivenColumn(0), LEVEL, conformity_score=score, prefit=True)
-        mapie.conformalize(held_out, wanted[1000:2000])
+        mapie.conformalize(held_out, targets[1000:2000])
         _, bounds = mapie.predict_interval(test)
-        found[name] = regression_coverage_score(wanted[2000:], bounds)[0], regression_mean_width_score(bounds)[0]
+        found[name] = regression_coverage_score(targets[2000:], bounds)[0], regression_mean_width_score(bounds)[0]
     return found
 
 

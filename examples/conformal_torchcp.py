@@ -1,8 +1,8 @@
-"""Conformal prediction with TorchCP: sets of digits that hold the right one as often as they promise.
+"""Conformal prediction with TorchCP: sets of digits that cover the right one at the level asked for.
 
     pip install torchcp
 
-TorchCP takes logits. The log of the mixture's probabilities is as good: softmax gives the probabilities back.
+TorchCP takes logits. The log of the mixture's probabilities serves as well: its softmax is the probabilities.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torchcp.classification.utils.metrics import Metrics
 import multitudes as mt
 
 ALPHA = 0.05
-"""The share of sets that may miss the right class."""
+"""Share of the sets that may miss the right class."""
 
 
 def trained(x: Tensor, y: Tensor) -> mt.Ensemble:
-    """A small Packed-Ensemble after a few steps."""
+    """Trains a small Packed-Ensemble for a few steps."""
     ens = mt.ensemble(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), mt.Packed(), x[:2], seed=0)
     optimizer = torch.optim.Adam(ens.param_groups(lr=0.01))
     for _ in range(60):
@@ -38,7 +38,7 @@ def trained(x: Tensor, y: Tensor) -> mt.Ensemble:
 
 def main() -> dict[str, tuple[float, float]]:
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", "The 'temperature' parameter", DeprecationWarning)  # TorchCP's own default
+    warnings.filterwarnings("ignore", "The 'temperature' parameter", DeprecationWarning)  # TorchCP's default
     digits = load_digits()
     order = torch.randperm(len(digits.target))
     x, y = torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
@@ -50,11 +50,11 @@ def main() -> dict[str, tuple[float, float]]:
     metrics, found = Metrics(), {}
     for score in (LAC(), APS(), RAPS(penalty=0.1)):
         predictor = SplitPredictor(score, alpha=ALPHA)
-        predictor.calculate_threshold(held_out.probs.log(), held_out.targets)  # our arrays; no network is run again
+        predictor.calculate_threshold(held_out.probs.log(), held_out.targets)  # arrays of the prediction: no network runs again
         sets = predictor.predict_with_logits(test.probs.log())
         found[type(score).__name__] = metrics("coverage_rate")(sets, test.targets), metrics("average_size")(sets)
 
-    average = ens.average()  # a plain network [B, K]: where TorchCP wants to run the model itself
+    average = ens.average()  # a plain network [B, K], for code of TorchCP that runs the model
     predictor = SplitPredictor(LAC(), model=average, alpha=ALPHA)
     predictor.calibrate(DataLoader(TensorDataset(x[400:1000], y[400:1000]), 256))
     result = predictor.evaluate(DataLoader(TensorDataset(x[1000:], y[1000:]), 256))

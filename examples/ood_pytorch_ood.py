@@ -1,9 +1,9 @@
-"""Out-of-distribution detection with pytorch-ood: its detectors on our arrays, and its metrics on our uncertainties.
+"""Out-of-distribution detection with pytorch-ood: its detectors on our predictions, its metrics on our uncertainties.
 
     pip install pytorch-ood
 
-The ensemble learns the digits 0 to 7; 8 and 9 are what it has never seen. Both libraries mean the same by a score: larger is
-more out of distribution. To pytorch-ood, an example with a negative label is out of distribution.
+The ensemble learns the digits 0 to 7; 8 and 9 are out of distribution. In both libraries a larger score means more out of
+distribution. pytorch-ood marks out-of-distribution examples by a negative label.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KNOWN = 8
 
 
 def trained(x: Tensor, y: Tensor) -> mt.Ensemble:
-    """A small deep ensemble after a few steps."""
+    """Trains a small deep ensemble for a few steps."""
     ens = mt.ensemble(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, KNOWN)), mt.Deep(), x[:2], seed=0)
     optimizer = torch.optim.Adam(ens.param_groups(lr=0.01))
     for _ in range(150):
@@ -33,7 +33,7 @@ def trained(x: Tensor, y: Tensor) -> mt.Ensemble:
 
 
 def scores(pred: mt.Prediction, held_out: mt.Prediction) -> dict[str, Tensor]:
-    """What speaks for an example being unknown, [N] each."""
+    """Out-of-distribution scores by name, [N] each."""
     logits = pred.members.logits.mean(0)
     detectors = {
         "MaxSoftmax": MaxSoftmax(None).predict_logits(pred.probs.log()),

@@ -1,16 +1,16 @@
 """Many small runs as one: the standard splits of a UCI regression set, trained as members of one stack.
 
     python examples/uci_splits.py                            # yacht and energy, which come with multitudes
-    python examples/uci_splits.py --apart                    # and one split after the other, to compare
+    python examples/uci_splits.py --apart                    # also one split after the other, to compare
     python examples/uci_splits.py --members 5                # five networks for each split, 100 in the stack
     python examples/uci_splits.py concrete --root ~/data     # the publishers' files: docs/data.md says which
 
-Papers average over 20 splits, so a score is 20 runs of a network so small that a step is overhead for the most part.
-`Deep(members=20)` is 20 networks that share nothing. Given a list of 20 training sets, `fit` trains each member on its own, and
-as losses are summed, each learns as it would alone. `ens(x, per_member=True)` then asks each member about its own test set.
+Papers average over 20 splits, so a score takes 20 runs of a network so small that most of a step is overhead.
+`Deep(members=20)` is 20 networks that share nothing. Given a list of 20 training sets, `fit` trains each member on its own set.
+Losses are summed, so each member learns as it would alone. `ens(x, per_member=True)` then runs each member on its own test set.
 
-The network is a perceptron with one hidden layer that answers with a mean and a variance. Inputs and targets are standardised
-by each split's training part; scores are in the units of the target.
+The network is a perceptron with one hidden layer that predicts a mean and a variance. Inputs and targets are standardised by
+the training part of each split; scores are in the units of the target.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import lightning_fabric  # noqa: F401  what fit runs on: loading it takes seconds, which no run shall be charged with
+import lightning_fabric  # noqa: F401  loaded here, so that no run is charged with the seconds it takes
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -49,7 +49,7 @@ PRINTED = {
 
 
 class Result(NamedTuple):
-    """What came of all splits."""
+    """Scores of all splits, and the time of training."""
 
     rmse: Tensor  # [splits]
     density: Tensor  # [splits], the mean log density of the mixture at the targets
@@ -58,13 +58,13 @@ class Result(NamedTuple):
 
 
 def start(inputs: int, members: int, hidden: int, seed: int) -> mt.Ensemble:
-    """Untrained networks, stacked."""
+    """Makes the untrained ensemble."""
     model = MLP(inputs, (hidden,), 2)  # a mean and a raw variance
     return mt.ensemble(model, mt.Deep(members=members), torch.zeros(2, inputs), task="gaussian", seed=seed)
 
 
 def scores(ens: mt.Ensemble, tests: Sequence[Data]) -> list[mt.scores.Scores]:
-    """Each split's members, one split after the other in the stack, on the split's own test set."""
+    """Scores the members of each split on its test set. The members of a split are neighbours in the stack."""
     each = ens.members // len(tests)
     x = torch.stack([test.batch(slice(None))[0] for test in tests for _ in range(each)])  # [M, B, D]
     with torch.no_grad():
@@ -77,26 +77,26 @@ def scores(ens: mt.Ensemble, tests: Sequence[Data]) -> list[mt.scores.Scores]:
 
 
 def stacked(ens: mt.Ensemble, splits: Sequence[tuple[Data, Data]], recipe: Recipe) -> Result:
-    """All splits in one run."""
-    each, begun = ens.members // len(splits), time.perf_counter()
+    """Trains all splits in one run."""
+    each, started = ens.members // len(splits), time.perf_counter()
     fit(ens, [train for train, _ in splits for _ in range(each)], recipe)
-    return result([ens], scores(ens, [test for _, test in splits]), begun)
+    return result([ens], scores(ens, [test for _, test in splits]), started)
 
 
 def apart(ens: mt.Ensemble, splits: Sequence[tuple[Data, Data]], recipe: Recipe) -> Result:
-    """One run for each split, from the same weights: those of the split's members in the stack."""
-    each, begun = ens.members // len(splits), time.perf_counter()
+    """Trains one split after the other, each from the weights that its members have in the stack."""
+    each, started = ens.members // len(splits), time.perf_counter()
     alone = [ens.subset(range(each * s, each * (s + 1))) for s in range(len(splits))]
     found = []
     for few, (train, test) in zip(alone, splits, strict=True):
         fit(few, train, recipe)
         found += scores(few, [test])
-    return result(alone, found, begun)
+    return result(alone, found, started)
 
 
-def result(ensembles: list[mt.Ensemble], found: Sequence[mt.scores.Scores], begun: float) -> Result:
+def result(ensembles: list[mt.Ensemble], found: Sequence[mt.scores.Scores], started: float) -> Result:
     rmse, density = (torch.tensor([one[name] for one in found]) for name in ("rmse", "lpd"))
-    return Result(rmse, density, time.perf_counter() - begun, ensembles)
+    return Result(rmse, density, time.perf_counter() - started, ensembles)
 
 
 def shown(values: Tensor) -> str:
@@ -105,18 +105,18 @@ def shown(values: Tensor) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Result]]:
-    """What came of each set, by how it was trained."""
+    """Returns the results by dataset and by way of training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", default=["yacht", "energy"], help="yacht, energy, or others with --root")
-    parser.add_argument("--root", type=Path, help="the folder of the publishers' files")
-    parser.add_argument("--splits", type=int, help="only so many of the first splits, at least 2")
-    parser.add_argument("--members", type=int, default=1, help="networks for each split; their mixture is judged")
-    parser.add_argument("--hidden", type=int, default=50, help="units of the hidden layer")
+    parser.add_argument("--root", type=Path, help="folder of the published files")
+    parser.add_argument("--splits", type=int, help="use only the first N splits, at least 2")
+    parser.add_argument("--members", type=int, default=1, help="networks for each split; their mixture is scored")
+    parser.add_argument("--hidden", type=int, default=50, help="hidden units")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--apart", action="store_true", help="train the splits one after the other too")
-    parser.add_argument("--tune", action="store_true", help="take the stack's fastest executor: the same but for rounding")
+    parser.add_argument("--apart", action="store_true", help="also train the splits one after the other")
+    parser.add_argument("--tune", action="store_true", help="use the fastest executor; results are equal but for rounding")
     options = parser.parse_args(arguments)
 
     recipe = Recipe(epochs=options.epochs, batch=options.batch, lr=0.01, optimizer="adam", schedule="cosine", seed=options.seed)
@@ -133,9 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Result]]
         if options.tune:
             ens.tune(splits[0][0].batch(slice(options.batch))[0])
         found[name]["stacked"] = stacked(ens, splits, recipe)
-        for way, came in reversed(found[name].items()):
+        for way, outcome in reversed(found[name].items()):
             first = (name, str(count)) if way == "stacked" else ("", "")
-            table.add_row(*first, way, f"{came.seconds:.1f}", shown(came.rmse), shown(came.density))
+            table.add_row(*first, way, f"{outcome.seconds:.1f}", shown(outcome.rmse), shown(outcome.density))
         if name in PRINTED:
             table.add_row("", "", "printed*", "", *PRINTED[name], style="dim")
         table.add_section()

@@ -1,8 +1,6 @@
-"""What all tests have in common: one thread, a seed for each test, and the seed that rotates the slow ones."""
+"""Settings of all tests: one thread, the same random numbers in every run, and a seed for each test."""
 
 from __future__ import annotations
-
-import os
 
 import hypothesis
 import pytest
@@ -12,13 +10,8 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-def pytest_report_header() -> str:
-    """The seed that the slow laws are rotated by."""
-    return f"MULTITUDES_SEED={os.environ.get('MULTITUDES_SEED', '0')}"
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test starts from the same randomness."""
+    """Starts every test from the same seed."""
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Images to corrupt and to augment: smooth, coloured, different, with values from dark to light."""
+"""Random smooth colour images to corrupt and to augment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def pictures(count: int = 4, channels: int = 3, height: int = 32, width: int = 32, seed: int = 0) -> Tensor:
-    """Coarse random blocks enlarged, with some grain, ``[N, C, H, W]`` as uint8."""
+    """Returns enlarged coarse noise with some grain, ``[N, C, H, W]`` as uint8."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, channels, 5, 5, generator=generator)
     smooth = functional.interpolate(coarse, (height, width), mode="bilinear", align_corners=True)
@@ -17,5 +17,5 @@ def pictures(count: int = 4, channels: int = 3, height: int = 32, width: int = 3
 
 
 def values(images: Tensor) -> Tensor:
-    """From 0 to 1, as floats."""
+    """Converts uint8 images to floats from 0 to 1."""
     return images.float() / 255

@@ -1,12 +1,57 @@
-"""`python -m multitudes` is the shell."""
+"""`python -m multitudes` is the shell, and its help does not wait for torch."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+BLOCK_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it is now an ImportError
+"""
+AS_MODULE = """
+import runpy
+sys.argv = ["multitudes", *sys.argv[1:]]
+runpy.run_module("multitudes", run_name="__main__")
+"""
+EVERY = """
+from multitudes.shell.commands import main
+for command in sys.argv[1:]:
+    try:
+        main([command, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, end.code
+"""
+COMMANDS = ("bench", "train", "predict", "score", "report", "plan")
+SECONDS = 2.0
+"""Processor time that the help may take: torch alone takes more."""
 
-def test_it_is_the_shell() -> None:
-    done = subprocess.run([sys.executable, "-m", "multitudes", "--help"], capture_output=True, text=True, check=False)
+TIMED = """
+import sys, time
+from multitudes.shell.commands import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    print(f"seconds {time.process_time()}")
+"""
+
+
+def run(code: str, *words: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "bench" in done.stdout
+    return done.stdout
+
+
+def test_help_works_without_torch() -> None:
+    text = run(BLOCK_TORCH + AS_MODULE, "--help")
+    assert all(f" {command} " in text for command in COMMANDS)
+
+
+def test_help_of_every_command_works_without_torch() -> None:
+    """In one process: the commands are the same objects as in six."""
+    text = run(BLOCK_TORCH + EVERY, *COMMANDS)
+    assert all(f"multitudes {command} " in text for command in COMMANDS)
+
+
+def test_help_is_quick() -> None:
+    assert float(run(TIMED, "--help").split("seconds ")[1]) < SECONDS

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from laws import METHODS, taken
-from laws.compare import assert_exact, assert_same, buffers, call, convert, run_by
+from laws.compare import assert_exact, assert_same, buffers, call, convert, owned, run_by
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -24,6 +25,11 @@ Y = torch.tensor([0, 4, 2])
 def deep(**options: Any) -> mt.Ensemble:
     """A Deep ensemble of a small perceptron."""
     return convert(mt.Deep(), ZOO["mlp"], **options)
+
+
+def slow(params: list[Any]) -> list[Any]:
+    """The same parameters, in `make test-full` alone."""
+    return [pytest.param(*param.values, id=param.id, marks=pytest.mark.slow) for param in params]
 
 
 def test_repr_says_method_and_cost() -> None:
@@ -61,11 +67,12 @@ def test_members_count_from_the_end_too() -> None:
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_a_member_is_a_detached_copy(kind: type[mt.Method]) -> None:
     """Training it leaves the ensemble alone, and the other way round; its parameters are leaves that take gradients."""
-    ens = convert(kind(), ZOO["resnet"]).train()
+    case = ZOO["cumulative_batchnorm"]
+    ens = convert(kind(), case).train()
     member, before = ens.member(0), copy.deepcopy(ens.state_dict())
     assert all(p.is_leaf and p.requires_grad for p in member.parameters())
     assert member.training
-    member(*ZOO["resnet"].example().args).sum().backward()
+    member(*case.example().args).sum().backward()
     with torch.no_grad():
         for _, tensor in named_tensors(member):
             tensor.add_(1)
@@ -114,7 +121,7 @@ def test_rows_and_per_member_exclude_each_other() -> None:
 
 def test_a_method_that_draws_nothing_takes_no_draws() -> None:
     """The error names the method."""
-    with pytest.raises(mt.InputError, match="Deep draws nothing"):
+    with pytest.raises(mt.InputError, match=r"Deep.*draws"):
         deep()(X, draws={})
 
 
@@ -138,6 +145,23 @@ def test_a_batch_changes_nothing() -> None:
     assert_same(dict(ens.state_dict()), dict(state))
 
 
+BY_PARTS = ("Masksembles", "MIMO", "EMP", "ECMP", "MCDropout", "DropConnect")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plain_call_in_training_warns_where_it_is_no_training_step(name: str) -> None:
+    """Once, and only for methods that train by parts; `loss` and prediction warn of nothing."""
+    ens = convert(METHODS[name](), ZOO["mlp"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ens.train().loss(X, Y, F.cross_entropy)
+        ens.eval()(X)
+        assert not caught
+        ens.train()(X)
+        ens(X)
+    assert [name in str(warning.message) for warning in caught] == [True] * (name in BY_PARTS)
+
+
 def test_param_groups() -> None:
     """All trainable parameters by name, with the rate and decay that were asked for."""
     ens = deep()
@@ -159,7 +183,7 @@ class Muonish(torch.optim.SGD):
 def test_optimisers_that_couple_members_are_refused(name: str) -> None:
     """By name; what derives from them too; a network without members may have them."""
     kind = getattr(torch.optim, name)
-    with pytest.raises(mt.InputError, match=rf"^{name} looks at whole tensors.*SGD, Adam or AdamW"):
+    with pytest.raises(mt.InputError, match=rf"(?s)^{name} .*SGD"):
         deep().param_groups(lr=0.1, optimizer=kind)
     with pytest.raises(mt.InputError, match=name):
         deep().param_groups(lr=0.1, optimizer=type("Mine", (kind,), {}))
@@ -188,7 +212,7 @@ def test_clipping_what_is_shared() -> None:
     """The trunk's gradient has a norm of its own, and is clipped as one network's."""
     ens = convert(mt.MultiHead(), ZOO["mlp"])
     ens.loss(X, Y, F.cross_entropy).backward()
-    shared = [p for n, p in ens.named_parameters() if n not in ens.engine.owned]
+    shared = [p for n, p in ens.named_parameters() if n not in owned(ens)]
     twins = [nn.Parameter(p.detach().clone()) for p in shared]
     for twin, parameter in zip(twins, shared, strict=True):
         twin.grad = parameter.grad.clone()
@@ -203,7 +227,7 @@ def test_the_state_dict_refuses_what_does_not_fit() -> None:
         deep().load_state_dict(convert(mt.Deep(members=3), ZOO["mlp"]).state_dict())
 
 
-@pytest.mark.parametrize(("kind", "case"), taken("resnet", "lstm", "dropout", "in_place"))
+@pytest.mark.parametrize(("kind", "case"), [*taken("dropout"), *slow(taken("resnet", "lstm", "in_place"))])
 def test_tune_takes_the_faster_of_the_proven(kind: type[mt.Method], case: str) -> None:
     """It picks an executor for each mode, and changes neither tensors, mode, input nor randomness."""
     ens, x = convert(kind(), ZOO[case]), ZOO[case].example(4)
@@ -212,7 +236,7 @@ def test_tune_takes_the_faster_of_the_proven(kind: type[mt.Method], case: str) -
     assert ens.tune(x, seconds=0.01) is ens
     assert torch.equal(torch.get_rng_state(), random)
     assert_exact(x.tensors(), given)
-    assert all(ens.engine.picked[mode] in ens.engine.proven[mode] for mode in ("train", "eval"))
+    assert all(ens.plan.executor[mode] in ens.plan.proven[mode] for mode in ("train", "eval"))
     assert_exact([t.detach() for _, t in named_tensors(ens)], state.values())
     assert not ens.training
     assert not any(p.grad is not None for p in ens.parameters())
@@ -230,7 +254,7 @@ def test_dropout_differs_between_members(executor: str) -> None:
 
 
 def test_modes_reach_every_part() -> None:
-    """train and eval are those of the template, and one part can be set by itself."""
+    """train and eval set all parts of the template, and one part can be set alone."""
     ens = convert(mt.Deep(), ZOO["resnet"]).train()
     assert all(part.training for part in ens.template.modules())
     ens.get_submodule("bn1").eval()
@@ -261,9 +285,9 @@ def test_channels_last() -> None:
     assert_same(call(ens, case.example()), expected)
 
 
-@pytest.mark.parametrize(("kind", "case"), taken("transformer_encoder"))
+@pytest.mark.parametrize(("kind", "case"), [*taken("dropout"), *slow(taken("transformer_encoder"))])
 def test_inference_mode(kind: type[mt.Method], case: str) -> None:
-    """Works as it does without gradients."""
+    """Gives what a call with gradients gives."""
     ens, x = convert(kind(), ZOO[case]), ZOO[case].example()
     expected = call(ens, x).detach()
     with torch.inference_mode():

@@ -1,14 +1,11 @@
-"""Every method obeys every law on every model, or stands in the table of refusals.
+"""Every method obeys every law on every network, or the table of refusals says why not.
 
-With every change each method is run through nearly all laws on one model, and through one in twenty-four on four more; in the
-slow run through half of the rest, and on the rest of the zoo through the strongest laws, and through some of the others,
-rotated by MULTITUDES_SEED so that each comes round.
+`make test` tries the list FAST, `make test-full` the list FULL: see laws/trials.py.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from laws import LAWS, METHODS
-from laws.compare import assert_same, call, convert, gradients, row_axis, rows_of, run_by, without_dropout
+from laws.compare import assert_same, call, convert, coupled, gradients, row_axis, rows_of, run_by, without_dropout
+from laws.trials import FAST, FULL, LIGHT
 from nets.hazards import BatchMean
 from torch import nn
 from zoo import FIVE, HAZARDS, ZOO, refusal
@@ -24,85 +22,28 @@ from zoo import FIVE, HAZARDS, ZOO, refusal
 import multitudes as mt
 from multitudes.engine import tree
 
-SEED = int(os.environ.get("MULTITUDES_SEED", "0"))
 
-ALWAYS = ("member", "executors")
-"""What every pair of method and model is tried on in every slow run."""
-GRAPHS = {"compile": ("cnn", "unet"), "compile_sizes": ("cnn",), "export": ("resnet", "vit")}
-"""Laws that trace graphs take seconds: with every change half of the methods are tried on the first of these models, one in
-four for the one about sizes; on others in the slow run."""
-TWICE = ("untouched", "modes")
-"""Laws that convert a model again and again: with every change one in four methods is tried."""
-ONCE = ("public",)
-"""Laws about a method alone."""
-BY_ROW = ("rows", "batching", "by_rows")
-"""Laws that speak of single rows: a base model whose rows depend on each other does not obey them itself."""
-OTHERS = tuple(name for name in LAWS if name not in (*ALWAYS, *ONCE))
-SOME = 24
-"""One in so many laws is tried on four of five models with every change; half of the rest in a slow run."""
-AT_ONCE = 1
-"""How many of the other laws a pair of method and model is tried on in one slow run."""
+@pytest.mark.parametrize(
+    ("method", "network", "law"),
+    [pytest.param(*t, marks=[] if t in FAST else [pytest.mark.slow], id="-".join(t)) for t in FULL],
+)
+def test_law(method: str, network: str, law: str) -> None:
+    """This law holds for this method on this network."""
+    LAWS[law](METHODS[method](), ZOO[network])
 
 
-def speaks_of(law: str, case: str) -> bool:
-    """Whether the base model itself could obey a law."""
-    return ZOO[case].cnn if law.startswith("compile") else ZOO[case].alone or law not in BY_ROW
+def test_every_change_meets_every_method_law_and_network() -> None:
+    """In pairs: each method by each light law and, unless all is refused there, on each network; each law on each network."""
+    networks = [(method, network) for method in METHODS for network in FIVE if refusal(method, network, "member") is None]
+    assert {(method, law) for method, _, law in FAST} >= {(method, law) for method in METHODS for law in LIGHT}
+    assert {(method, network) for method, network, _ in FAST} >= set(networks)
+    assert {(network, law) for _, network, law in FAST} >= {(network, law) for network in FIVE for law in LIGHT}
+    assert {law for _, _, law in FAST} == set(LAWS)
 
 
-def tried(law: str, case: str, place: int, seed: int = SEED) -> str | None:
-    """Whether a law is tried on a model with every change ("fast"), in the slow run, or not this time."""
-    if law in ONCE:
-        return "fast" if case == FIVE[0] else None
-    if not speaks_of(law, case):
-        return None
-    if law in GRAPHS and case in GRAPHS[law]:
-        first = case == GRAPHS[law][0] and place % (4 if law == "compile_sizes" else 2) == 0
-        return "fast" if first else "slow"
-    if case in FIVE and law not in GRAPHS:
-        turn = list(LAWS).index(law) + place
-        if (case == FIVE[0] and (law not in TWICE or turn % 4 == 0)) or turn % SOME == 0:
-            return "fast"
-        return "slow" if case == FIVE[0] or law in ALWAYS or (turn + seed) % 2 else None
-    if law in ALWAYS:
-        return "slow"
-    turns = [(seed + place + AT_ONCE * turn) % len(OTHERS) for turn in range(AT_ONCE)]
-    return "slow" if OTHERS.index(law) in turns else None
-
-
-def pairs() -> Iterator[Any]:
-    """Every law that is tried, as a test."""
-    for i, method in enumerate(METHODS):
-        for j, case in enumerate(ZOO):
-            for law in LAWS:
-                when = tried(law, case, i + j)
-                if when and not refusal(method, case, law):
-                    marks = [pytest.mark.slow] if when == "slow" else []
-                    yield pytest.param(law, method, case, marks=marks, id=f"{method}-{case}-{law}")
-
-
-@pytest.mark.parametrize(("law", "method", "case"), list(pairs()))
-def test_law(law: str, method: str, case: str) -> None:
-    """This law holds for this method on this model."""
-    LAWS[law](METHODS[method](), ZOO[case])
-
-
-def test_every_law_comes_round() -> None:
-    """Some are tried at every seed; over as many seeds as there are others, each of them on every model it speaks of."""
-    for case in ZOO:
-        for law in (*ALWAYS, *OTHERS):
-            when = [tried(law, case, place=3, seed=seed) for seed in range(len(OTHERS))]
-            assert (all(when) if law in ALWAYS else any(when)) == speaks_of(law, case)
-
-
-def test_five_models_meet_every_law_with_every_change() -> None:
-    """No law is left to the slow run alone."""
-    fast = {law for law in LAWS for case in ZOO for place in range(4) if tried(law, case, place) == "fast"}
-    assert fast == set(LAWS)
-
-
-@pytest.mark.parametrize("case", ZOO)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if "hugging" in c else []) for c in ZOO])
 def test_whose_rows_are_alone(case: str) -> None:
-    """What the zoo says of a base model holds of it, so that no law is left out for nothing."""
+    """The zoo's `alone` is true of the base model, so that no law is left out for nothing."""
     net, x, axis = ZOO[case].model(), ZOO[case].example(5), row_axis(ZOO[case])
     whole, alone = tree.tensors(call(net, x)), True
     for row in range(5):
@@ -117,12 +58,12 @@ KEPT = {"recurrent_between": ("lstm",), "loose": ()}
 
 
 def sharing() -> Iterator[Any]:
-    """Every method whose members share weights, on every model where that is hazardous."""
-    for method in (mt.Masksembles(members=4, fewest=2, feed="all"), mt.BatchEnsemble(members=4)):
+    """Methods whose members share weights, on the networks where that is hazardous; in `make test` they take turns."""
+    for i, method in enumerate((mt.Masksembles(members=4, fewest=2, feed="all"), mt.BatchEnsemble(members=4))):
         name = type(method).__name__
-        for case in HAZARDS:
+        for j, case in enumerate(HAZARDS):
             if KEPT.get(case) or not refusal(name, case, "member"):
-                yield pytest.param(method, case, id=f"{case}-{name}")
+                yield pytest.param(method, case, id=f"{case}-{name}", marks=[pytest.mark.slow] if (i + j) % 2 else [])
 
 
 @pytest.mark.parametrize(("method", "case"), list(sharing()))
@@ -131,13 +72,13 @@ def test_members_that_share_weights_where_that_is_hazardous(method: mt.Method, c
     one, options = ZOO[case], {"keep": KEPT[case]} if case in KEPT else {}
     ens, x = convert(method, one, **options), one.example(3)
     expected = [call(ens.member(m), x) for m in range(method.members)]
-    for executor in ens.engine.proven["eval"]:
+    for executor in ens.plan.proven["eval"]:
         output = call(run_by(ens, executor), x)
         for m, wanted in enumerate(expected):
             assert_same(tree.take(output, m), wanted)
     y, found = one.target(expected[0]), []
-    for executor in ens.engine.proven["train"]:
-        if executor == "loop" and ens.engine.traits.coupled:
+    for executor in ens.plan.proven["train"]:
+        if executor == "loop" and coupled(ens):
             continue
         ens = run_by(without_dropout(convert(method, one, **options)), executor).train()
         assert ens.executor == executor

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from laws import LAWS, carrying, compare, graphs, meaning
+from laws.compare import owned
+from laws.trials import FAST
 from torch import Tensor
 from zoo import ZOO
 
@@ -128,7 +130,7 @@ def other_rows(patch: Patch) -> None:
 def same_start(ens: mt.Ensemble) -> None:
     """Members 1 and 3 start alike."""
     with torch.no_grad():
-        for name in ens.engine.owned:
+        for name in owned(ens):
             tensor = dict(named_tensors(ens))[name]
             tensor[3] = tensor[1]
 
@@ -140,7 +142,7 @@ def rolled_in_the_file(save: Callable[..., None]) -> Callable[..., None]:
         twin = copy.deepcopy(ens)
         with torch.no_grad():
             for name, tensor in named_tensors(twin):
-                if name in twin.engine.owned:
+                if name in owned(twin):
                     tensor.copy_(tensor.roll(1, 0))
         save(twin, path)
 
@@ -230,35 +232,35 @@ FAULTS = [
     Fault("unit", "half the gradient", executor("loop", half)),
     Fault("member", "members in another order", executor("loop", each(lambda t: t.roll(1, 0)))),
     Fault("member", "biases shared", shared_biases),
-    Fault("member", "half the gradient", executor("loop", half), case="mlp"),
+    Fault("member", "half the gradient", executor("loop", half)),
     Fault("member", "a trunk counted twice", executor("vmap", counted_twice), kind=mt.MultiHead),
     Fault("rows", "rows told apart by their place", executor("loop", each(lambda t: t + torch.arange(t.shape[1])[:, None]))),
     Fault("rows", "rows interleaved with members", executor("loop", each(interleaved))),
     Fault("batching", "rows less their mean", executor("loop", each(lambda t: t - t.mean(1, keepdim=True)))),
     Fault("by_rows", "rows for the next member", other_rows),
-    Fault("per_member", "one input for all members", first_inputs_for_all, case="mlp"),
+    Fault("per_member", "one input for all members", first_inputs_for_all),
     Fault("no_leak", "a leak with a gradient", leak(lambda w: 0.1 * w.sum())),
     Fault("no_leak", "a leak without one", leak(lambda w: 0.1 * w.detach().sum())),
     Fault("no_leak", "a leak that only NaN shows", leak(lambda w: torch.relu(-w.detach().abs().sum()))),
     Fault("executors", "vmap a little off", executor("vmap", each(lambda t: t * (1 + 1e-6)))),
     Fault("executors", "vmap with half the gradient", executor("vmap", half)),
     Fault("executors", "vmap without statistics", without_statistics),
-    Fault("chunk", "chunks that differ", executor("loop", off_in_chunks), case="mlp"),
+    Fault("chunk", "chunks that differ", executor("loop", off_in_chunks)),
     Fault("distinct", "two members alike", converted(same_start)),
-    Fault("untouched", "the given weights changed", verb("ensemble", user_model_used)),
-    Fault("untouched", "a hook left behind", verb("plan", hook_left)),
-    Fault("modes", "the mode forgotten", verb("ensemble", then(lambda ens: ens.eval()))),
-    Fault("modes", "the dtype forgotten", verb("ensemble", then(lambda ens: ens.float()))),
-    Fault("modes", "frozen layers thawed", verb("ensemble", then(lambda ens: ens.requires_grad_(True)))),
+    Fault("untouched", "the given weights changed", verb("ensemble", user_model_used), case="cnn"),
+    Fault("untouched", "a hook left behind", verb("plan", hook_left), case="cnn"),
+    Fault("modes", "the mode forgotten", verb("ensemble", then(lambda ens: ens.eval())), case="cnn"),
+    Fault("modes", "the dtype forgotten", verb("ensemble", then(lambda ens: ens.float())), case="cnn"),
+    Fault("modes", "frozen layers thawed", verb("ensemble", then(lambda ens: ens.requires_grad_(True))), case="cnn"),
     Fault("state_dict", "statistics not loaded", of_ensemble("load_state_dict", without_running)),
     Fault("save_load", "members rolled in the file", verb("save", rolled_in_the_file)),
     Fault("save_load", "the mode not saved", verb("load", then(lambda ens: ens.eval()))),
-    Fault("deepcopy", "a copy that is the same", of_ensemble("__deepcopy__", lambda _: lambda self, memo: self), case="mlp"),
+    Fault("deepcopy", "a copy that is the same", of_ensemble("__deepcopy__", lambda _: lambda self, memo: self)),
     Fault("training", "loss is not the split form", of_ensemble("loss", then(lambda loss: loss / 4))),
     Fault("training", "nothing is trained", of_ensemble("param_groups", lambda groups: lambda self, lr: groups(self, lr=0.0))),
     Fault("public", "no reference", lambda patch: patch.setattr(sys.modules[mt.Deep.__module__], "__doc__", "Deep.")),
     Fault("public", "not exported", lambda patch: patch.setattr(mt, "Deep", mt.Single)),
-    Fault("export", "the batch size fixed", executor("loop", fixed_sizes), case="mlp", error=Exception),
+    Fault("export", "the batch size fixed", executor("loop", fixed_sizes), case="cnn", error=Exception),
     Fault("compile", "a graph break", executor("loop", graph_break), case="cnn", error=torch._dynamo.exc.Unsupported),
     Fault("compile_sizes", "a graph for each size", executor("loop", fixed_sizes), case="cnn"),
 ]
@@ -285,3 +287,8 @@ def test_the_law_catches_its_fault(fault: Fault, monkeypatch: Patch, own_convers
 def test_every_law_has_a_fault_to_catch() -> None:
     """A law that nothing breaks proves nothing."""
     assert {fault.law for fault in FAULTS} == set(LAWS)
+
+
+def test_every_fault_would_be_caught_by_make_test() -> None:
+    """The law that catches it is tried there by the same method on the same network."""
+    assert {(fault.kind.__name__, fault.case, fault.law) for fault in FAULTS} <= set(FAST)

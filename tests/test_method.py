@@ -1,4 +1,4 @@
-"""Method: what a method may say, and the registry that nobody fills."""
+"""Method: its settings, its defaults, and the registry of all subclasses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from laws import METHODS
+from laws.compare import owned
 from zoo import ZOO
 
 import multitudes as mt
@@ -38,7 +39,7 @@ def test_methods_are_final(name: str) -> None:
     assert kind.__subclasses__() == []
 
 
-def test_a_method_of_ones_own_needs_no_permission() -> None:
+def test_a_method_outside_the_package_is_a_method() -> None:
     """Defining it is enough: it is in the registry, and the verbs take it."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def test_a_method_of_ones_own_needs_no_permission() -> None:
         case = ZOO["mlp"]
         assert Biases in mt.Method.all()
         ens = mt.ensemble(case.model(), Biases(members=3), case.example(), seed=0)
-        assert set(ens.engine.owned) == {"0.bias", "2.bias", "4.bias"}
+        assert set(owned(ens)) == {"0.bias", "2.bias", "4.bias"}
         mt.check(ens, case.example())
         y = torch.tensor([0, 1, 2])
         expected = sum(F.cross_entropy(output, y) for output in ens(*case.example().args))
@@ -66,9 +67,9 @@ def test_a_method_of_ones_own_needs_no_permission() -> None:
         gc.collect()
 
 
-def test_a_method_that_says_nothing_is_told_so() -> None:
+def test_a_method_without_a_layout_is_an_error() -> None:
     """The base class has no layout."""
-    with pytest.raises(NotImplementedError, match="Method does not say which tensors"):
+    with pytest.raises(NotImplementedError, match="Method"):
         mt.Method().layout(None)  # type: ignore[arg-type]
 
 

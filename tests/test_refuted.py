@@ -1,4 +1,4 @@
-"""Faults that were found once by trying to refute the library, each with the model that showed it."""
+"""Faults that attempts to break the library have found, each with the model that showed it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from laws.compare import owned
 from torch import Tensor, nn
 
 import multitudes as mt
@@ -139,7 +140,7 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_loose_head_is_found_however_it_is_multiplied(kind: str) -> None:
     ens = mt.ensemble(Built(lambda s, x: HEADS[kind](s, s.c(x).relu())), mt.MultiHead(members=3), X)
-    assert ens.engine.owned == {"w"}
+    assert owned(ens) == {"w"}
 
 
 def test_inputs_for_each_member_in_training_over_a_shared_norm() -> None:
@@ -187,7 +188,7 @@ def test_options_of_the_wrong_kind(options: dict[str, Any], says: str) -> None:
         mt.ensemble(nn.Linear(6, 3).double(), mt.Deep(members=2), X, **options)
 
 
-def test_members_that_start_equal_are_told() -> None:
+def test_the_plan_warns_of_members_that_start_equal() -> None:
     """A head that its author starts at zero stays at zero in every member: the plan says what comes of it."""
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     assert not any("start equal" in note for note in mt.plan(net, mt.MultiHead(members=2), X).notes)

@@ -1,4 +1,4 @@
-"""A bar where somebody looks, and nothing where nobody does."""
+"""Progress bars: shown in a terminal, and otherwise not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m multitudes`: the shell."""
+"""Runs the `multitudes` command as `python -m multitudes`."""
 
 from multitudes.shell.commands import main
 

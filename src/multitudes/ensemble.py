@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from multitudes.prediction.temperature import Calibrator
 
 COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shampoo", "SOAP", "NovoGrad")
-"""Optimisers that look at whole tensors, and so at several members at once."""
+"""Optimizers that use norms or shapes of whole tensors, which would mix members."""
 
 
 class Ensemble(nn.Module):
-    """One template, some of whose tensors carry a leading member axis, under the base model's own names.
+    """M networks in one module: ``ens(x)`` is ``[M, B, ...]`` in every mode.
 
-    ``ens(x)`` is ``[M, B, ...]`` in every mode. The parameters and buffers are those of `state_dict`, under the base
-    model's names without a prefix; tensors that belong to members have the shape ``[M, ...]``.
+    Parameters and buffers keep the given model's names, without a prefix. Tensors that belong to members have a leading
+    member axis, ``[M, ...]``; all others are shared.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Ensemble(nn.Module):
         self.register_load_state_dict_post_hook(_loaded)
 
     def _adopt_registers(self, template: nn.Module) -> None:
-        """Takes over the template's registers, so that names, devices and checkpoints are the base model's own."""
+        """Uses the template's parameters, buffers and modules as its own: names in checkpoints have no prefix."""
         vars(self).update(_modules=template._modules, _parameters=template._parameters, _buffers=template._buffers)
         vars(self)["_non_persistent_buffers_set"] = template._non_persistent_buffers_set
         self.training = template.training
 
     @property
     def template(self) -> nn.Module:
-        """The module that all members are calls of."""
+        """The network that is run for every member, each time with that member's tensors."""
         return self.engine.template
 
     @property
     def base(self) -> nn.Module:
-        """The base model's architecture, on the meta device."""
+        """The given model's architecture on the meta device, without weights."""
         return self._base[0]
 
     @property
@@ -92,32 +92,32 @@ class Ensemble(nn.Module):
 
     @property
     def members(self) -> int:
-        """How many members, M."""
+        """The number of members, M."""
         return self.engine.members
 
     @property
     def effective_size(self) -> int:
-        """How many different networks there are to draw members from."""
+        """The number of different networks that members can be; larger than M for methods that draw."""
         return self.method.effective_size(self)
 
     @property
     def executor(self) -> str:
-        """The executor that an ordinary call would now take."""
+        """The executor that a call would use now: loop, vmap or fold."""
         return choose(self.engine)
 
     def forward(
         self, *inputs: Any, per_member: bool = False, rows: Tensor | None = None, draws: Any = None, **kwargs: Any
     ) -> Any:
-        """All members on these inputs, ``[M, B, ...]``.
+        """Runs all members on these inputs: ``[M, B, ...]``.
 
-        per_member  the inputs carry ``[M, B, ...]``: each member has its own
-        rows        ``[B]``, the member of each row; returns ``[B, ...]``
-        draws       drawn tensors by name with a leading axis D, for methods that draw; returns ``[D, B, ...]``, or with
-                    rows the draw of each row, ``[B, ...]``
+        per_member  the inputs are ``[M, B, ...]``: each member has its own
+        rows        ``[B]``, the member of each row; the output is ``[B, ...]``
+        draws       for methods that draw: tensors by name, ``[D, ...]``; the output is ``[D, B, ...]``. With `rows`, the draw
+                    of each row; the output is ``[B, ...]``
         """
         call = Inputs(*inputs, **kwargs)
         if draws is not None and not self.method.draws:
-            raise InputError(f"{type(self.method).__name__} draws nothing, so draws= has nothing to give it")
+            raise InputError(f"{type(self.method).__name__} has no random draws: leave draws= out")
         if torch.compiler.is_compiling():
             return self._run_drawn(call, per_member, rows, draws)
         if self.training and draws is None and rows is None and not per_member:
@@ -149,7 +149,7 @@ class Ensemble(nn.Module):
         """
         outputs = self(*inputs, **kwargs)
         if not isinstance(outputs, Tensor):
-            raise InputError("moments are those of one tensor: this model returns several")
+            raise InputError("moments() needs a model that returns one tensor: this one returns several")
         values = values_of(outputs, "regression", self.method)
         found = moments(values["mean"], values.get("variance"))
         return found["mean"], found["aleatoric"] + found["epistemic"]
@@ -157,7 +157,7 @@ class Ensemble(nn.Module):
     def resample(self, seed: int | None = None) -> Ensemble:
         """Draws all members again by a seed; None takes one from the ensemble's generator."""
         if not self.method.draws:
-            raise InputError(f"{type(self.method).__name__} draws nothing that could be drawn again")
+            raise InputError(f"{type(self.method).__name__} has no random draws to resample")
         resample(self.engine, int(torch.randint(2**62, (), generator=self.generator)) if seed is None else seed)
         return self
 
@@ -171,13 +171,13 @@ class Ensemble(nn.Module):
             return
         self._warned = True
         warnings.warn(
-            f"{type(self.method).__name__} trains by parts: call ens.loss, or ens(*batch.inputs, **batch.kwargs) with "
-            "batch = ens.batch(x, y); this call is of all members",
+            f"{type(self.method).__name__} trains by parts: a plain call of all members is not its training step. Call "
+            "ens.loss(x, y, criterion), or ens(*batch.inputs, **batch.kwargs) with batch = ens.batch(x, y)",
             stacklevel=3,
         )
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
-        """One training step's data as the method wants it; changes nothing in the ensemble but its generator."""
+        """Prepares the data of one training step. Only the ensemble's random generator changes."""
         call = Inputs.of(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
@@ -189,23 +189,24 @@ class Ensemble(nn.Module):
         return replace(found, kwargs={**found.kwargs, "draws": self.method.drawn_for_step(self.template, seeds)})
 
     def reduce(self, outputs: Any, batch: Batch, criterion: Criterion, global_batch: int | None = None) -> Tensor:
-        """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses joined, and the method's prior.
+        """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses combined, plus the method's prior.
 
-        A prior that depends on how many rows a step has takes those of all processes; with accumulation, say how many.
+        Some priors depend on the number of rows of the whole step. Rows of all processes are counted; with gradient
+        accumulation, give the number as `global_batch`.
         """
         loss = self.method.loss(outputs, batch, criterion)
         prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
         return loss if prior is None else loss + prior
 
     def _rows_of_all(self, batch: Batch) -> int:
-        """How many rows a step has in all processes."""
+        """The number of rows of a step, over all processes."""
         distributed = torch.distributed
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         slots = [t.shape[1] for t in tree.tensors(batch.target) if batch.per_member and t.ndim > 1]
         return ranks * max(batch.count or next(iter(slots), 1), 1)
 
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
-        """The loss of one training step; `criterion(output, target)` is any torch loss with mean reduction."""
+        """Computes the loss of one training step; `criterion(output, target)` is any torch loss with mean reduction."""
         batch = self.batch(x, y, per_member)
         return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion, global_batch)
 
@@ -217,16 +218,17 @@ class Ensemble(nn.Module):
         optimizer: type[torch.optim.Optimizer] | None = None,
         only: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser; give its class, and one that would couple members is refused by name.
+        """Makes the parameter groups of an optimizer.
 
-        With `only`, those of one kind, such as "shared" or "patches": two optimisers can take turns.
+        optimizer  its class: one that would mix members is refused
+        only       groups of one kind, such as "shared" or "patches", for two optimizers that take turns
         """
         kinds = [kind.__name__ for kind in (optimizer.__mro__ if optimizer is not None else ())]
         own = any(name in self.engine.owned | self.engine.summed for name, _ in self.named_parameters())
         if own and (coupling := [kind for kind in kinds if kind in COUPLING]):
             raise InputError(
-                f"{coupling[0]} looks at whole tensors, and so at several members at once: their updates would depend on "
-                "each other. Take SGD, Adam or AdamW, or train ens.member(m) one by one"
+                f"{coupling[0]} uses norms or shapes of whole tensors, so the members' updates would depend on each other. "
+                "Use SGD, Adam or AdamW, or train each ens.member(m)"
             )
         groups = self.method.param_groups(self, lr, weight_decay)
         found = [group.get("kind") for group in groups]
@@ -236,7 +238,7 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clips the gradient of each member's own weights to a norm, and that of shared ones; the members' norms ``[M]``."""
+        """Clips the gradient norm of each member's weights, and that of the shared ones. Returns the members' norms ``[M]``."""
         named = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
         own = [g for n, g in named if n in self.engine.owned]
         rest = [g for n, g in named if n not in self.engine.owned]
@@ -253,7 +255,7 @@ class Ensemble(nn.Module):
         return norms
 
     def member(self, m: int) -> nn.Module:
-        """Member m as a plain module of the base model's kind, with its names: a detached copy with the same outputs."""
+        """Copies member m into a plain module with the given model's layers and names, and the same outputs."""
         index = self._index(m)
         member = detached_copy(self.template, self._slice(lambda tensor: tensor[index]))
         if self.engine.traits.plain_weights:
@@ -264,12 +266,12 @@ class Ensemble(nn.Module):
         return member
 
     def subset(self, members: Sequence[int]) -> Ensemble:
-        """An ensemble of some of the members, in the order given: a detached copy."""
+        """Copies some of the members into a new ensemble, in the given order."""
         if self.engine.summed:
             return self.compact().subset(members)
         chosen = [self._index(m) for m in members]
         if not chosen:
-            raise InputError("subset([]) would leave no member")
+            raise InputError("subset([]) leaves no member")
         template = detached_copy(self.template, self._slice(lambda tensor: tensor[chosen]))
         method = self.method.subset(len(chosen))
         engine = replace(self.engine, template=template, members=len(chosen), picked=dict(self.engine.picked))
@@ -281,52 +283,53 @@ class Ensemble(nn.Module):
         return new
 
     def compact(self) -> Ensemble:
-        """An ensemble for prediction with the same outputs, without what its members do not use: a detached copy.
+        """Copies the members into a smaller ensemble for prediction, without channels that they do not use.
 
-        The plan has the multiply-adds before and after, and what has become of each layer.
+        Outputs are the same. The new ensemble's plan shows the multiply-adds before and after, and the change of each layer.
         """
         if self.is_compact:
             raise InputError("this ensemble is compact already")
         if not self.engine.traits.plain_weights:
-            raise InputError("forward reads weights of converted layers by itself, so that nothing can be worked into them")
+            raise InputError("compact() cannot change weights that the model's own forward reads directly")
         new = self.method.compact(self)
         new.calibrator = self.calibrator
         return new
 
     def average(self, output: str | None = None, class_axis: int = 1) -> nn.Module:
-        """A plain module ``[B, K]`` for code that knows no members: the log of the mean probability, by the task.
+        """Wraps the ensemble as a plain module ``[B, K]``: the log of the mean probability; the mean for regression.
 
-        Where the model returns several tensors, `output` names the one that is meant; tokens ``[B, T, K]`` have class_axis=-1.
+        output      the tensor to average, by name, if the model returns several
+        class_axis  the axis of the classes; -1 for tokens ``[B, T, K]``
         """
         return Average(self, output, class_axis)
 
     def load_base(self, state_dict: Mapping[str, Tensor], start: str = "copies") -> None:
-        """Loads a checkpoint of the base model, by the base model's names.
+        """Loads a checkpoint of the given model, by the model's own names.
 
-        start="copies" gives its weights to every member; "fresh" leaves what members own as it is.
+        start="copies" gives its weights to every member; "fresh" leaves the members' own tensors unchanged.
         """
         load_base(self, state_dict, start)
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
-        """BatchNorm's running statistics as the averages over a few batches: after `Packed(pretrained=True)`, for example."""
+        """Sets BatchNorm's running statistics to their averages over these batches; useful after `Packed(pretrained=True)`."""
         estimate_norms(self, batches)
         return self
 
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
-        """Proves the executors again on `x`, times them, and takes the faster one in each mode; tensors stay as they are."""
+        """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes."""
         tune(self.engine, Inputs.of(x), seconds)
         return self
 
     def train(self, mode: bool = True) -> Ensemble:
-        """Training or eval mode, as the model itself sets it; a compact ensemble is for prediction alone."""
+        """Sets training or eval mode. A compact ensemble refuses training mode."""
         if mode and self.is_compact:
-            raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
+            raise RunError("a compact ensemble is for prediction only: train the original ensemble, then call compact() again")
         self.template.train(mode)
         self.training = mode
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Ensemble:
-        """As `nn.Module.to`; a memory format is given to each member's slice."""
+        """Moves or converts the ensemble, as `nn.Module.to`; a memory format applies to each member's slice."""
         layout = kwargs.pop("memory_format", None)
         if args or kwargs:
             super().to(*args, **kwargs)
@@ -367,7 +370,7 @@ class Ensemble(nn.Module):
 
     def _index(self, m: int) -> int:
         if isinstance(m, bool) or not hasattr(m, "__index__") or not -self.members <= operator.index(m) < self.members:
-            raise InputError(f"there is no member {m!r}: this ensemble has members 0 to {self.members - 1}")
+            raise InputError(f"no member {m!r}: this ensemble has members 0 to {self.members - 1}")
         return operator.index(m) % self.members
 
     def __repr__(self) -> str:

@@ -1,11 +1,11 @@
-"""The errors, each saying what is wrong, where, and what to type next.
+"""The errors. Each says what is wrong, where, and what to type instead.
 
 MultitudesError
 ├── InputError        an argument, a setting or an example that cannot be used (also a ValueError)
-├── ConversionError   layers that a method has to refuse, all named at once
-├── CheckError        a law that does not hold for this ensemble
-├── RunError          a call that this ensemble cannot answer rightly (also a RuntimeError)
-└── FileError         a file that is damaged, foreign, or of another architecture
+├── ConversionError   layers that a method cannot convert, all named at once
+├── CheckError        a law that the ensemble breaks
+├── RunError          a call whose result would be wrong (also a RuntimeError)
+└── FileError         a file that is damaged, not ours, or of another architecture
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class InputError(MultitudesError, ValueError):
 
 
 class ConversionError(MultitudesError):
-    """A model that the method has to refuse."""
+    """A model with layers that the method cannot convert."""
 
 
 class CheckError(MultitudesError):
-    """A law that does not hold for this ensemble."""
+    """A law that the ensemble breaks."""
 
 
 class RunError(MultitudesError, RuntimeError):
-    """A call that this ensemble cannot answer rightly."""
+    """A call whose result would be wrong."""
 
 
 class FileError(MultitudesError):
-    """A file that is damaged, foreign, or of another architecture."""
+    """A file that is damaged, not ours, or of another architecture."""

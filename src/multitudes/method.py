@@ -1,7 +1,7 @@
-"""Method: what a method may say. Each method is one final, frozen dataclass in one file of `multitudes.methods`.
+"""Method: the base class of every method. A method is one frozen dataclass in one file of `multitudes.methods`.
 
-The registry is `Method.all()`: every subclass, so there is nothing to fill. Tests, documentation, error lists and the
-shell take their lists from it.
+A method decides which tensors belong to members (`layout`). Everything else here has a default. `Method.all()` lists every
+subclass, so there is no registry to fill: tests, documentation, error messages and the shell take their lists from it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.known_layers import unknown_layers
 from multitudes.conversion.anatomy.structure import Structure as Structure
-from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.anatomy.structure import run_example
 from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
 from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
-from multitudes.engine.seeds import member_seed, seeded
+from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
+from multitudes.settings import Count, check_settings
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -38,16 +39,16 @@ M = TypeVar("M", bound="Method")
 
 @dataclass(frozen=True)
 class Batch:
-    """One training step's data, as a method wants it: `ens(*batch.inputs, **batch.kwargs)`, then `ens.reduce`."""
+    """The data of one training step: call `ens(*batch.inputs, **batch.kwargs)`, then `ens.reduce`."""
 
     inputs: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any
     per_member: bool = False
     count: int = 0
-    """How many rows there are."""
+    """The number of rows."""
     slots: Tensor | None = None
-    """Where each member has rows of its own: which, ``[M, L]``; `Ensemble.batch` takes them."""
+    """The rows of each member, ``[M, L]``, if members have different rows (MIMO); `Ensemble.batch` gathers them."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,7 @@ class Given:
     @functools.cached_property
     def structure(self) -> Structure:
         """How the example runs through the model. The model is run once, when this is first read."""
-        try:
-            with seeded(self.seed, self.model):
-                return observe(self.model, self.inputs)
-        except InputError:
-            raise
-        except Exception as error:
-            text = f"the model rejects the example {self.inputs}: {type(error).__name__}: {error}"
-            raise InputError(text) from error
+        return run_example(self.model, self.inputs, self.seed)
 
     def with_model(self, model: nn.Module, seed: int) -> Given:
         """The same for another model of the same architecture; the example is not run again."""
@@ -90,60 +84,57 @@ class Given:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which parts of a model belong to members: whole modules, and single tensors of others; the rest is shared."""
+    """Which parts of a model belong to members: whole modules, and single tensors of other modules. The rest is shared."""
 
     modules: frozenset[str] = frozenset()
     tensors: frozenset[str] = frozenset()
     summed: frozenset[str] = frozenset()
-    """Tensors of members that a layer adds up."""
+    """Weights of members whose outputs a layer adds up (MIMO's first layer)."""
     note: str = ""
-    """What the plan should say about the choice."""
+    """A line for the head of the plan."""
     because: Mapping[str, str] = field(default_factory=dict)
-    """What the plan should say about single modules."""
+    """The reason that the plan prints for a module, by the module's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """The settings of a method, and what it says about tensors, batches and losses."""
+    """The settings of a method, and how it treats tensors, batches and losses."""
 
-    members: int = 4
-    """How many members, M."""
+    members: Count = 4
+    """The number of members, M."""
 
     reduction: Literal["sum", "mean"] = "sum"
-    """How the members' losses are joined: their sum, so that weights a member owns learn as they would alone, or mean."""
+    """How the members' losses become one: "sum" lets a member's own weights learn as they would alone; "mean" averages."""
 
     shares_weights: ClassVar[bool] = False
-    """Whether members differ only by what the method adds to the given weights."""
+    """Whether all members use the given weights, and differ only in tensors that the method adds."""
 
     draws: ClassVar[bool] = False
-    """Whether members are drawn, and `batch` draws for each training step."""
+    """Whether members are random draws, made anew for each training step."""
 
     origin: ClassVar[str] = "by the method"
-    """Where what members own comes from, if they start by `start`."""
+    """Where the members' tensors come from, in the words of the plan; for methods with a `start` of their own."""
 
     keeps_layers: ClassVar[bool] = True
-    """Whether keep= can take layers from the method."""
+    """Whether keep= may exclude layers from conversion."""
 
     draws_by_shape: ClassVar[bool] = False
-    """Whether draws have the shapes of what a call has inside the network."""
+    """Whether the draws have the shapes of activations, so that other input shapes need other draws."""
 
     layer_settings: ClassVar[tuple[str, ...]] = ()
-    """The settings that may differ from layer to layer, by `at=`."""
+    """The settings that `at=` may change for single layers."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
-            raise InputError(f"{type(self).__name__}(members={self.members!r}): members must be a whole number of at least 1")
-        if self.reduction not in ("sum", "mean"):
-            raise InputError(f"{type(self).__name__}(reduction={self.reduction!r}): say 'sum' or 'mean'")
+        check_settings(self)
 
     @staticmethod
     def all() -> list[type[Method]]:
-        """Every method there is, yours included."""
+        """Lists every method, your own included."""
         import_module("multitudes.methods")  # the one import upwards: a registry loads what registers itself
         return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
 
     def refused(self, structure: Structure) -> dict[str, str]:
-        """Modules that the method cannot convert, and why.
+        """Names the modules that the method cannot convert, with the reason.
 
         By default none; a method that shares weights refuses layers that it does not know.
         """
@@ -165,45 +156,44 @@ class Method:
         return drawn_member(network, member_seed(given.seed, m))
 
     def layout(self, structure: Structure) -> Layout:
-        """Which parts of the model belong to members."""
+        """Decides which parts of the network belong to members."""
         raise NotImplementedError(f"{type(self).__name__} does not say which tensors belong to members")
 
     def neutral(self: M) -> M:
-        """The settings under which, started from copies, the ensemble is the base model."""
+        """The settings under which an ensemble of copies equals the given model; the self-check compares the two."""
         return replace(self, members=1)
 
     def subset(self: M, count: int) -> M:
-        """The settings of an ensemble of so many of the members."""
+        """The settings of an ensemble of `count` of the members."""
         return replace(self, members=count)
 
     @property
     def trains_by_part(self) -> bool:
-        """Whether a training step is something else than a call of all members."""
+        """Whether a training step differs from a plain call of all members."""
         return self.draws or getattr(self, "feed", "all") == "split"
 
     def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """What a training step draws, by these seeds: ``[D, ...]`` by name."""
+        """Makes the draws of a training step from these seeds: ``[D, ...]`` by buffer name."""
         return draw_all(network, seeds)
 
     def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
-        """Looks, in place, at the shapes that a call has inside the network, where draws depend on them: are they others?"""
+        """Records the activation shapes of a call, for methods whose draws have them. Returns True if they changed."""
         return False
 
     def bake(self, member: nn.Module) -> None:
-        """Makes a member's layers those of the given model again, in place, with what the method adds to them worked in."""
+        """Turns the converted layers of a single member into plain layers, in place: masks and factors go into the weights."""
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
-        """An ensemble for prediction with the same outputs, without what its members do not use."""
-        name = type(self).__name__
-        raise InputError(f"{name} has nothing to compact: each of its members uses all that it has")
+        """Makes a smaller ensemble with the same outputs, for prediction only."""
+        raise InputError(f"{type(self).__name__} has nothing to compact: every member uses all of its weights")
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """What one training step of so many rows is called with; by default every member sees every row."""
+        """Prepares the data of one training step with `count` rows. By default every member sees every row."""
         kwargs = {**inputs.kwargs, "per_member": True} if per_member else inputs.kwargs
         return Batch(inputs.args, kwargs, target, per_member, count)
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
-        """The members' losses, joined."""
+        """Combines the members' losses into one, by `reduction`."""
         if "rows" in batch.kwargs:
             return criterion(outputs, batch.target)
         losses = []
@@ -214,26 +204,26 @@ class Method:
         return total if self.reduction == "sum" else total / self.members
 
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
-        """What the loss adds that depends on weights only, for a batch of so many rows in all."""
+        """A prior that is added to the loss; `count` is the number of rows of the whole step."""
         return None
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """How many different networks there are to predict with."""
+        """The number of different networks that members can be."""
         return self.members
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser."""
+        """Makes the parameter groups of an optimizer."""
         named = [(name, p) for name, p in ensemble.named_parameters() if p.requires_grad]
         own = {"params": [p for _, p in named], "names": [n for n, _ in named], "kind": "all"}
         return [{**own, "lr": lr, "weight_decay": weight_decay}]
 
     def settings(self) -> dict[str, Any]:
-        """The fields by name, as they are saved."""
+        """The fields by name, as files hold them."""
         return dataclasses.asdict(self)
 
 
 def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
-    """The same data, each row by one member: blocks of rows, as even as they can be, beginning with any member."""
+    """Assigns each row of a batch to one member, in blocks of nearly equal size, starting with a random member."""
     count = batch.count
     first = int(torch.randint(members, (), generator=by_rank(rng)))
     rows = (torch.arange(count) * members // max(count, members) + first) % members
@@ -241,13 +231,13 @@ def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
 
 
 def into_slots(batch: Batch, batch_axis: BatchAxis) -> Batch:
-    """Each member's own rows of a batch."""
+    """Gathers the rows of each member, by `batch.slots`."""
     assert batch.slots is not None
     for name, leaf in tree.leaves(batch.target):
         if not isinstance(leaf, Tensor) or (leaf.ndim and len(leaf) != batch.count):
             shown = f"{list(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
             where = f"target {name}" if name else "the target"
-            raise InputError(f"{where} is {shown}: slots have rows of their own, so give a tensor of {batch.count} rows")
+            raise InputError(f"{where} is {shown}: each member takes rows of its own, so give a tensor of {batch.count} rows")
     whole = Inputs(*batch.inputs, **batch.kwargs)
     call = stack_slots([take_rows(whole, batch_axis, index) for index in batch.slots], batch_axis)
     targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
@@ -259,7 +249,7 @@ def _entries(index: Tensor, target: Tensor) -> Tensor:
 
 
 def by_rank(rng: torch.Generator) -> torch.Generator:
-    """A generator of this process's own, from one that is the same for all: batches are shuffled by it, weights are not."""
+    """A generator for this process, seeded from the one that all processes share. It shuffles batches, never weights."""
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)) + rank)

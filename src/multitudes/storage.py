@@ -18,24 +18,23 @@ from torch import Tensor
 from multitudes.errors import FileError
 
 UNFINISHED = ".part"
-"""How the name of a file ends that is not whole yet."""
-
+"""Suffix of a file that is still being written."""
 
 FORMAT = 1
-"""The version of the file's JSON; a newer one is refused by name."""
+"""Version of the JSON in our files. Files of a newer version are refused."""
 
 
 def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors, and JSON about them, as a file of this kind."""
+    """Writes tensors and JSON about them to a safetensors file. `kind` names its content, for `load_tensors`."""
     from safetensors.torch import save as to_bytes
 
-    kept = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    write(Path(path), to_bytes(kept, metadata={kind: text, "sha256": digest(kept, text)}))
+    write(Path(path), to_bytes(plain, metadata={kind: text, "sha256": digest(plain, text)}))
 
 
 def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `save_tensors` wrote."""
+    """Reads the JSON and the tensors of a file that `save_tensors` wrote."""
     header, tensors = _safetensors(Path(path))
     if kind not in header or "sha256" not in header:
         raise FileError(f"{path} holds no {kind}")
@@ -45,22 +44,22 @@ def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], 
 
 
 def described(text: str | bytes, path: str | PathLike[str], kind: str, known: int) -> dict[str, Any]:
-    """The JSON of a file, whose format must be one that is known."""
+    """Parses the JSON of a file, and refuses a format newer than `known`."""
     try:
-        found: dict[str, Any] = json.loads(text)
-        newer = found["format"] > known
+        about: dict[str, Any] = json.loads(text)
+        newer = about["format"] > known
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileError(f"{path} is damaged or does not describe a {kind}: {type(error).__name__}: {error}") from error
     if newer:
-        raise FileError(f"{path} was written in a newer format: update multitudes")
-    return found
+        raise FileError(f"{path} has a newer format: update multitudes")
+    return about
 
 
 def write(target: Path, data: bytes) -> None:
-    """All of it or nothing; the old file stays until the new one is whole."""
+    """Writes a file whole or not at all. An old file stays until the new one is complete."""
     name = target.parent / f".{target.name}.{secrets.token_hex(4)}{UNFINISHED}"
     try:
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # with the rights that any new file has
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # permissions of any new file
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -83,13 +82,13 @@ def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(
-            f"{path} is not a whole safetensors file ({error}). Pickled checkpoints are not read: "
-            "write them with safetensors.torch.save_file(model.state_dict(), ...)"
+            f"{path} is not a whole safetensors file ({error}). For a pickled checkpoint, convert it first: "
+            "safetensors.torch.save_file(model.state_dict(), ...)"
         ) from error
 
 
 def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    """Of a text, and of tensors in memory as they lie: names, shapes, types and numbers."""
+    """SHA-256 of a text and of contiguous CPU tensors: their names, shapes, dtypes and numbers."""
     total = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -1,4 +1,4 @@
-"""A bar: how far something is, on standard error, where there is a terminal."""
+"""Progress bars, and tables and sizes as text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Tell = Callable[..., None]
-"""Called with how much has been done, and what else to show by name."""
+"""Function that advances a bar: tell(count, loss="0.5")."""
 
 
 def is_shown(progress: bool | None) -> bool:
-    """Whether a bar is to be shown: as asked for, or where there is a terminal."""
+    """Returns `progress`, or if it is None whether standard error is a terminal."""
     return sys.stderr.isatty() if progress is None else progress
 
 
 @contextlib.contextmanager
 def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> Iterator[Tell]:
-    """A bar for the time of a block, and a line with what else is shown; they go when the block ends."""
+    """Shows a bar on standard error during a with-block. Yields a function that advances it and shows values below."""
     if not is_shown(progress):
         yield lambda count=1, **shown: None
         return
@@ -26,7 +26,7 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    class Two(Progress):
+    class BarAndValues(Progress):
         def get_renderables(self) -> Iterator[RenderableType]:
             yield self.make_tasks_table(self.tasks)
             for task in self.tasks:
@@ -34,7 +34,7 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
                     yield Text(task.fields["shown"], no_wrap=True, overflow="ellipsis")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-    with Two(*columns, console=Console(stderr=True), transient=True) as live:
+    with BarAndValues(*columns, console=Console(stderr=True), transient=True) as live:
         job = live.add_task(name, total=total, shown="")
 
         def tell(count: int = 1, **shown: object) -> None:
@@ -45,14 +45,14 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
         yield tell
 
 
-def rendered(parts: list[Any]) -> str:
-    """Tables as text, as wide as the terminal; in colour nowhere, so that it reads the same in a log and a notebook."""
+def rendered(parts: list[Any], width: int | None = None) -> str:
+    """Renders tables as text, `width` columns or as wide as the terminal, without colour: logs and notebooks show the same."""
     import shutil
     from io import StringIO
 
     from rich.console import Console
 
-    width = min(140, max(80, shutil.get_terminal_size((140, 24)).columns))
+    width = width or min(140, max(80, shutil.get_terminal_size((140, 24)).columns))
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, markup=False, emoji=False)
     for part in parts:
         console.print(part)
@@ -61,7 +61,7 @@ def rendered(parts: list[Any]) -> str:
 
 
 def megabytes(size: float) -> str:
-    """A number of bytes, for people."""
+    """Formats a number of bytes: 512 B, 1.5 KiB, 3.0 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,11 +1,11 @@
-"""recommend: what fits, what does not, and why; costs are set where an order has to be sure."""
+"""recommend: verdicts, reasons and order. Costs are made up where the order must not depend on timing."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,18 @@ from multitudes.analysis.recommendation import LEVELS, Candidate, Recommendation
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.conversion.cost import Cost, CostRow
 from multitudes.engine.modules import owned_modules
-from multitudes.method import Layout
+from multitudes.method import Given, Layout
 from multitudes.models import MLP, SmallCNN, ViT
 
 OURS = [
     kind.__name__ for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.") and kind is not mt.Single
 ]
 TIMES = {"Deep": 4.0, "Packed": 1.2, "MIMO": 1.0, "MultiHead": 1.1, "TreeNet": 2.5, "MCDropout": 10.0, "DropConnect": 13.0}
-"""What methods take here; others four times the single network's latency, and all twice its memory."""
+"""Made-up latencies relative to the single network; other methods have 4. Every method has twice its memory."""
 
 
 def net(dropout: float = 0.0) -> nn.Module:
-    """Three layers."""
+    """An MLP of three layers."""
     return MLP(8, (32, 32), 4, dropout=dropout)
 
 
@@ -48,7 +48,7 @@ def one(found: Recommendation, kind: type[mt.Method], **settings: Any) -> Candid
 
 @pytest.fixture
 def fixed(monkeypatch: pytest.MonkeyPatch) -> list[mt.Ensemble]:
-    """Costs as `TIMES` says, by members where they are drawn; what was asked for is kept."""
+    """Replaces `cost` by `TIMES`, scaled by members if they are drawn. Returns the list of ensembles that were measured."""
     asked: list[mt.Ensemble] = []
 
     def cost(ens: mt.Ensemble, x: Any, repeats: int) -> Cost:
@@ -62,7 +62,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> list[mt.Ensemble]:
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *kinds: type[mt.Method]) -> None:
-    """Lets these be all methods there are."""
+    """Makes these the only methods."""
     monkeypatch.setattr(mt.Method, "all", staticmethod(lambda: list(kinds)))
 
 
@@ -78,7 +78,7 @@ def test_without_budgets_the_order_is_that_of_printed_results() -> None:
 
 
 @pytest.mark.usefixtures("fixed")
-def test_a_latency_leaves_out_what_is_slower() -> None:
+def test_slower_methods_do_not_fit_a_latency() -> None:
     tried = [mt.Deep(), mt.MultiHead(), mt.Packed(), mt.TreeNet()]
     found = recommend(net(), torch.randn(5, 8), latency=1.5, methods=tried)
     assert found.best == mt.Packed(members=4)
@@ -91,7 +91,7 @@ def test_a_latency_leaves_out_what_is_slower() -> None:
 
 
 @pytest.mark.usefixtures("fixed")
-def test_a_memory_leaves_out_what_is_larger() -> None:
+def test_larger_methods_do_not_fit_a_memory() -> None:
     x = torch.randn(5, 8)
     assert recommend(net(), x, memory=2.0, methods=[mt.Deep()]).best == mt.Deep()
     found = recommend(net(), x, memory="150 B", methods=[mt.Deep()])
@@ -102,23 +102,23 @@ def test_a_memory_leaves_out_what_is_larger() -> None:
 
 
 @pytest.mark.usefixtures("fixed")
-def test_what_compacts_is_there_twice_with_the_memory_of_its_training() -> None:
+def test_a_method_that_compacts_is_listed_twice_with_the_memory_of_its_training() -> None:
     found = recommend(net(), torch.randn(5, 8), latency=2.0, methods=[mt.Masksembles()])
     assert [(c.compact, c.verdict) for c in found.candidates] == [(True, "fits"), (False, "too slow")]
     assert found.candidates[0].ratio("memory") == 2.0
     assert found.candidates[0].code.endswith(".compact()")
 
 
-def test_fewer_draws_are_tried_where_all_are_too_slow(fixed: list[mt.Ensemble]) -> None:
+def test_fewer_draws_are_tried_if_all_are_too_slow(fixed: list[mt.Ensemble]) -> None:
     found = recommend(net(0.1), torch.randn(5, 8), latency=5.0, methods=[mt.MCDropout(position="existing")], training="none")
     assert [(c.method.members, c.verdict) for c in found.candidates] == [(4, "fits"), (10, "too slow")]
-    assert "4 draws are what the latency allows" in found.candidates[0].reason
+    assert "4 draws" in found.candidates[0].reason
     assert [ens.members for ens in fixed] == [10, 4]
     assert recommend(net(0.1), torch.randn(5, 8), latency=1.5, methods=[mt.MCDropout()]).best is None
 
 
 def test_costs_are_those_of_cost() -> None:
-    """Counts exactly; times are there, and of both networks."""
+    """Counts are equal; latencies of both networks are measured."""
     model, x = net(), torch.randn(5, 8)
     for method in (mt.Packed(), mt.BatchEnsemble(members=3)):
         found = recommend(model, x, methods=[method], repeats=2).candidates[0].cost
@@ -129,15 +129,15 @@ def test_costs_are_those_of_cost() -> None:
             assert mine.latency > 0
 
 
-def test_a_budget_between_two_that_are_measured() -> None:
-    """Memory, since that is the same on every run."""
+def test_a_limit_between_two_measured_costs() -> None:
+    """Of memory, which is the same on every run."""
     found = recommend(net(), torch.randn(5, 8), memory=1.5, methods=[mt.Deep(), mt.MultiHead()], repeats=1)
     assert found.best == mt.MultiHead()
     assert one(found, mt.Deep).verdict == "too large"
 
 
 @pytest.mark.usefixtures("fixed")
-def test_without_training_only_draws_from_the_given_weights_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_training_only_methods_that_draw_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, mt.MCDropout, mt.DropConnect, mt.Masksembles, mt.MultiHead, mt.MIMO)
     found = recommend(net(0.1), torch.randn(5, 8), training="none")
     assert set(names(found)) == {"MCDropout", "DropConnect"}
@@ -146,18 +146,18 @@ def test_without_training_only_draws_from_the_given_weights_remain(monkeypatch: 
     assert distance is not None
     assert 0 < distance < 1
     assert f"members are {distance:.0%} off the network's outputs" in found.why
-    assert one(found, mt.Masksembles).reason == "finetune, since members have to learn to do with a part of the network"
+    assert one(found, mt.Masksembles).reason.startswith("finetune, since each member uses only a part")
     assert {c.needs for c in found.candidates if c.verdict == "needs training"} == {"head", "finetune", "scratch"}
 
 
-def test_dropout_that_is_not_there_is_refused() -> None:
+def test_missing_dropout_is_refused() -> None:
     found = recommend(net(), torch.randn(5, 8), training="none", methods=[mt.MCDropout(position="existing")], repeats=1)
     assert found.candidates[0].verdict == "refused"
-    assert "no dropout module with a rate above 0" in found.candidates[0].reason
+    assert "dropout" in found.candidates[0].reason
     assert found.why == "nothing fits: refused 1"
 
 
-def test_without_training_what_is_nothing_but_noise_does_not_fit() -> None:
+def test_without_training_members_that_are_noise_do_not_fit() -> None:
     found = recommend(
         net(), torch.randn(5, 8), training="none", methods=[mt.DropConnect(p=0.9), mt.DropConnect(p=0.01)], repeats=1
     )
@@ -165,7 +165,7 @@ def test_without_training_what_is_nothing_but_noise_does_not_fit() -> None:
 
 
 @pytest.mark.usefixtures("fixed")
-def test_with_a_head_to_train_the_rest_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_the_head_freezes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, mt.MultiHead, mt.TreeNet, mt.EMP, mt.Deep, mt.BatchEnsemble)
     found = recommend(net(), torch.randn(5, 8), training="head")
     assert names(found) == ["TreeNet", "EMP", "MultiHead"]
@@ -177,7 +177,7 @@ def test_with_a_head_to_train_the_rest_is_frozen(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("fixed")
-def test_finetuning_takes_what_starts_from_the_given_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finetuning_fits_methods_that_keep_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, mt.BatchEnsemble, mt.EMP, mt.Packed, mt.MIMO, mt.Deep)
     found = recommend(MLP(8, (16, 16, 16), 4, norm="hidden"), torch.randn(5, 8), training="finetune")
     assert names(found) == ["EMP", "BatchEnsemble", "Packed"]
@@ -190,15 +190,14 @@ def test_finetuning_takes_what_starts_from_the_given_weights(monkeypatch: pytest
     assert {(c.start, c.verdict) for c in deep} == {("copies", "alike"), ("fresh", "needs training")}
 
 
-def test_members_that_would_stay_alike_do_not_fit() -> None:
+def test_members_that_stay_equal_do_not_fit() -> None:
     found = recommend(net(), torch.randn(5, 8), methods=[mt.BatchEnsemble(init="ones", members=3)], repeats=1)
     assert found.candidates[0].verdict == "alike"
     assert found.best is None
 
 
 @pytest.mark.usefixtures("fixed")
-def test_what_a_method_refuses_is_named() -> None:
-    """With the words of the conversion."""
+def test_a_refusal_has_the_error_of_the_conversion() -> None:
 
     class Own(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
@@ -213,22 +212,22 @@ def test_what_a_method_refuses_is_named() -> None:
         mt.ensemble(model, mt.BatchEnsemble(), torch.randn(5, 8))
     assert refused.reason == str(error.value)
     assert "2 " in refused.reason
-    assert "matches nothing" in one(found, mt.MultiHead).reason
+    assert "nobody" in one(found, mt.MultiHead).reason
 
 
-def test_a_method_of_ones_own_is_tried_and_judged_by_what_it_says() -> None:
+def test_your_own_method_is_tried() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Lower(mt.Method):
-        """The first layer belongs to members."""
+        """Members own the first layer."""
 
         def layout(self, structure: Structure) -> Layout:
             return Layout(owned_modules(structure.model, lambda name: name == structure.layers()[0]))
 
     @dataclass(frozen=True, kw_only=True)
     class Broken(mt.Method):
-        """Fails by itself."""
+        """Raises."""
 
-        def prepare(self, model: nn.Module, factory: Any, inputs: Any, seed: int, at: Mapping[str, Any]) -> nn.Module:
+        def prepare(self, given: Given) -> nn.Module:
             raise ZeroDivisionError("a mistake")
 
     found = recommend(net(), torch.randn(5, 8), methods=[Lower(), Broken()], repeats=1)
@@ -238,9 +237,11 @@ def test_a_method_of_ones_own_is_tried_and_judged_by_what_it_says() -> None:
     assert found.candidates[1].reason == "ZeroDivisionError: a mistake"
 
 
-@pytest.mark.parametrize("case", ["cnn", "vit", "inputs", "columns", "factory"])
+@pytest.mark.parametrize(
+    "case", ["inputs", "columns", *(pytest.param(case, marks=pytest.mark.slow) for case in ("cnn", "vit", "factory"))]
+)
 def test_every_kind_of_network_is_taken(case: str) -> None:
-    """Images, tokens, several inputs, rows on another axis, an example of one row, a factory; the line to type runs."""
+    """Images, tokens, several inputs, rows on another axis, an example of one row, a factory. The code to type runs."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -274,15 +275,15 @@ def test_every_kind_of_network_is_taken(case: str) -> None:
     assert len(ens(*call.args, **call.kwargs)) == ens.members
 
 
-def test_the_model_is_left_untouched() -> None:
-    """Its weights, buffers, modes and gradients, the example, and torch's randomness."""
+def test_the_model_is_not_changed() -> None:
+    """Nor are the example and torch's random state."""
     model, x = MLP(8, (16, 16), 4, norm="hidden", dropout=0.2), torch.randn(5, 8)
     model.eval()
     model.layers[1].train()  # type: ignore[union-attr,operator,index]
     before, example = copy.deepcopy(model.state_dict()), x.clone()
     modes = [part.training for part in model.modules()]
     random = torch.get_rng_state()
-    tried = [mt.Packed(pretrained=True), mt.MCDropout(), mt.EMP(members=2), mt.Masksembles(), mt.MIMO()]
+    tried = [mt.Packed(pretrained=True), mt.MCDropout(members=2), mt.Masksembles(members=2), mt.MIMO(members=2)]
     found = recommend(model, x, methods=tried, repeats=1)
     assert {c.verdict for c in found.candidates} == {"fits"}
     found = recommend(model, x, training="none", methods=[mt.MCDropout(members=2)], repeats=1)
@@ -295,31 +296,31 @@ def test_the_model_is_left_untouched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "nouns"),
     [
-        ({"training": "fine-tune"}, r"training='fine-tune': there are none, head, finetune, scratch; nearest: 'finetune'"),
-        ({"training": None}, "nearest: 'none'"),
-        ({"latency": "20"}, "latency='20': give a multiple"),
-        ({"memory": "2 ms"}, r"memory='2 GB' with one of b, kb"),
-        ({"repeats": 0}, "at least one call"),
-        ({"methods": []}, "give a list of methods"),
-        ({"methods": mt.Deep()}, "give a list of methods"),
-        ({"methods": [mt.Deep]}, r"not its class: Deep\(\)"),
-        ({"example": torch.randn(2, 9)}, "the model rejects the example"),
-        ({"model": nn.ReLU()}, "no parameters"),
-        ({"model": "resnet18"}, "must be an nn.Module"),
+        ({"training": "fine-tune"}, "training='fine-tune'.*none, head, finetune, scratch.*'finetune'"),
+        ({"training": None}, "training=None.*'none'"),
+        ({"latency": "20"}, "latency='20'"),
+        ({"memory": "2 ms"}, "memory='2 ms'.* b, kb"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"methods": []}, "methods="),
+        ({"methods": mt.Deep()}, "methods="),
+        ({"methods": [mt.Deep]}, r"Deep\(\)"),
+        ({"example": torch.randn(2, 9)}, "example"),
+        ({"model": nn.ReLU()}, "parameters"),
+        ({"model": "resnet18"}, "Module"),
         ({"example": torch.randn(2, 8, device="meta")}, "meta device"),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_answered_with_what_to_type(arguments: dict[str, Any], says: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], nouns: str) -> None:
     call = {"model": net(), "example": torch.randn(2, 8), **arguments}
-    with pytest.raises(mt.InputError, match=says):
+    with pytest.raises(mt.InputError, match=nouns):
         recommend(call.pop("model"), call.pop("example"), **call)
 
 
-def test_what_no_method_can_take_is_a_conversion_error() -> None:
+def test_a_network_that_no_method_takes_is_a_conversion_error() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
-    with pytest.raises(mt.ConversionError, match="cannot convert"):
+    with pytest.raises(mt.ConversionError, match="LazyLinear"):
         recommend(model, torch.randn(2, 4))
 
 
@@ -333,21 +334,21 @@ def test_out_of_memory_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.why == "nothing fits: too large 1"
 
 
-def test_a_bar_counts_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+def test_a_bar_counts_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
 
     @contextlib.contextmanager
     def bar(name: str, total: int, progress: bool | None, unit: str) -> Iterator[Any]:
-        told.append((total, progress))
-        yield lambda count, **shown: told.append((count, shown))
+        calls.append((total, progress))
+        yield lambda count, **shown: calls.append((count, shown))
 
     monkeypatch.setattr(sys.modules[recommend.__module__], "bar", bar)
     recommend(net(), torch.randn(2, 8), methods=[mt.MultiHead(), mt.Deep()], repeats=1, training="head")
-    assert told == [(2, None), (1, {"last": "MultiHead"}), (1, {"last": "Deep"})]
+    assert calls == [(2, None), (1, {"last": "MultiHead"}), (1, {"last": "Deep"})]
 
 
-def test_what_is_known_is_of_methods_there_are() -> None:
-    """Every method of the library has an entry, whose settings it takes at some level."""
+def test_every_method_has_known_variants() -> None:
+    """With settings that it accepts, at every level of training."""
     assert sorted(KNOWN) == sorted(OURS)
     for name, variants in KNOWN.items():
         for variant in variants:

@@ -1,4 +1,4 @@
-"""Recommendation: budgets as they are typed, the line to type, the table, and JSON."""
+"""Recommendation: limits, the code to type, the table, and JSON."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ SINGLE = CostRow(1000, 5000, 4096, 0.002)
 
 
 def costing(times: float, memory: float = 1.0) -> Cost:
-    """The cost of something so many times as slow and large as a single network."""
+    """A cost with this multiple of the single network's latency, and of its memory."""
     return Cost(CostRow(2000, 20000, int(4096 * memory), 0.002 * times), SINGLE)
 
 
 def listed(*candidates: Candidate, **changed: Any) -> Recommendation:
-    """A recommendation of these."""
+    """A recommendation with these candidates."""
     return replace(Recommendation("Net", "finetune", Limit(1.5, True), Limit(2e9, False), candidates), **changed)
 
 
 FAST = Candidate(mt.Masksembles(members=4), "fits", "keeps all weights", "finetune", costing(1.2), compact=True, nll=0.79)
 SLOW = Candidate(mt.MCDropout(members=10), "too slow", "latency of 3.9 × > 1.5 ×", "none", costing(3.9), distance=0.1)
-ANEW = Candidate(mt.Deep(members=4), "needs training", "scratch, since ...", "scratch")
+NEW = Candidate(mt.Deep(members=4), "needs training", "scratch, since ...", "scratch")
 REFUSED = Candidate(mt.EMP(patch=("a", "b")), "refused", "nothing there\n  a: no", axis=[0, None])
 
 
 @pytest.mark.parametrize(
-    ("given", "units", "limit"),
+    ("given", "units", "amount"),
     [
         (1.5, TIMES, 3.0), (2, TIMES, 4.0), ("1.5x", TIMES, 3.0), ("1.5 ×", TIMES, 3.0), ("20 ms", TIMES, 0.02),
         ("0.5s", TIMES, 0.5), ("300 us", TIMES, 3e-4), ("300 µs", TIMES, 3e-4), ("1e-3 s", TIMES, 1e-3), (1e-05, TIMES, 2e-05),
         ("2 GB", SIZES, 2e9), ("512 MiB", SIZES, 2.0**29), ("3 kb", SIZES, 3000), ("7 B", SIZES, 7), ("2x", SIZES, 4.0),
     ],
 )  # fmt: skip
-def test_a_number_is_a_multiple_and_a_unit_makes_it_an_amount(given: Any, units: dict[str, float], limit: float) -> None:
-    budget = Limit.read("latency", given, units, "20 ms")
-    assert budget is not None
-    assert budget.limit(2.0) == pytest.approx(limit)
+def test_a_bare_number_is_a_multiple_and_a_unit_makes_it_an_amount(given: Any, units: dict[str, float], amount: float) -> None:
+    limit = Limit.read("latency", given, units, "20 ms")
+    assert limit is not None
+    assert limit.amount(2.0) == pytest.approx(amount)
     assert Limit.read("latency", None, units, "20 ms") is None
 
 
 @pytest.mark.parametrize("given", [0, -1, True, math.nan, math.inf, "20", "fast", "1.2.3 ms", "ms", "2 GB", "-1 ms", [1], ""])
-def test_what_is_no_budget_is_answered_with_what_to_type(given: Any) -> None:
-    with pytest.raises(mt.InputError, match=r"latency=1\.5 or latency='1\.5x', or latency='20 ms' with one of us, µs, ms, s"):
+def test_wrong_limits_are_refused(given: Any) -> None:
+    with pytest.raises(mt.InputError, match=r"latency=1\.5.*latency='20 ms'.*us, µs, ms, s"):
         Limit.read("latency", given, TIMES, "20 ms")
 
 
-def test_the_line_to_type() -> None:
-    """Only what is not a default stands in it, members always; it runs."""
+def test_the_code_to_type() -> None:
+    """It has `members` and the settings that are not defaults, and it runs."""
     assert FAST.code == "mt.ensemble(model, mt.Masksembles(members=4), x)  # train it, then .compact()"
     copies = Candidate(mt.Packed(members=4, gamma=2), "fits", "", start="copies", axis=1)
     assert copies.code == "mt.ensemble(model, mt.Packed(members=4, gamma=2), x, start='copies', batch_axis=1)"
@@ -66,7 +66,7 @@ def test_the_line_to_type() -> None:
 
 def test_ratios_are_over_the_single_network() -> None:
     assert [SLOW.ratio(name) for name in ("latency", "memory", "parameters", "multiply_adds")] == pytest.approx([3.9, 1, 2, 4])
-    assert ANEW.ratio("latency") is None
+    assert NEW.ratio("latency") is None
 
 
 def test_the_best_is_the_first_if_it_fits() -> None:
@@ -75,20 +75,20 @@ def test_the_best_is_the_first_if_it_fits() -> None:
     assert found.why == f"{FAST.code}\nkeeps all weights"
 
 
-def test_if_nothing_fits_it_says_what_stands_against_it() -> None:
-    found = listed(SLOW, ANEW, replace(SLOW, verdict="too large", cost=None), REFUSED)
+def test_if_nothing_fits_it_gives_the_reasons() -> None:
+    found = listed(SLOW, NEW, replace(SLOW, verdict="too large", cost=None), REFUSED)
     assert found.best is None
     assert found.why == (
         "nothing fits: too slow 1, needs training 1, too large 1, refused 1; "
-        "the least latency of what is too slow is 3.90 × the single network's; training='scratch' would allow more"
+        "the lowest latency is 3.90 × the single network's; training='scratch' would allow more methods"
     )
     assert listed().best is None
     assert str(found).endswith(found.why)
 
 
-def test_the_table_has_a_row_for_each_and_the_line_below(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_a_row_for_each_candidate_and_the_code_below(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    text = str(listed(FAST, SLOW, ANEW, REFUSED))
+    text = str(listed(FAST, SLOW, NEW, REFUSED))
     assert text.splitlines()[0].split() == ["model", "Net"]
     assert "at most 1.5 ×; the single network has 2 ms" in text
     assert "at most 1.9 GiB; the single network has 4.0 KiB" in text
@@ -101,8 +101,8 @@ def test_the_table_has_a_row_for_each_and_the_line_below(monkeypatch: pytest.Mon
     assert all(len(line) <= 140 for line in text.splitlines()[:-1])
 
 
-def test_json_has_everything_and_comes_back() -> None:
-    found = listed(FAST, SLOW, ANEW, REFUSED, memory=None)
+def test_json_round_trip() -> None:
+    found = listed(FAST, SLOW, NEW, REFUSED, memory=None)
     assert Recommendation.from_json(found.json()) == found
     first = json.loads(found.json())["candidates"][0]
     assert first["method"] == "Masksembles"
@@ -112,10 +112,10 @@ def test_json_has_everything_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"candidates": [{"method": "Nobody"}]}'])
-def test_foreign_json_is_a_file_error(text: str) -> None:
-    with pytest.raises(mt.FileError, match="no JSON of a recommendation"):
+def test_other_json_is_a_file_error(text: str) -> None:
+    with pytest.raises(mt.FileError, match="JSON of a Recommendation"):
         Recommendation.from_json(text)
 
 
-def test_levels_go_from_no_training_to_all() -> None:
+def test_levels_of_training_are_in_order() -> None:
     assert list(LEVELS) == ["none", "head", "finetune", "scratch"]

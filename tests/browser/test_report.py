@@ -1,4 +1,4 @@
-"""The report in a real browser: it sorts, changes its theme, fits a telephone, and asks for nothing from anywhere."""
+"""The report in a real browser: sorting, themes, small screens, and no network requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multitudes.report.row import Row
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine: apt install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt install chromium"),
 ]
 EVIL = "<script>document.title='gone'</script><img src=x onerror=\"document.title='gone'\"> & \"'ü漢"
 LONG = "a-name-without-end-" * 12
@@ -26,7 +26,7 @@ NAMES = ["single", "packed", "deep", EVIL, LONG, *(f"method {index}" for index i
 
 
 def made(name: str, index: int) -> Row:
-    """A row with everything that a row can have; its accuracy falls with its index."""
+    """Returns a row with every field set; its accuracy falls with its index."""
     generator = torch.Generator().manual_seed(index)
     targets = torch.arange(120) % 4
     noise = torch.randn(3, 120, 4, generator=generator) * (1 + 0.25 * index)
@@ -44,7 +44,7 @@ def made(name: str, index: int) -> Row:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: pip install playwright")
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     with api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
@@ -62,19 +62,19 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def said() -> list[str]:
-    """Errors, messages, and requests to anywhere but the page itself."""
+def events() -> list[str]:
+    """Console messages, errors and requests of the page."""
     return []
 
 
-@pytest.fixture(params=[(1280, "light"), (380, "dark")], ids=["desk", "telephone"])
-def opened(request: pytest.FixtureRequest, browser: Any, file: Path, said: list[str]) -> Iterator[Any]:
+@pytest.fixture(params=[(1280, "light"), (380, "dark")], ids=["desktop", "phone"])
+def opened(request: pytest.FixtureRequest, browser: Any, file: Path, events: list[str]) -> Iterator[Any]:
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
-    page.on("console", lambda message: said.append(f"console: {message.text}"))
-    page.on("pageerror", lambda error: said.append(f"error: {error}"))
-    page.on("request", lambda sent: said.append(f"request: {sent.url}") if not sent.url.startswith("data:") else None)
+    page.on("console", lambda message: events.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: events.append(f"error: {error}"))
+    page.on("request", lambda sent: events.append(f"request: {sent.url}") if not sent.url.startswith("data:") else None)
     page.goto(file.as_uri())
     yield page
     context.close()
@@ -89,12 +89,12 @@ def values(page: Any, column: int) -> list[float]:
     return [float(value) for value in rows]
 
 
-def test_nothing_is_said_and_nothing_asked_for(opened: Any, said: list[str], file: Path) -> None:
+def test_there_are_no_messages_and_no_requests(opened: Any, events: list[str], file: Path) -> None:
     opened.get_by_role("button", name="Accuracy").first.click()
     opened.locator("#theme").click()
     for details in opened.locator("summary").all():
         details.click()
-    assert said == [f"request: {file.as_uri()}"]
+    assert events == [f"request: {file.as_uri()}"]
 
 
 def test_headers_sort_best_first_and_back(opened: Any) -> None:
@@ -104,7 +104,7 @@ def test_headers_sort_best_first_and_back(opened: Any) -> None:
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
     assert values(opened, 1) == sorted(values(opened, 1))
-    assert sorted(first_column(opened)) == by_name, "no row is lost"
+    assert sorted(first_column(opened)) == by_name, "every row is still there"
     nll = opened.locator("#table thead th", has_text="NLL").first
     nll.get_by_role("button").click()
     assert (nll.get_attribute("aria-sort"), head.get_attribute("aria-sort")) == ("ascending", None)
@@ -119,7 +119,7 @@ def test_the_keyboard_sorts_too(opened: Any) -> None:
     assert order[-1] == "single"
     opened.keyboard.press("Space")
     assert first_column(opened) == order[::-1]
-    assert opened.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "where the focus is can be seen"
+    assert opened.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is visible"
 
 
 def test_the_first_tab_skips_to_the_scores(opened: Any) -> None:
@@ -140,7 +140,7 @@ def test_the_theme_follows_the_system_until_it_is_changed(opened: Any) -> None:
     assert opened.evaluate(paper) == ("rgb(255, 255, 255)" if dark else "rgb(21, 24, 29)")
     assert opened.evaluate(shown) == [{"block": "none", "none": "block"}[one] for one in pictures]
     fill = "getComputedStyle(document.querySelector('#reliability svg path')).fill"
-    assert opened.evaluate(fill) == opened.evaluate(paper), "figures stand on the page's paper"
+    assert opened.evaluate(fill) == opened.evaluate(paper), "figures have the background of the page"
     opened.locator("#theme").click()
     assert opened.evaluate(paper) == before
 
@@ -156,14 +156,14 @@ def test_the_page_never_scrolls_sideways(opened: Any) -> None:
     assert wide == []
 
 
-def test_names_stay_in_sight_while_a_table_scrolls(opened: Any) -> None:
+def test_names_stay_visible_while_a_table_scrolls(opened: Any) -> None:
     opened.evaluate("document.querySelector('.scroll').scrollLeft = 300")
     assert opened.evaluate("document.querySelector('.scroll').scrollLeft") > 0
     left = "document.querySelector('#table tbody th').getBoundingClientRect().left"
     assert 0 <= opened.evaluate(left) < 100
 
 
-def test_text_can_be_read_on_a_telephone(opened: Any) -> None:
+def test_no_text_is_smaller_than_12_pixels(opened: Any) -> None:
     small = opened.evaluate(
         """[...document.querySelectorAll('main p, main td, main th, main li, main dd, figcaption')]
            .filter(e => e.offsetParent && parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.outerHTML.slice(0, 80))"""
@@ -171,7 +171,7 @@ def test_text_can_be_read_on_a_telephone(opened: Any) -> None:
     assert small == []
 
 
-def test_strings_are_shown_and_not_run(opened: Any) -> None:
+def test_strings_are_shown_and_not_executed(opened: Any) -> None:
     opened.wait_for_timeout(100)
     assert opened.title() == f"A title {EVIL}"
     assert EVIL in first_column(opened)
@@ -181,13 +181,13 @@ def test_strings_are_shown_and_not_run(opened: Any) -> None:
     assert opened.locator("[onerror]").count() == 0
 
 
-def test_images_are_there(opened: Any) -> None:
+def test_images_load(opened: Any) -> None:
     sizes = opened.eval_on_selector_all(".example img", "images => images.map(image => image.naturalWidth)")
     assert len(sizes) >= 12
     assert set(sizes) == {16}
 
 
-def test_ids_are_given_once_and_links_lead_somewhere(opened: Any) -> None:
+def test_ids_are_unique_and_links_have_targets(opened: Any) -> None:
     ids = opened.eval_on_selector_all("[id]", "all => all.map(one => one.id)")
     assert len(ids) == len(set(ids))
     links = opened.eval_on_selector_all("a[href^='#'], use", "all => all.map(one => one.getAttribute('href').slice(1))")

@@ -78,7 +78,7 @@ def rolled(engine: Engine, inputs: mt.Inputs, *args: Any) -> Any:
 @pytest.mark.parametrize("wrong", [scaled, halved_gradient, forgetful, rolled])
 def test_a_wrong_executor_is_found(wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, gradients, statistics and order: the error names law and executor."""
-    case = ZOO["resnet"]
+    case = ZOO["cumulative_batchnorm"]
     ens = convert(mt.Deep(), case)
     monkeypatch.setitem(EXECUTORS, "vmap", wrong)
     with pytest.raises(mt.CheckError, match=r"executors +vmap, train"):
@@ -123,8 +123,7 @@ def test_every_way_of_looking_is_tried() -> None:
         assert {("independent", f"NaN, loop, {mode}"), ("independent", f"perturbation, vmap, {mode}")} <= tried
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("training", "dtype"), [(True, torch.float32), (False, torch.float64)])
 def test_it_changes_nothing(training: bool, dtype: torch.dtype) -> None:
     """Tensors, gradients, modes and torch's randomness stay as they are, in double precision and single."""
     case = ZOO["resnet"]

@@ -91,7 +91,7 @@ def test_conversion_works_inside_inference_mode_and_autocast() -> None:
         ens = mt.ensemble(model, mt.Deep(), x, seed=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         other = mt.ensemble(model, mt.Deep(), x, seed=0)
-    assert ens.engine.proven == other.engine.proven == dict.fromkeys(("train", "eval"), ("loop", "vmap", "fold"))
+    assert ens.plan.proven == other.plan.proven == dict.fromkeys(("train", "eval"), ("loop", "vmap", "fold"))
     ens.loss(case.example(), torch.tensor([0, 1, 2]), case.criterion).backward()
 
 
@@ -156,6 +156,7 @@ def test_outputs_keep_their_type(kind: str) -> None:
         assert output[1][1] == 7
 
 
+@pytest.mark.slow
 def test_hugging_face_outputs_stay_objects() -> None:
     """`.logits` works on the ensemble's output, with the member axis."""
     case = ZOO["hugging_face_bert"]

@@ -29,10 +29,10 @@ def test_counts_by_hand() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "case"), taken("resnet", "vit", "lstm"))
 def test_it_does_not_depend_on_the_executor(kind: type[mt.Method], case: str) -> None:
-    """What is shared is counted once by each of them, and the plan says the same beforehand."""
+    """Each executor counts shared parts once, and the plan gives the same numbers beforehand."""
     ens = convert(kind(), ZOO[case])
     found = {}
-    for executor in ens.engine.proven["eval"]:
+    for executor in ens.plan.proven["eval"]:
         if executor != "fold":  # all rows pass the shared part there
             found[executor] = mt.cost(run_by(ens, executor), ZOO[case].example(), repeats=1).ensemble.multiply_adds
     assert set(found.values()) == {ens.plan.counts.multiply_adds}

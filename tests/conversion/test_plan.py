@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from laws import METHODS, taken
+from laws.compare import owned, summed
 from torch import nn
 from zoo import ZOO
 
@@ -30,10 +31,10 @@ def test_every_parameter_stands_in_one_entry(kind: type[mt.Method], case: str) -
     entries = [*plan.converted, *plan.shared, *plan.refused]
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
-        given = model if ens.method.works_in else ZOO[case].model()
+        given = ZOO[case].model() if ens.method.draws_by_shape else model
         assert entry.type == type(given.get_submodule(entry.name)).__name__ or not entry.name
         assert entry.reason
-    own = [p[0] if name in ens.engine.owned | ens.engine.summed else p for name, p in ens.named_parameters()]
+    own = [p[0] if name in owned(ens) | summed(ens) else p for name, p in ens.named_parameters()]
     assert sum(entry.parameters for entry in entries) == sum(p.numel() for p in own)
 
 
@@ -47,7 +48,7 @@ def test_a_plan_is_what_the_ensemble_does(kind: type[mt.Method]) -> None:
     assert plan.counts == ens.plan.counts
     assert dataclasses.replace(plan, memory={}) == dataclasses.replace(ens.plan, memory={})
     assert plan.counts.parameters == sum(p.numel() for p in ens.parameters())
-    assert plan.executor == ens.engine.picked
+    assert plan.executor == ens.plan.executor
 
 
 def test_it_prints_as_a_table() -> None:
@@ -73,7 +74,7 @@ def test_it_prints_as_a_table() -> None:
 
 
 def test_it_names_the_operation_that_forbids_an_executor() -> None:
-    """What keeps vmap from an LSTM is said by name."""
+    """The plan names the operation of an LSTM that vmap cannot run."""
     plan = planned(mt.Deep(), "lstm")
     assert not any("vmap" in proven for proven in plan.proven.values())
     assert "aten::lstm" in plan.why["vmap"]

@@ -1,4 +1,4 @@
-"""Other datasets as Data: torch's pairs, Hugging Face's dicts, images and arrays."""
+"""Conversion to Data: torch's pairs, Hugging Face's dicts, images and arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
 class Columns:
-    """What Hugging Face's datasets look like: dicts by number, columns by name, features that know classes."""
+    """Looks like a Hugging Face dataset: dicts by index, columns by name, features with class names."""
 
     class Names:
         names = ["cat", "dog"]
@@ -99,7 +99,7 @@ def test_data_passes_through() -> None:
     assert data.of(mine, mean=[1, 2], std=[2, 2]).batch([0])[0].tolist() == [[-0.5, -0.5]]
 
 
-def test_what_is_given_replaces_what_data_has() -> None:
+def test_arguments_replace_the_fields_of_data() -> None:
     """Tensors too, which have no truth value, and zeros."""
     mine = Data(VECTORS, LABELS, "mine", ["a", "b", "c"], mean=[1, 2], std=[2, 2])
     found = data.of(mine, mean=torch.zeros(2), std=torch.ones(2))
@@ -112,7 +112,7 @@ def test_what_is_given_replaces_what_data_has() -> None:
     assert data.of(mine, ignore=0).ignore == 0
 
 
-def test_the_target_that_does_not_count_is_kept_or_given() -> None:
+def test_the_ignored_label_is_kept_or_given() -> None:
     """Of Data, of torch's parts and sums of Data, and of any other dataset."""
     labels = torch.tensor([0, 255, 1, 1, 255, 0])
     mine = Data(VECTORS, labels, "mine", ["a", "b"], mean=[1, 2], std=[2, 2], ignore=255)
@@ -141,29 +141,28 @@ class Stream(IterableDataset[Any]):
 
 WRONG = {
     "a stream": (lambda: data.of(Stream()), r"data\.of\(list\(dataset\)\)"),
-    "empty": (lambda: data.of([]), "this list is empty"),
+    "empty": (lambda: data.of([]), "empty list"),
     "no such key": (
         lambda: data.of(Columns([grey(1)], [0])),
-        "a dict of 'image', 'label', which has no 0: .*input=",
+        "'image', 'label' without 0.*input=",
     ),
-    "no target": (lambda: data.of([(VECTORS[0],)]), "a tuple, which has no 1"),
-    "other sizes": (lambda: data.of([(VECTORS[0], 0), (VECTORS[0, :1], 1)]), r"input 1 is \[1\], and the first one \[2\]"),
-    "other targets": (lambda: data.of([(VECTORS[0], [0, 1]), (VECTORS[0], [1])]), r"different shapes: \[1\], \[2\]"),
+    "no target": (lambda: data.of([(VECTORS[0],)]), "a tuple without 1"),
+    "other sizes": (lambda: data.of([(VECTORS[0], 0), (VECTORS[0, :1], 1)]), r"input 1 .*\[1\].*\[2\]"),
     "text": (lambda: data.of([("a word", 0)]), "an input is a str"),
-    "places in Data": (lambda: data.of(Data(VECTORS, LABELS), input=1, target=0), "leave out input=1, target=0"),
-    "a key in Data": (lambda: data.of(Data(VECTORS, LABELS), target="label"), "leave out input=0, target='label'"),
-    "Data in memory, lazily": (lambda: data.of(Data(VECTORS, LABELS), lazy=True), "in memory: leave out lazy=True"),
+    "places in Data": (lambda: data.of(Data(VECTORS, LABELS), input=1, target=0), "input=1, target=0"),
+    "a key in Data": (lambda: data.of(Data(VECTORS, LABELS), target="label"), "target='label'"),
+    "Data in memory, lazily": (lambda: data.of(Data(VECTORS, LABELS), lazy=True), "lazy=True"),
     "other targets for Data": (lambda: data.of(Data(VECTORS, LABELS), targets=[1]), r"6 inputs and targets \[1\]"),
     "sums that differ": (
         lambda: data.of(ConcatDataset([Data(VECTORS, LABELS, ignore=9), Data(VECTORS, LABELS)])),
-        r"differ in ignore \(9 and None\)",
+        r"ignore \(9 and None\)",
     ),
     "label too large": (lambda: data.of(TensorDataset(VECTORS, LABELS), classes=["a", "b"]), "label 2 of example 2"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_is_refused(case: str) -> None:
-    act, message = WRONG[case]
-    with pytest.raises(mt.InputError, match=message):
-        act()
+def test_unfit_datasets_are_refused(case: str) -> None:
+    call, noun = WRONG[case]
+    with pytest.raises(mt.InputError, match=noun):
+        call()

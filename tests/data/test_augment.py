@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,17 @@ def batch(dtype: torch.dtype = torch.float32, count: int = 16, height: int = 9, 
 MEDIUM = Augment(mixup=0.5, cutmix=0.2, rand_augment=RandAugment(magnitude=9, n=2, std=1), smoothing=0.1, classes=100)
 
 
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize(("fill", "mode"), [("zero", "constant"), ("reflect", "reflect")])
-@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("padding", "fill", "mode", "dtype"),
+    [
+        (0, "zero", "constant", torch.float32),
+        (1, "zero", "constant", torch.uint8),
+        (4, "zero", "constant", torch.bfloat16),
+        (1, "reflect", "reflect", torch.float64),
+        (4, "reflect", "reflect", torch.float32),
+        (4, "reflect", "reflect", torch.uint8),
+    ],
+)
 def test_crop_by_a_loop(padding: int, fill: Any, mode: Any, dtype: torch.dtype) -> None:
     """Every image is one of the crops of itself padded, all crops about as often."""
     images = batch(dtype, 200, 6, 7)
@@ -80,9 +89,9 @@ def test_mixup_is_a_weighted_sum(dtype: torch.dtype) -> None:
 def test_weights_of_mixup_are_of_a_beta_distribution(alpha: float) -> None:
     """Mean 1/2 and variance 1 / (4 (2 α + 1)), both ends as likely."""
     images, targets, generator = batch(count=2, height=1, width=1), torch.arange(2), rng()
-    weights = torch.stack([mixup(images, targets, alpha, generator)[1].weight for _ in range(3000)])
+    weights = torch.stack([mixup(images, targets, alpha, generator)[1].weight for _ in range(2000)])
     assert float(weights.mean()) == pytest.approx(0.5, abs=0.03)
-    assert float(weights.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.08)
+    assert float(weights.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -169,7 +178,7 @@ def test_the_switch_chooses_between_mixing_and_cutting(switch: float) -> None:
     images = torch.arange(4.0).clamp(max=1)[:, None, None, None].expand(4, 1, 16, 16)
     augment, generator = Augment(crop=0, flip=False, mixup=1.0, cutmix=1.0, switch=switch, classes=4), rng()
     mixed = []
-    for _ in range(300):
+    for _ in range(200):
         found, soft = augment(images, torch.arange(4), generator)
         torch.testing.assert_close(soft.sum(1), torch.ones(4))
         if not torch.equal(found, images):
@@ -210,7 +219,7 @@ def test_settings_survive_json() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop": -1}, r"Augment\(crop=-1\): give pixels"),
+        ({"crop": -1}, r"Augment\(crop=-1\)"),
         ({"crop": True}, "crop=True"),
         ({"fill": "grey"}, "'zero' or 'reflect'"),
         ({"flip": 1}, "True or False"),
@@ -218,7 +227,7 @@ def test_settings_survive_json() -> None:
         ({"cutmix": float("nan")}, "cutmix=nan"),
         ({"mixup": float("inf")}, "mixup=inf"),
         ({"switch": 1.5}, "switch=1.5"),
-        ({"rand_augment": "m9"}, r"RandAugment\(\) or None"),
+        ({"rand_augment": "m9"}, r"rand_augment.*RandAugment or None"),
         ({"rand_augment": {"n": 0}}, r"RandAugment\(n=0\)"),
         ({"smoothing": 1.0}, "smoothing=1.0"),
         ({"classes": 1}, "classes=1"),
@@ -235,17 +244,17 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         (Augment(), {"images": torch.zeros(3, 8, 8)}, r"\[3, 8, 8\]"),
         (Augment(), {"images": torch.zeros(16, 3, 8, 8, dtype=torch.int64)}, "torch.int64"),
         (Augment(), {"images": [1]}, "list"),
-        (Augment(), {"generator": 0}, r"torch.Generator\(\).manual_seed\(0\), not int"),
-        (Augment(), {"targets": torch.zeros(3)}, r"for 16 images: they are \[3\]"),
+        (Augment(), {"generator": 0}, r"generator= is a int"),
+        (Augment(), {"targets": torch.zeros(3)}, r"targets= .*16 images.*\[3\]"),
         (Augment(), {"targets": torch.zeros(16, 8, 8)}, r"\[16, 8, 8\]"),
         (Augment(mixup=0.5), {}, "classes=10"),
         (Augment(smoothing=0.1), {}, "classes=10"),
-        (Augment(smoothing=0.1, classes=9), {}, "classes=9: there are targets from 0 to 15"),
-        (Augment(smoothing=0.1, classes=16), {"targets": torch.arange(16) - 1}, "targets from -1"),
+        (Augment(smoothing=0.1, classes=9), {}, "classes=9.*0 to 15"),
+        (Augment(smoothing=0.1, classes=16), {"targets": torch.arange(16) - 1}, "classes=16.* -1 to"),
         (Augment(smoothing=0.1), {"targets": torch.zeros(16)}, "soft targets"),
         (Augment(smoothing=0.1, classes=9), {"targets": torch.zeros(16, 3)}, r"soft targets \[B, 9\]"),
-        (Augment(fill="reflect", crop=9), {}, "less than the side of the images, 9"),
-        (Augment(rand_augment=RandAugment()), {}, "before images are normalised"),
+        (Augment(fill="reflect", crop=9), {}, "padding=9.* 9"),
+        (Augment(rand_augment=RandAugment()), {}, "before they are normalised"),
     ],
 )
 def test_bad_batches_are_refused(augment: Augment, arguments: dict[str, Any], message: str) -> None:
@@ -253,18 +262,18 @@ def test_bad_batches_are_refused(augment: Augment, arguments: dict[str, Any], me
         augment(**({"images": batch(), "targets": torch.arange(16), "generator": rng()} | arguments))
 
 
-@pytest.mark.parametrize("mix", [mixup, cutmix])
-def test_bad_mixing_is_refused(mix: Any) -> None:
-    with pytest.raises(InputError, match="alpha=0"):
-        mix(batch(), torch.arange(16), 0, rng())
-    with pytest.raises(InputError, match="16 images and 3 targets"):
-        mix(batch(), torch.arange(3), 1.0, rng())
-
-
-def test_bad_crops_and_smoothing_are_refused() -> None:
-    with pytest.raises(InputError, match=r"padding=1\.5"):
-        crop(batch(), rng(), 1.5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="fill='grey'"):
-        crop(batch(), rng(), 1, "grey")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="smoothing=1"):
-        smooth(torch.arange(3), 3, 1)
+@pytest.mark.parametrize(
+    ("call", "noun"),
+    [
+        (lambda: mixup(batch(), torch.arange(16), 0, rng()), "alpha=0"),
+        (lambda: cutmix(batch(), torch.arange(16), 0, rng()), "alpha=0"),
+        (lambda: mixup(batch(), torch.arange(3), 1.0, rng()), "16 images .*3 targets"),
+        (lambda: cutmix(batch(), torch.arange(3), 1.0, rng()), "16 images .*3 targets"),
+        (lambda: crop(batch(), rng(), 1.5), r"padding=1\.5"),  # type: ignore[arg-type]
+        (lambda: crop(batch(), rng(), 1, "grey"), "fill='grey'"),  # type: ignore[arg-type]
+        (lambda: smooth(torch.arange(3), 3, 1), "smoothing=1"),
+    ],
+)
+def test_bad_arguments_are_refused(call: Callable[[], Any], noun: str) -> None:
+    with pytest.raises(InputError, match=noun):
+        call()

@@ -1,4 +1,4 @@
-"""Data: the same numbers one by one, in batches and through a loader; and what it refuses."""
+"""Data: the same numbers one by one, in batches and through a dataloader; and its refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(count: int = 7, **other: Any) -> Data:
 
 
 def lazily(data: Data) -> Data:
-    """The same set, read when asked for."""
+    """The same dataset, lazy."""
     stored = data.inputs
     assert isinstance(stored, Tensor)
     return replace(data, inputs=Lazy(stored.__getitem__, torch.arange(len(stored)), tuple(stored.shape)))
@@ -42,7 +42,7 @@ def test_images_are_scaled_and_normalised_channel_by_channel() -> None:
     assert (y.item(), y.dtype) == (1, torch.int64)
 
 
-@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "read when asked for"])
+@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "lazy"])
 def test_a_batch_is_its_examples_one_by_one(change: Any) -> None:
     data = change(made())
     x, y = data.batch([5, 0, 5, -1])
@@ -100,10 +100,10 @@ def test_vectors_are_normalised_feature_by_feature_and_the_set_stays_as_it_is() 
 
 
 def test_like_normalises_as_another_set() -> None:
-    foreign = made(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).like(made())
-    torch.testing.assert_close(foreign.batch([1])[0], made().batch([1])[0], rtol=0, atol=0)
+    ood = made(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)).like(made())
+    torch.testing.assert_close(ood.batch([1])[0], made().batch([1])[0], rtol=0, atol=0)
     grey = Data(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2))
-    with pytest.raises(mt.InputError, match="one number a channel"):
+    with pytest.raises(mt.InputError, match=r"mean= .*channel"):
         grey.like(made())
 
 
@@ -115,7 +115,7 @@ def test_split_gives_parts_that_are_all_and_do_not_overlap() -> None:
     assert data.split([15, 5], seed=3)[1].targets.tolist() == second.targets.tolist()
     assert data.split([15, 5], seed=4)[1].targets.tolist() != second.targets.tolist()
     for counts in ([15, 4], [20, 0], [15, 6]):
-        with pytest.raises(mt.InputError, match="do not add up to"):
+        with pytest.raises(mt.InputError, match=r"20 examples.*counts="):
             data.split(counts)
 
 
@@ -136,7 +136,7 @@ def test_standardised_targets_lead_back() -> None:
 
 def test_it_says_what_it_is_and_can_be_sent_to_a_process() -> None:
     assert repr(made(name="toy")) == "Data(toy: 7 × [3, 4, 5] uint8, 3 classes)"
-    assert repr(lazily(made(name="toy"))) == "Data(toy: 7 × [3, 4, 5] read when asked for, 3 classes)"
+    assert repr(lazily(made(name="toy"))) == "Data(toy: 7 × [3, 4, 5] lazy, 3 classes)"
     again = pickle.loads(pickle.dumps(made()))
     torch.testing.assert_close(again.batch([3])[0], made().batch([3])[0], rtol=0, atol=0)
 
@@ -144,7 +144,7 @@ def test_it_says_what_it_is_and_can_be_sent_to_a_process() -> None:
 def test_pixels_without_a_label_are_no_class() -> None:
     labels = torch.tensor([[[0, 255], [1, 1]]])
     assert Data(images(1), labels, classes=["a", "b"], ignore=255).targets.tolist() == labels.tolist()
-    with pytest.raises(mt.InputError, match="label 255 of example 0 is no class: there are 0 to 1"):
+    with pytest.raises(mt.InputError, match=r"label 255 of example 0.*0 to 1"):
         Data(images(1), labels, classes=["a", "b"])
 
 
@@ -155,8 +155,8 @@ def bordered(**other: Any) -> Data:
     return Data(images(6), labels, **{"classes": ["a", "b"], "mean": MEAN, "std": STD, "ignore": 255, **other})
 
 
-@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "read when asked for"])
-def test_the_target_that_does_not_count_is_kept(change: Any) -> None:
+@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "lazy"])
+def test_the_ignored_label_is_kept(change: Any) -> None:
     """By every part, copy and sum of a set."""
     data = change(bordered())
     plain = Data(images(1), torch.zeros(1), mean=(0, 0, 0), std=(1, 1, 1))
@@ -171,7 +171,7 @@ def test_the_target_that_does_not_count_is_kept(change: Any) -> None:
         assert found.classes == ("a", "b"), name
 
 
-@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "read when asked for"])
+@pytest.mark.parametrize("change", [lambda data: data, lazily], ids=["in memory", "lazy"])
 def test_a_sum_is_the_one_and_then_the_other(change: Any) -> None:
     first, second = change(made(4, name="first")), change(made(7, name="second").subset([6, 5, 4]))
     both = first + second
@@ -193,43 +193,43 @@ def test_a_sum_with_another_dataset_is_torchs() -> None:
 
 WRONG = {
     "sum of other ignored": (lambda: bordered() + bordered(ignore=None, classes=None), r"ignore \(255 and None\)"),
-    "sum of other classes": (lambda: made() + made(classes="a b d".split()), "differ in classes .*'c'.* and .*'d'"),
-    "sum of other scales": (lambda: made() + made(mean=(0, 0, 0)), r"differ in mean .* second\.like\(first\)"),
+    "sum of other classes": (lambda: made() + made(classes="a b d".split()), "classes .*'c'.* and .*'d'"),
+    "sum of other scales": (lambda: made() + made(mean=(0, 0, 0)), r"mean .* second\.like\(first\)"),
     "sum of other shapes": (
         lambda: made(mean=None, std=None) + Data(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), classes="a b c".split()),
-        r"the shape of an input \(\[3, 4, 5\] and \[3\]\)",
+        r"shape of inputs \(\[3, 4, 5\] and \[3\]\)",
     ),
     "sum of bytes and floats": (lambda: made() + replace(made(), inputs=images().float()), "torch.uint8 and torch.float32"),
     "sum of read and unread": (lambda: made() + lazily(made()), r"in_memory\(\)"),
     "empty": (lambda: made(0), "is empty"),
     "no tensor": (lambda: Data([1, 2], torch.zeros(2)), "data.of"),  # type: ignore[arg-type]
     "too few targets": (lambda: Data(images(3), torch.zeros(2)), "3 inputs and targets"),
-    "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "label 3 of example 2"),
-    "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "label -1 of example 1"),
+    "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "target 3 of example 2"),
+    "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "target -1 of example 1"),
     "labels as floats": (lambda: Data(images(3), torch.zeros(3), classes="a b c".split()), "whole numbers"),
-    "mean of one channel": (lambda: made(mean=(0.5,)), "mean has shape"),
-    "no std": (lambda: made(std=None), "belong together"),
-    "std 0": (lambda: made(std=(1.0, 0.0, 1.0)), "cannot normalise"),
+    "mean of one channel": (lambda: made(mean=(0.5,)), "mean= has shape"),
+    "no std": (lambda: made(std=None), "mean= and std="),
+    "std 0": (lambda: made(std=(1.0, 0.0, 1.0)), r"std=.*above 0"),
     "NaN": (lambda: Data(torch.tensor([[1.0], [torch.nan]]), torch.zeros(2)), "example 1 is NaN"),
     "target NaN": (lambda: Data(torch.zeros(2, 1), torch.tensor([0.0, torch.inf])), "a target is NaN or infinite"),
-    "subset beyond": (lambda: made().subset([0, 7]), "7 examples: there is no 7"),
-    "subset below": (lambda: made().subset([0, -8]), "there is no -8"),
-    "empty subset": (lambda: made().subset([]), "without examples"),
-    "empty slice": (lambda: made().subset(slice(7, 9)), "without examples"),
-    "a number": (lambda: made().batch(3), "a list of numbers"),
-    "floats": (lambda: made().batch([0.5]), "a list of numbers"),
-    "backwards": (lambda: made().subset(slice(5, 1, -1)), "must go forwards"),
+    "subset beyond": (lambda: made().subset([0, 7]), "7 examples.* 7 "),
+    "subset below": (lambda: made().subset([0, -8]), "7 examples.* -8 "),
+    "empty subset": (lambda: made().subset([]), "subset has no examples"),
+    "empty slice": (lambda: made().subset(slice(7, 9)), "subset has no examples"),
+    "a number": (lambda: made().batch(3), "index= .*list"),
+    "floats": (lambda: made().batch([0.5]), "index= .*list"),
+    "backwards": (lambda: made().subset(slice(5, 1, -1)), "negative step"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_is_refused(case: str) -> None:
-    act, message = WRONG[case]
-    with pytest.raises(mt.InputError, match=message):
-        act()
+def test_unfit_datasets_are_refused(case: str) -> None:
+    call, noun = WRONG[case]
+    with pytest.raises(mt.InputError, match=noun):
+        call()
 
 
 def test_an_index_beyond_the_end_stops_a_loop() -> None:
     assert len(list(made())) == 7
-    with pytest.raises(IndexError, match="there is no 7"):
+    with pytest.raises(IndexError, match=r"7 examples.* 7 "):
         made()[7]

@@ -1,4 +1,4 @@
-"""What comes with multitudes: whole, balanced, small enough, with its licences named."""
+"""The included datasets: complete, balanced, small, with their licences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import multitudes as mt
 from multitudes import data
 from multitudes.data import embedded
 
@@ -59,19 +58,6 @@ def test_digits_go_from_black_to_white() -> None:
     assert int(pixels.max()) == 255
     assert counts[[0, 1, 255]].tolist() == pytest.approx([424_507, 12_371, 9_848], rel=0.002)
     assert float(pixels.double().mean()) == pytest.approx(77.8405, abs=0.01)
-
-
-def test_another_split_is_refused() -> None:
-    with pytest.raises(mt.InputError, match="split='val': there are 'train', 'validation', 'test'"):
-        data.fashion("val")
-
-
-def test_a_damaged_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(embedded.SHA256, "digits.npz", "0" * 64)
-    with pytest.raises(mt.FileError, match=r"digits\.npz, which comes with multitudes, is damaged: install multitudes again"):
-        data.digits()
-    with pytest.raises(mt.FileError, match=r"nothing\.npz, which comes with multitudes, cannot be read"):
-        embedded.content("nothing.npz")
 
 
 def test_all_files_are_known_licensed_and_small() -> None:

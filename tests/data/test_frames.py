@@ -1,98 +1,82 @@
-"""Frames around anchors: rows, anchors and labels as ImageNet-Vid-Robust's files say them."""
+"""Frames around anchors: rows, anchors and labels as the files of ImageNet-Vid-Robust and YTBB-Robust have them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
-from data.pictures import picture
+from data import small_sets as small
+from data.small_sets import frame, pair, picture
+from pytest import MonkeyPatch
 
-import multitudes as mt
 from multitudes import data
-from multitudes.data.imagenet import wordnet_ids
+from multitudes.data.ytbb import read_anchor_sets
 from multitudes.scores.shift import stability
 
-NAMES = [f"val/video{v}/{f:06d}.png" for v in (0, 1) for f in range(3)]
-FILES: dict[str, Any] = {
-    "metadata/pmsets.json": {NAMES[1]: [NAMES[0], NAMES[2]], NAMES[4]: [NAMES[5]]},
-    "metadata/labels.json": {**{name: [1] for name in NAMES[:3]}, **{name: [2, 0] for name in NAMES[3:]}},
-    "misc/imagenet_vid_class_index.json": {"0": ["nA", "bear"], "1": ["nB", "cat"], "2": ["nC", "dog"]},
-    "misc/wnid_map.json": {wordnet_ids()[7]: "nC", wordnet_ids()[8]: "nC", wordnet_ids()[9]: "nA"},
-}
+
+def test_an_anchor_comes_before_the_frames_around_it(tmp_path: Path) -> None:
+    frames = data.frames(small.vid(tmp_path), size=8)
+    assert frames.anchors.tolist() == [0, 0, 0, 3, 3]
+    assert frames.data.targets.tolist() == [1, 1, 1, 2, 2]
+    assert frames.labels == ((1,), (1,), (1,), (2, 0), (2, 0))
+    assert (frames.data.raw(slice(None))[:, 0, 0, 0] * 25.5).round().tolist() == [1, 0, 2, 4, 5]
+    assert frames.data.classes == ("bear", "cat", "dog")
+    assert frames.data.groups is not None
+    assert frames.data.groups[6:11].tolist() == [-1, 2, 2, 0, -1]
 
 
-@pytest.fixture
-def vid(tmp_path: Path) -> Path:
-    """Two anchors: the middle one of three frames, and one with a single frame after it."""
-    for number, name in enumerate(NAMES):
-        picture(tmp_path / name, (10 * number, 0, 0))
-    write(tmp_path)
-    return tmp_path
-
-
-def write(folder: Path, **changed: Any) -> None:
-    """The publisher's JSON files, some of them otherwise."""
-    for name, content in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(changed.get(Path(name).stem, content)))
-
-
-def test_an_anchor_comes_before_the_frames_around_it(vid: Path) -> None:
-    found = data.frames(vid, size=8)
-    assert found.anchors.tolist() == [0, 0, 0, 3, 3]
-    assert found.data.targets.tolist() == [1, 1, 1, 2, 2]
-    assert found.labels == ((1,), (1,), (1,), (2, 0), (2, 0))
-    assert (found.data.raw(slice(None))[:, 0, 0, 0] * 25.5).round().tolist() == [1, 0, 2, 4, 5]
-    assert found.data.classes == ("bear", "cat", "dog")
-
-
-def test_imagenets_classes_are_grouped(vid: Path) -> None:
-    groups = data.frames(vid).data.groups
-    assert groups is not None
-    assert groups[6:11].tolist() == [-1, 2, 2, 0, -1]
-
-
-def test_any_label_of_a_frame_is_right_and_all_frames_must_be(vid: Path) -> None:
-    found = data.frames(vid)
-    correct = found.correct(torch.tensor([1, 1, 0, 2, 0]))
+def test_any_label_of_a_frame_is_right_and_all_frames_must_be(tmp_path: Path) -> None:
+    frames = data.frames(small.vid(tmp_path))
+    correct = frames.correct(torch.tensor([1, 1, 0, 2, 0]))
     assert correct.tolist() == [True, True, False, True, True]
-    assert stability(correct, found.anchors) == 0.5
-    with pytest.raises(mt.InputError, match="for 5 frames"):
-        found.correct(torch.zeros(4))
+    assert stability(correct, frames.anchors) == 0.5
 
 
-def test_the_environment_names_the_folder_around(vid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vid.rename(vid.parent / "imagenet-vid-robust")
-    monkeypatch.setenv("MULTITUDES_DATA", str(vid.parent))
+def test_the_environment_names_the_folder_around(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    (tmp_path / "imagenet-vid-robust").mkdir()
+    small.vid(tmp_path / "imagenet-vid-robust")
+    monkeypatch.setenv("MULTITUDES_DATA", str(tmp_path))
     assert len(data.frames().data) == 5
 
 
-def test_missing_frames_and_files_are_named(vid: Path, tmp_path: Path) -> None:
-    (vid / NAMES[2]).unlink()
-    with pytest.raises(mt.FileError, match=rf"1 of 5 frames are not there, first .*{NAMES[2]}"):
-        data.frames(vid)
-    (vid / "metadata" / "pmsets.json").unlink()
-    with pytest.raises(
-        mt.FileError, match=r"pmsets\.json \(ImageNet-Vid-Robust\) or .*anchor_labels\.json \(YTBB.*modestyachts"
-    ):
-        data.frames(vid)
+def test_good_anchors_with_the_similar_frames(tmp_path: Path) -> None:
+    small.ytbb(
+        tmp_path,
+        [
+            (frame("a", 20), ["good", "class5"]), (frame("b", 20), ["good", "unsure"]), (frame("c", 20), ["good"]),
+            (frame("d", 20), []),
+        ],
+        [
+            pair("a", 22, "similar", "correct"), pair("a", 12, "similar"), pair("a", 21, "similar", "dissimilar"),
+            pair("a", 23, "correct"), pair("a", 31, "similar"), pair("b", 21, "similar"), pair("c", 19, "similar"),
+            pair("d", 21, "similar"),
+        ],
+    )  # fmt: skip
+    first, second = read_anchor_sets(tmp_path)
+    assert first.anchor == "ytbb_videos/a_1000/frame-20.jpg"
+    assert first.frames == ("ytbb_videos/a_1000/frame-12.jpg", "ytbb_videos/a_1000/frame-22.jpg")
+    assert first.labels == ((0, 5),) * 3  # the video's label first, then the reviewers'
+    assert (second.anchor, second.labels) == ("ytbb_videos/c_1000/frame-20.jpg", ((22,),) * 2)  # 22 and 23 are swapped
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"labels": {NAMES[0]: [1]}}, f"has no labels for {NAMES[1]}"),
-        ({"labels": {name: [3] for name in NAMES}}, r"has labels \[3\]: there are 0 to 2"),
-        ({"labels": {name: [] for name in NAMES}}, r"has labels \[\]"),
-        ({"wnid_map": {wordnet_ids()[0]: "nX"}}, "do not fit together"),
-        ({"imagenet_vid_class_index": {"1": ["nA", "bear"]}}, "do not fit together"),
-        ({"pmsets": {}}, "must map names to values"),
-    ],
-)
-def test_files_that_do_not_fit_are_named(vid: Path, changed: dict[str, Any], message: str) -> None:
-    write(vid, **changed)
-    with pytest.raises(mt.FileError, match=message):
-        data.frames(vid)
+def test_an_anchor_marked_bad_with_a_frame_is_left_out(tmp_path: Path) -> None:
+    anchors = [(frame("a", 20), ["good"]), (frame("c", 20), ["good"])]
+    small.ytbb(tmp_path, anchors, [pair("a", 21, "similar"), pair("a", 22, "bad-anchor"), pair("c", 21, "similar")])
+    assert [found.anchor for found in read_anchor_sets(tmp_path)] == ["ytbb_videos/c_1000/frame-20.jpg"]
+
+
+def test_the_last_review_counts(tmp_path: Path) -> None:
+    anchors = [(frame("a", 20), ["bad"]), (frame("a", 20), ["good"])]
+    small.ytbb(tmp_path, anchors, [pair("a", 21, "similar"), pair("a", 21, "dissimilar")])
+    assert [found.frames for found in read_anchor_sets(tmp_path)] == [()]
+
+
+def test_frames_reads_ytbb(tmp_path: Path) -> None:
+    small.ytbb(tmp_path, [(frame("a", 20), ["good"])], [pair("a", 21, "similar")])
+    for number in (20, 21):
+        picture(tmp_path / "ytbb_videos" / "a_1000" / f"frame-{number}.jpg")
+    frames = data.frames(tmp_path, size=8)
+    assert (frames.anchors.tolist(), frames.data.targets.tolist(), len(frames.data.classes or ())) == ([0, 0], [0, 0], 24)
+    assert frames.data.groups is not None
+    assert frames.data.groups[[3, 4, 7, 8]].tolist() == [0, 0, 5, -1]
+    assert frames.data.raw([1]).shape == (1, 3, 8, 8)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.nn import functional as F
 
-import multitudes as mt
 from multitudes import data
-from multitudes.data.scenes import SHAPES, _bordered
+from multitudes.data.scenes import SHAPES, _ignore_borders
 
 
 def test_a_seed_gives_the_same_and_splits_differ() -> None:
@@ -34,7 +32,7 @@ def test_sizes_classes_and_the_ignored_label() -> None:
 def test_the_border_is_one_pixel_on_either_side() -> None:
     labels = torch.zeros(1, 5, 6, dtype=torch.long)
     labels[0, :, 3:] = 2
-    assert _bordered(labels)[0].tolist() == [[0, 0, 255, 255, 2, 2]] * 5
+    assert _ignore_borders(labels)[0].tolist() == [[0, 0, 255, 255, 2, 2]] * 5
 
 
 def test_pixels_look_alike_inside_and_differ_across_borders() -> None:
@@ -53,12 +51,3 @@ def test_networks_see_numbers_around_zero() -> None:
     x, _ = data.scenes().batch(slice(None))
     assert abs(float(x.mean())) < 0.1
     assert abs(float(x.std()) - 1) < 0.1
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(mt.InputError, match="at least 16 pixels"):
-        data.scenes(size=8)
-    with pytest.raises(mt.InputError, match="examples=0"):
-        data.scenes(examples=0)
-    with pytest.raises(mt.InputError, match="split='val'"):
-        data.scenes("val")

@@ -1,4 +1,4 @@
-"""Where files are looked for, what is said when they are missing, and checksums."""
+"""Where files are looked for, errors for missing files, and checksums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import multitudes as mt
-from multitudes.data.sources import VARIABLE, Source, chosen, same_count
+from multitudes.data.sources import VARIABLE, Source
 
 CONTENT = b"published"
 SOURCE = Source(
@@ -29,20 +29,26 @@ def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert SOURCE.folder(None, ["a.bin"]) == tmp_path
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(
-        mt.FileError, match=rf"toy: which folder\? Give root=, or set {VARIABLE} .*Get toy.tar.gz from {SOURCE.page}"
-    ):
+    with pytest.raises(mt.FileError, match=rf"toy: .*root=.*{VARIABLE}.*toy.tar.gz from {SOURCE.page}"):
         SOURCE.folder(None, ["a.bin"])
-    with pytest.raises(mt.InputError, match="a folder's path"):
+    with pytest.raises(mt.InputError, match="root=3"):
         SOURCE.folder(3, ["a.bin"])  # type: ignore[arg-type]
 
 
-def test_what_is_missing_is_said_with_where_to_get_it(tmp_path: Path) -> None:
+def test_an_incomplete_folder_does_not_hide_a_complete_one(tmp_path: Path) -> None:
+    for folder, files in (("toy-1", ["a.bin"]), ("toy-2", ["a.bin", "b.bin"])):
+        (tmp_path / folder).mkdir()
+        for name in files:
+            (tmp_path / folder / name).write_bytes(CONTENT)
+    assert SOURCE.folder(tmp_path, ["a.bin", "b.bin"]) == tmp_path / "toy-2"
+
+
+def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(mt.FileError) as caught:
         SOURCE.folder(tmp_path, ["a.bin", "b.bin"])
     for part in (tmp_path / "toy-1", tmp_path / "toy-2", "a.bin, b.bin", "toy.tar.gz", SOURCE.page, "root=", VARIABLE):
         assert str(part) in str(caught.value)
-    with pytest.raises(mt.FileError, match="nowhere is no folder"):
+    with pytest.raises(mt.FileError, match="nowhere is not a folder"):
         SOURCE.folder(tmp_path / "nowhere", ["a.bin"])
     (tmp_path / "toy-1").mkdir()
     (tmp_path / "toy-1" / "a.bin").write_bytes(CONTENT)
@@ -61,7 +67,7 @@ def test_a_file_is_held_against_its_checksum(tmp_path: Path) -> None:
     path.write_bytes(CONTENT)
     assert SOURCE.content(path, verify=True) == CONTENT
     path.write_bytes(CONTENT + b"!")
-    with pytest.raises(mt.FileError, match=r"a\.bin is not the published file: its md5 is .*verify=False"):
+    with pytest.raises(mt.FileError, match=r"a\.bin .*MD5.*verify=False"):
         SOURCE.content(path, verify=True)
     assert SOURCE.content(path, verify=False) == CONTENT + b"!"
 
@@ -74,28 +80,15 @@ def test_a_packed_file_may_match_packed_or_unpacked(tmp_path: Path) -> None:
     assert of_packed.content(packed, verify=True) == CONTENT
     packed.write_bytes(gzip.compress(CONTENT + b"!"))
     for source in (SOURCE, of_packed):
-        with pytest.raises(mt.FileError, match="is not the published file"):
+        with pytest.raises(mt.FileError, match="MD5"):
             source.content(packed, verify=True)
 
 
 def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
     packed = tmp_path / "c.gz"
     packed.write_bytes(gzip.compress(CONTENT * 50)[:-9])
-    with pytest.raises(mt.FileError, match=r"c\.gz is not a whole gzip file.*again from https://example"):
+    with pytest.raises(mt.FileError, match=r"c\.gz .*gzip.*https://example"):
         SOURCE.content(packed, verify=True)
     packed.write_bytes(b"no gzip")
-    with pytest.raises(mt.FileError, match="is not a whole gzip file"):
+    with pytest.raises(mt.FileError, match=r"c\.gz .*gzip"):
         SOURCE.content(packed, verify=True)
-    with pytest.raises(mt.FileError, match="cannot read"):
-        SOURCE.content(tmp_path / "missing", verify=True)
-
-
-def test_splits_and_counts() -> None:
-    assert chosen("toy", "test", ("train", "test")) == "test"
-    with pytest.raises(mt.InputError, match="split='val': there are 'train', 'test'"):
-        chosen("toy", "val", ("train", "test"))
-    same_count("toy", 2, 2)
-    with pytest.raises(mt.FileError, match="2 images and 3 labels"):
-        same_count("toy", 2, 3)
-    with pytest.raises(mt.FileError, match="no images"):
-        same_count("toy", 0, 0)

@@ -1,4 +1,4 @@
-"""UCI sets: the standard splits, the scale of the training part, and the files they come in."""
+"""UCI datasets: the standard splits, the scale of the training part, and their files."""
 
 from __future__ import annotations
 
@@ -7,34 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data import small_sets as small
+from data.small_sets import TABLE
 
-import multitudes as mt
 from multitudes import data
 from multitudes.data.embedded import stored
-from multitudes.data.uci import SIZES, drawn, songs
-
-TABLE = np.random.default_rng(0).normal(size=(30, 4)) * [1, 10, 100, 1000] + [0, 5, 50, 500]
-
-
-def published(folder: Path, splits: int = 2) -> Path:
-    """A set as it is published: the target in the second column, a column that is not used, lists of rows."""
-    folder.mkdir(parents=True)
-    np.savetxt(folder / "data.txt", TABLE)
-    np.savetxt(folder / "index_features.txt", [0, 3])
-    np.savetxt(folder / "index_target.txt", [1])
-    for i in range(splits):
-        order = np.random.default_rng(i).permutation(30)
-        np.savetxt(folder / f"index_train_{i}.txt", order[:27])
-        np.savetxt(folder / f"index_test_{i}.txt", order[27:])
-    return folder
+from multitudes.data.uci import SIZES, draw_split, year_split
+from multitudes.errors import FileError
 
 
 def test_splits_are_those_of_the_papers() -> None:
     """The first rows of index_train_0 and the last of index_test_19 as published for the yacht set."""
-    train, test = drawn(308, 0)
+    train, test = draw_split(308, 0)
     assert (len(train), len(test)) == (277, 31)
     assert train[:5].tolist() == [73, 304, 228, 238, 259]
-    assert drawn(308, 19)[1][-5:].tolist() == [68, 19, 75, 135, 290]
+    assert draw_split(308, 19)[1][-5:].tolist() == [68, 19, 75, 135, 290]
     assert sorted([*train, *test]) == list(range(308))
 
 
@@ -72,7 +59,8 @@ def test_the_training_part_gives_the_scale_of_both() -> None:
 
 
 def test_published_files_are_read(tmp_path: Path) -> None:
-    folder = published(tmp_path / "UCI_Datasets" / "toy" / "data")
+    small.uci(tmp_path, "UCI_Datasets/toy/data")
+    folder = tmp_path / "UCI_Datasets" / "toy" / "data"
     train, test = data.uci("toy", 1, tmp_path)
     rows = np.loadtxt(folder / "index_test_1.txt").astype(int)
     np.testing.assert_allclose(test.inputs.numpy(), TABLE[rows][:, [0, 3]], rtol=1e-5)
@@ -81,21 +69,18 @@ def test_published_files_are_read(tmp_path: Path) -> None:
 
 
 def test_a_table_is_split_as_the_papers_do_or_as_its_file_says(tmp_path: Path) -> None:
-    np.savetxt(tmp_path / "data.csv", TABLE, delimiter=",")
+    small.csv(tmp_path)
     _, test = data.uci("toy", 3, tmp_path)
-    np.testing.assert_allclose(test.inputs.numpy(), TABLE[drawn(30, 3)[1], :3], rtol=1e-5)
-    np.savez(tmp_path / "splits.npz", train=[[0, 1, 2], [3, 4, 5]], test=[[6], [7]])
+    np.testing.assert_allclose(test.inputs.numpy(), TABLE[draw_split(30, 3)[1], :3], rtol=1e-5)
+    small.csv(tmp_path, train=[[0, 1, 2], [3, 4, 5]], test=[[6], [7]])
     _, test = data.uci("toy", 1, tmp_path)
     np.testing.assert_allclose(test.inputs.numpy(), TABLE[[7], :3], rtol=1e-5)
-    with pytest.raises(mt.InputError, match=r"split=2: .*splits\.npz has 0 to 1"):
-        data.uci("toy", 2, tmp_path)
 
 
 def test_a_column_that_never_changes_keeps_its_scale(tmp_path: Path) -> None:
     table = TABLE.copy()
     table[:, 1] = 0.1 + 0.2  # whose mean is not exactly itself
-    np.savetxt(tmp_path / "data.csv", table, delimiter=",")
-    train, _ = data.uci("toy", 0, tmp_path)
+    train, _ = data.uci("toy", 0, small.csv(tmp_path, table))
     assert float(train.std[1]) == 1
     assert float(train.batch(slice(None))[0][:, 1].abs().max()) < 1e-6
 
@@ -114,41 +99,34 @@ def test_sizes_of_the_standard_sets_are_as_published() -> None:
 
 @pytest.mark.parametrize("name", [name for name in STANDARD if name != "yacht"])
 def test_a_set_is_not_another_of_the_callers_naming(tmp_path: Path, name: str) -> None:
-    """What was expected, what was found, and which set that is."""
+    """The error has the expected and the actual numbers, and the dataset with these numbers."""
     rows, features = STANDARD[name]
-    np.savetxt(tmp_path / "data.csv", stored("regression.npz")["yacht"], delimiter=",")
-    message = rf"'{name}'\): {tmp_path} holds 308 rows of 6 features, and {name} has {rows:,} of {features}: that is yacht"
-    with pytest.raises(mt.FileError, match=message):
+    small.csv(tmp_path, stored("regression.npz")["yacht"])
+    with pytest.raises(FileError, match=rf"'{name}'.*308 rows of 6 .*{name} has {rows:,} of {features}.*yacht"):
         data.uci(name, 0, tmp_path)
     assert len(data.uci("yacht", 0, tmp_path)[0]) == 277
     assert len(data.uci("mine", 0, tmp_path)[0]) == 277
 
 
-def test_a_standard_set_with_a_row_or_a_column_too_few_is_refused(tmp_path: Path) -> None:
-    table = stored("regression.npz")["energy"]
-    for part in (table[:-1], table[:, 1:]):
-        np.savetxt(tmp_path / "data.csv", part, delimiter=",")
-        with pytest.raises(mt.FileError, match="and energy has 768 of 8; the target is one column"):
-            data.uci("energy", 0, tmp_path)
-    np.savetxt(tmp_path / "data.csv", table, delimiter=",")
-    assert torch.equal(data.uci("energy", 4, tmp_path)[1].targets, data.uci("energy", 4)[1].targets)
+def test_a_standard_set_may_be_read_from_a_file(tmp_path: Path) -> None:
+    root = small.csv(tmp_path, stored("regression.npz")["energy"])
+    assert torch.equal(data.uci("energy", 4, root)[1].targets, data.uci("energy", 4)[1].targets)
 
 
-def test_published_files_of_another_set_are_refused(tmp_path: Path) -> None:
-    published(tmp_path / "concrete")
-    with pytest.raises(mt.FileError, match="30 rows of 2 features, and concrete has 1,030 of 8"):
-        data.uci("concrete", 0, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["year", "YearPredictionMSD"])
-@pytest.mark.parametrize("place", ["uci/year", "YearPredictionMSD", "."])
-@pytest.mark.parametrize("file", ["YearPredictionMSD.txt", "data.csv"])
+@pytest.mark.parametrize(
+    ("name", "place", "file"),
+    [
+        ("year", "uci/year", "YearPredictionMSD.txt"),
+        ("year", "YearPredictionMSD", "data.csv"),
+        ("YearPredictionMSD", ".", "YearPredictionMSD.txt"),
+    ],
+)
 def test_the_years_of_songs_have_one_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str, file: str
 ) -> None:
     """The first rows and the last, here of a small table; the target comes first in the published file, last in data.csv."""
     monkeypatch.setitem(SIZES, name, (30, 3))
-    monkeypatch.setitem(songs.__globals__, "YEAR_TRAIN", 25)
+    monkeypatch.setitem(year_split.__globals__, "YEAR_TRAIN", 25)
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
     table = TABLE if file == "data.csv" else TABLE[:, [3, 0, 1, 2]]
     np.savetxt(tmp_path / place / file, table, delimiter=",")
@@ -159,61 +137,7 @@ def test_the_years_of_songs_have_one_split(
     np.testing.assert_allclose(test.original(test.targets).numpy(), TABLE[25:, 3:], rtol=1e-4)
 
 
-def test_the_split_of_the_years_is_the_publishers(tmp_path: Path) -> None:
-    train, test = songs(515_345)
+def test_the_split_of_the_years_is_the_publishers() -> None:
+    train, test = year_split(515_345)
     assert (train[0], train[-1], len(train)) == (0, 463_714, 463_715)
     assert (test[0], test[-1], len(test)) == (463_715, 515_344, 51_630)
-    for name in ("year", "YearPredictionMSD"):
-        with pytest.raises(mt.InputError, match=f"{name}: split=1: it is published with one split, 0: its first 463,715 rows"):
-            data.uci(name, 1, tmp_path)
-        with pytest.raises(mt.FileError, match=r"YearPredictionMSD\.txt or data\.csv.*archive\.ics\.uci\.edu"):
-            data.uci(name, 0, tmp_path)
-
-
-def test_protein_has_five_splits_wherever_it_lies(tmp_path: Path) -> None:
-    np.savetxt(tmp_path / "data.csv", TABLE, delimiter=",")
-    with pytest.raises(mt.InputError, match="split=5: the standard splits are 0 to 4"):
-        data.uci("protein", 5, tmp_path)
-
-
-def test_missing_sets_and_splits_are_named(tmp_path: Path) -> None:
-    with pytest.raises(mt.FileError, match=r"uci\('toy'\) is not there.*uci/toy.*data\.txt or data\.csv.*yaringal"):
-        data.uci("toy", 0, tmp_path)
-    for split in (-1, True, "train", 0.5):
-        with pytest.raises(mt.InputError, match="numbered from 0"):
-            data.uci("yacht", split)  # type: ignore[arg-type]
-    with pytest.raises(mt.InputError, match="split=20: the standard splits are 0 to 19"):
-        data.uci("yacht", 20)
-    published(tmp_path / "toy")
-    with pytest.raises(mt.FileError, match=r"no index_train_2\.txt: it has 2 splits"):
-        data.uci("toy", 2, tmp_path)
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    folder = published(tmp_path / "toy")
-    (folder / "index_test_0.txt").write_text("3\n30\n")
-    with pytest.raises(mt.FileError, match=r"index_test_0\.txt must hold numbers from 0 to 29"):
-        data.uci("toy", 0, tmp_path)
-    (folder / "index_target.txt").unlink()
-    with pytest.raises(mt.FileError, match=r"there is no .*index_target\.txt"):
-        data.uci("toy", 0, tmp_path)
-    (folder / "data.txt").write_text("1 2\n3\n")
-    with pytest.raises(mt.FileError, match=r"data\.txt is no table of numbers"):
-        data.uci("toy", 0, tmp_path)
-    (folder / "data.txt").unlink()
-    (folder / "data.csv").write_text("1,2\n3,nan\n4,5\n")
-    with pytest.raises(mt.FileError, match="row 1 holds a number that is NaN"):
-        data.uci("toy", 0, tmp_path)
-    (folder / "data.csv").write_text("1\n2\n")
-    with pytest.raises(mt.FileError, match=r"\[2, 1\]: at least two rows"):
-        data.uci("toy", 0, tmp_path)
-
-
-def test_a_file_of_splits_is_not_unpickled(tmp_path: Path) -> None:
-    np.savetxt(tmp_path / "data.csv", TABLE, delimiter=",")
-    np.savez(tmp_path / "splits.npz", train=np.array([[0, 1], [2]], object), test=[[1]])
-    with pytest.raises(mt.FileError, match=r"splits\.npz does not hold train and test"):
-        data.uci("toy", 0, tmp_path)
-    np.savez(tmp_path / "splits.npz", train=[[0, 30]], test=[[1]])
-    with pytest.raises(mt.FileError, match=r"names rows that data\.csv, of 30 rows"):
-        data.uci("toy", 0, tmp_path)

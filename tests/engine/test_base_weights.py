@@ -16,13 +16,13 @@ import multitudes as mt
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_load_base(kind: type[mt.Method]) -> None:
     """A checkpoint of the base model loads by its own names, into every member or into what is shared."""
-    case = ZOO["resnet"]
+    case = ZOO["cnn"]
     trained = case.model(seed=7).train()
     trained(*case.example().args)
     trained.eval()
     ens = convert(kind(), case)
     if kind is mt.Packed:
-        with pytest.raises(mt.InputError, match=r"members of Packed.* are no copies of the base model"):
+        with pytest.raises(mt.InputError, match="Packed"):
             ens.load_base(trained.state_dict())
         return
     before, state = copy.deepcopy(ens.state_dict()), trained.state_dict()

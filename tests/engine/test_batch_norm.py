@@ -71,7 +71,7 @@ def test_without_batches_nothing_changes() -> None:
     """And that is said."""
     ens = convert(mt.Deep(), CASE)
     before = {n: b.clone() for n, b in ens.named_buffers()}
-    with pytest.raises(mt.InputError, match="no batches were given"):
+    with pytest.raises(mt.InputError, match="no batches"):
         ens.estimate_norms([])
     assert_same(dict(ens.named_buffers()), before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,14 +54,11 @@ def tokens(count: int = B) -> Tensor:
 
 
 class TestTies:
-    @pytest.mark.parametrize("way", WAYS)
-    def test_are_right(self, way: str) -> None:
-        ens = mt.ensemble(Tied(), mt.Deep(members=M), tokens())
-        assert_separate(ens, tokens(), way, training=True)
-
     def test_one_tensor_under_all_its_names(self) -> None:
-        """The stack is one parameter, in one place of memory, listed once; the state dict has every name."""
+        """The stack is one parameter, listed once; the state dict has every name. Every executor is right."""
         ens = mt.ensemble(Tied(), mt.Deep(members=M), tokens())
+        for way in WAYS:
+            assert_separate(copy.deepcopy(ens), tokens(), way, training=True)
         assert ens.out.weight is ens.embed.weight
         assert [n for n, _ in ens.named_parameters()] == [n for n, _ in Tied().named_parameters()]
         assert list(ens.state_dict()) == list(Tied().state_dict())
@@ -92,18 +90,14 @@ class TestTies:
         member = ens.member(1)
         assert member.out.weight is member.embed.weight
 
-    @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize(
-        "method",
-        [mt.Deep(members=M), mt.MultiHead(members=M), mt.TreeNet(members=M, split="first")],
-        ids=["Deep", "MultiHead", "TreeNet"],
-    )
-    def test_a_module_under_two_names(self, method: mt.Method, way: str) -> None:
+    @pytest.mark.parametrize("method", [mt.Deep(members=M), mt.MultiHead(members=M)], ids=["Deep", "MultiHead"])
+    def test_a_module_under_two_names(self, method: mt.Method) -> None:
         """It is one module of each member, or one of the trunk, that runs twice."""
         ens = mt.ensemble(Twice(), method, torch.randn(B, 4))
         assert ens.second["inner"] is ens.first
-        assert_separate(ens, torch.randn(B, 4), way, training=True, steps=2)
-        assert_separate(ens, torch.randn(B, 4), way, training=False)
+        for way in WAYS:
+            assert_separate(copy.deepcopy(ens), torch.randn(B, 4), way, training=True, steps=2)
+        assert_separate(ens, torch.randn(B, 4), training=False)
 
     def test_between_a_member_and_the_trunk_are_refused_by_name(self) -> None:
         """A head tied to a shared embedding could not be a member's own."""
@@ -152,16 +146,16 @@ class Outliers(nn.Module):
 
 class TestBuffers:
     @pytest.mark.parametrize("how", ["replaced", "in place", "data, in place"])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_are_stored_for_each_member(self, way: str, how: str) -> None:
+    def test_are_stored_for_each_member(self, how: str) -> None:
         """Over three steps; in eval they are read."""
         ens = mt.ensemble(Average(how), mt.Deep(members=M), torch.randn(B, 4))
-        if way == "vmap" and "vmap" not in ens.engine.proven["train"]:
-            assert how == "data, in place" and "data" in ens.engine.why["vmap"]
-            return
-        assert_separate(ens, torch.randn(B, 4), way, training=True, steps=3)
-        assert ens.mean.shape == (M, 3)
-        assert len({tuple(row.tolist()) for row in ens.mean}) == M
+        if "vmap" not in ens.plan.proven["train"]:
+            assert how == "data, in place" and "data" in ens.plan.why["vmap"]
+        for way in ("call", *(n for n in ("loop", "vmap") if n in ens.plan.proven["train"])):
+            twin = copy.deepcopy(ens)
+            assert_separate(twin, torch.randn(B, 4), way, training=True, steps=3)
+            assert twin.mean.shape == (M, 3)
+            assert len({tuple(row.tolist()) for row in twin.mean}) == M
 
     def test_whose_data_is_replaced(self) -> None:
         """`buffer.data = new` reaches no further than the member's slice: stored all the same, or refused by name."""
@@ -171,11 +165,11 @@ class TestBuffers:
         except mt.MultitudesError as error:
             assert "mean" in str(error)
 
-    @pytest.mark.parametrize("way", WAYS)
-    def test_that_the_gradient_needs_may_be_replaced(self, way: str) -> None:
+    def test_that_the_gradient_needs_may_be_replaced(self) -> None:
         """The output was computed with the old value, which backward still finds."""
         ens = mt.ensemble(Average("replaced", uses=True), mt.Deep(members=M), torch.randn(B, 4))
-        assert_separate(ens, torch.randn(B, 4), way, training=True, steps=3)
+        for way in WAYS:
+            assert_separate(copy.deepcopy(ens), torch.randn(B, 4), way, training=True, steps=3)
 
     def test_that_count_in_eval_mode_too(self) -> None:
         """A counter that every call moves and the output is multiplied by."""
@@ -230,10 +224,10 @@ class TestBuffers:
             def forward(self, x: Tensor) -> Tensor:
                 return self.head(self.trunk(x))
 
+        ens = mt.ensemble(Net(), mt.MultiHead(members=M), torch.randn(B, 4))
         for way in WAYS:
-            ens = mt.ensemble(Net(), mt.MultiHead(members=M), torch.randn(B, 4))
             try:
-                assert_separate(ens, torch.randn(B, 4), way, training=True, steps=3)
+                assert_separate(copy.deepcopy(ens), torch.randn(B, 4), way, training=True, steps=3)
             except mt.RunError as error:
                 assert way == "vmap" and "trunk.mean" in str(error)
                 assert "vmap" not in ens.engine.proven["train"]
@@ -254,8 +248,9 @@ class TestBuffers:
         assert "scale" not in ens.state_dict()
         assert_separate(ens, torch.randn(B, 4), training=True)
 
-    @pytest.mark.parametrize("method", [mt.Deep(members=M), mt.MultiHead(members=M, head="head")], ids=["Deep", "MultiHead"])
-    @pytest.mark.parametrize("how", ["in place", "replaced"])
+    @pytest.mark.parametrize(
+        ("how", "method"), [("in place", mt.Deep(members=M)), ("replaced", mt.MultiHead(members=M, head="head"))]
+    )
     def test_whole_numbers_that_members_count_by_themselves(self, how: str, method: mt.Method) -> None:
         """Equal at conversion, different after a step: they stay so when the ensemble is called in eval, by any executor."""
 
@@ -284,17 +279,17 @@ class TestBuffers:
         assert_separate(ens, torch.randn(B, 4), training=True)
 
     @pytest.mark.parametrize("dtype", [torch.long, torch.float64])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_a_count_of_what_the_example_has_none_of(self, way: str, dtype: torch.dtype) -> None:
+    def test_a_count_of_what_the_example_has_none_of(self, dtype: torch.dtype) -> None:
         """A buffer that forward replaces by an equal one at conversion, and by another later, in one member only."""
         ens = mt.ensemble(Outliers(dtype), mt.Deep(members=M), torch.randn(B, 4))
         with torch.no_grad():
             ens.layer.weight[2] *= 1e4
-        if way != "vmap" or "vmap" in ens.engine.proven["train"]:
-            assert_separate(ens, torch.randn(B, 4), way, training=True, steps=2)
-            assert ens.found[2] > 0
+        for way in ("call", *(n for n in ("loop", "vmap") if n in ens.plan.proven["train"])):
+            twin = copy.deepcopy(ens)
+            assert_separate(twin, torch.randn(B, 4), way, training=True, steps=2)
+            assert twin.found[2] > 0
 
-    @pytest.mark.parametrize("executor", ["loop", "vmap"])
+    @pytest.mark.parametrize("executor", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
     def test_a_count_of_what_the_example_has_none_of_compiled(self, executor: str) -> None:
         torch._dynamo.reset()
         ens = mt.ensemble(Outliers(torch.float64), mt.Deep(members=M), torch.randn(B, 4)).train()
@@ -366,29 +361,22 @@ class TestWhatForwardKeeps:
         assert net.last is None
         assert net.history == []
 
-    @pytest.mark.parametrize("kind", ["list", "dict", "tuple"])
-    def test_in_a_container_nothing_escapes_either(self, kind: str) -> None:
-        """vmap is refused there too, since a tensor in a list would outlive it."""
+    def test_in_a_container_nothing_escapes_either(self) -> None:
+        """vmap is refused there too, since a tensor in a dict would outlive it."""
 
         class Net(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.layer = nn.Linear(4, 3)
-                self.kept: Any = {"list": [], "dict": {}, "tuple": ()}[kind]
+                self.kept: dict[str, Tensor] = {}
 
             def forward(self, x: Tensor) -> Tensor:
-                h = self.layer(x)
-                if kind == "list":
-                    self.kept = [h]
-                elif kind == "dict":
-                    self.kept = {"h": h}
-                else:
-                    self.kept = (h,)
-                return h.tanh()
+                self.kept = {"h": self.layer(x)}
+                return self.kept["h"].tanh()
 
         ens = mt.ensemble(Net(), mt.Deep(members=M), torch.randn(B, 4))
-        assert "vmap" not in ens.engine.proven["eval"]
-        assert "kept" in ens.engine.why["vmap"]
+        assert "vmap" not in ens.plan.proven["eval"]
+        assert "kept" in ens.plan.why["vmap"]
         ens(torch.randn(B, 4)).sum().backward()
         assert wrapped(ens) == []
         copy.deepcopy(ens)
@@ -452,10 +440,8 @@ class Cache:
 
 def outputs_of(kind: str, h: Tensor, y: Tensor) -> Any:
     return {
-        "tuple": (y, h),
         "list": [y, [h, None]],
         "dict": {"logits": y, "aux": {"h": h}, "epoch": 3, "name": "net"},
-        "ordered dict": OrderedDict(out=y, aux=h),
         "named tuple": Pair(y, h),
         "dataclass": Result(y, (h, h * 2)),
         "none": (y, None, 7, "text", 2.5, True),
@@ -464,7 +450,7 @@ def outputs_of(kind: str, h: Tensor, y: Tensor) -> Any:
     }[kind]
 
 
-OUTPUTS = ["tuple", "list", "dict", "ordered dict", "named tuple", "dataclass", "none", "nothing of a member's", "integers"]
+OUTPUTS = ["list", "dict", "named tuple", "dataclass", "none", "nothing of a member's", "integers"]
 
 
 class Returning(nn.Module):
@@ -483,7 +469,7 @@ class TestOutputs:
         """Every tensor gains the member axis, every constant stays, the type is the model's own."""
         ens = mt.ensemble(Returning(kind), mt.Deep(members=M), torch.randn(B, 4))
         assert "vmap" in ens.engine.proven["eval"], ens.engine.why
-        for way in WAYS:
+        for way in ("loop", "vmap"):
             assert_separate(copy.deepcopy(ens), torch.randn(B, 4), way, training=True)
             output, plain = answer(ens, way, torch.randn(B, 4)), ens.member(0)(torch.randn(B, 4))
             assert type(output) is type(plain)
@@ -493,117 +479,69 @@ class TestOutputs:
         if kind == "dict":
             assert (output["epoch"], output["name"]) == (3, "net")
 
-    @pytest.mark.parametrize("method", [mt.Deep(members=M), mt.MultiHead(members=M, head="b")], ids=["Deep", "MultiHead"])
-    def test_an_object_with_tensors_inside_is_refused_by_name(self, method: mt.Method) -> None:
-        """A cache that would hold one member's tensors, or vmap's."""
+    REFUSED = {
+        "an object with tensors": (lambda h, y: {"logits": y, "past_key_values": Cache(h)}, "past_key_values.*Cache"),
+        "constants that differ": (lambda h, y: (y, y.detach().sum().item()), "different"),
+        "no tensor": (lambda h, y: None, "output"),
+    }
+
+    @pytest.mark.parametrize("kind", REFUSED)
+    def test_that_cannot_be_stacked_are_refused(self, kind: str) -> None:
+        make, noun = self.REFUSED[kind]
 
         class Net(Returning):
             def forward(self, x: Tensor) -> Any:
                 h = self.a(x)
-                return {"logits": self.b(h), "past_key_values": Cache(h)}
+                return make(h, self.b(h))
 
-        with pytest.raises(mt.MultitudesError, match=r"past_key_values.*Cache"):
-            mt.ensemble(Net(""), method, torch.randn(B, 4))
-
-    def test_constants_that_differ_between_members_are_refused(self) -> None:
-        """A number read from a member's values has no member axis."""
-
-        class Net(Returning):
-            def forward(self, x: Tensor) -> Any:
-                y = self.b(self.a(x))
-                return y, y.detach().sum().item()
-
-        with pytest.raises(mt.MultitudesError, match="different"):
-            mt.ensemble(Net(""), mt.Deep(members=M), torch.randn(B, 4))
-
-    def test_no_tensor_at_all(self) -> None:
-        class Net(Returning):
-            def forward(self, x: Tensor) -> Any:
-                self.b(self.a(x))
-                return None
-
-        with pytest.raises(mt.MultitudesError):
+        with pytest.raises(mt.MultitudesError, match=noun):
             mt.ensemble(Net(""), mt.MultiHead(members=M), torch.randn(B, 4))
 
 
-class TestRefusals:
-    def test_scripted_modules(self) -> None:
-        with pytest.warns(DeprecationWarning) if torch.__version__ >= "2.10" else pytest.MonkeyPatch.context():
-            scripted = torch.jit.script(nn.Linear(6, 3))
-        with pytest.raises(mt.ConversionError, match=r"(?s)1 .*scripted"):
-            mt.ensemble(nn.Sequential(nn.Linear(4, 6), scripted), mt.Deep(members=M), torch.randn(B, 4))
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(6, 3))
 
-    def test_lazy_modules(self) -> None:
-        """Refused before the example has run, taken afterwards."""
-        net = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3))
-        with pytest.raises(mt.ConversionError, match=r"(?s)0 .*lazy.*2 .*lazy"):
-            mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+
+REFUSALS = {
+    "scripted": (lambda: nn.Sequential(nn.Linear(4, 6), scripted()), "(?s)1 .*scripted"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3)), "(?s)0 .*lazy.*2 .*lazy"),
+    "old weight norm": (
+        lambda: nn.Sequential(nn.Linear(4, 6), torch.nn.utils.weight_norm(nn.Linear(6, 3))),
+        r"(?s)1 .*parametrizations\.weight_norm",
+    ),
+    "two at once": (
+        lambda: nn.Sequential(nn.LazyLinear(6), torch.nn.utils.spectral_norm(nn.Linear(6, 3))),
+        r"(?s)1 .*parametrizations\.spectral_norm.*0 .*lazy.*keep=",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_modules_that_cannot_be_converted_are_refused(kind: str) -> None:
+    """By name, with what to use instead; a lazy module is taken after its first call."""
+    make, nouns = REFUSALS[kind]
+    net = make()
+    with pytest.raises(mt.ConversionError, match=nouns):
+        mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+    if kind == "lazy":
         net(torch.randn(B, 4))
         assert_separate(mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4)), torch.randn(B, 4), training=True)
-
-    @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
-    def test_old_weight_norm(self) -> None:
-        """It cannot be copied; the parametrization of the same name is pointed to."""
-        net = nn.Sequential(nn.Linear(4, 6), torch.nn.utils.weight_norm(nn.Linear(6, 3)))
-        with pytest.raises(mt.ConversionError, match=r"(?s)1 .*parametrizations\.weight_norm"):
-            mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
-
-    def test_old_spectral_norm(self) -> None:
-        net = nn.Sequential(nn.Linear(4, 6), torch.nn.utils.spectral_norm(nn.Linear(6, 3)))
-        with pytest.raises(mt.ConversionError, match=r"(?s)1 .*parametrizations\.spectral_norm"):
-            mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
-
-    def test_all_at_once(self) -> None:
-        net = nn.Sequential(nn.LazyLinear(6), torch.nn.utils.spectral_norm(nn.Linear(6, 3)))
-        with pytest.raises(mt.ConversionError) as caught:
-            mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
-        assert "lazy" in str(caught.value) and "spectral_norm" in str(caught.value) and "keep=" in str(caught.value)
 
 
 class TestNamesAndCopies:
     def net(self) -> nn.Module:
         return nn.Sequential(OrderedDict(stem=nn.Linear(4, 6), norm=nn.BatchNorm1d(6), head=nn.Linear(6, 3)))
 
-    @pytest.mark.parametrize(
-        "method", [mt.Deep(members=M), mt.MultiHead(members=M), mt.Single()], ids=["Deep", "MultiHead", "Single"]
-    )
-    def test_the_state_dict_has_the_base_models_names(self, method: mt.Method) -> None:
-        base, ens = self.net(), mt.ensemble(self.net(), method, torch.randn(B, 4))
-        assert list(ens.state_dict()) == list(base.state_dict())
-        assert [n for n, _ in ens.named_modules()] == [n for n, _ in base.named_modules()]
-        for name, tensor in ens.state_dict().items():
-            axis = (method.members,) if name in ens.engine.owned else ()
-            assert tensor.shape == (*axis, *base.state_dict()[name].shape)
-
-    def test_a_round_trip(self) -> None:
-        ens = mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4), seed=1)
-        other = mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4), seed=2)
-        x = torch.randn(B, 4)
-        assert not torch.equal(ens.eval()(x), other.eval()(x))
-        other.load_state_dict(ens.state_dict())
-        assert torch.equal(ens(x), other(x))
-
-    def test_a_deep_copy_is_another_ensemble(self) -> None:
-        """Equal and apart: the template of the copy is what its own parameters stand in."""
-        ens = mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4)).eval()
-        twin, x = copy.deepcopy(ens), torch.randn(B, 4)
-        assert torch.equal(twin(x), ens(x))
-        with torch.no_grad():
-            for parameter in twin.parameters():
-                parameter.add_(1)
-        assert not torch.equal(twin(x), ens(x))
-        torch.testing.assert_close(twin(x), torch.stack([net(x) for net in members(twin)]))
-        twin.train()(x)
-        assert not ens.norm.num_batches_tracked.any()
-
     def test_moved_to_another_precision(self) -> None:
         """`.to` and `.float` reach what the executors use."""
         ens = mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4))
-        for moved in (ens.to(torch.float32), ens.double(), ens.float()):
-            dtype = next(moved.parameters()).dtype
-            x = torch.randn(B, 4, dtype=dtype)
-            for way in WAYS:
-                assert_separate(copy.deepcopy(moved), x, way, training=True, tol=1e-9 if dtype == torch.float64 else 1e-4)
+        for dtype, tol in ((torch.float32, 1e-4), (torch.float64, 1e-9)):
+            moved, x = ens.to(dtype), torch.randn(B, 4, dtype=dtype)
+            for way in ("loop", "vmap"):
+                assert_separate(copy.deepcopy(moved), x, way, training=True, tol=tol)
 
     def test_a_move_to_the_meta_device(self) -> None:
         ens = mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4)).to("meta")
@@ -681,8 +619,6 @@ def trained(make: Any, method: mt.Method, steps: int = 4) -> tuple[mt.Ensemble, 
 SEPARABLE = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.01),
-    "Adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.05, amsgrad=True, weight_decay=0.01),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.05, weight_decay=0.01),
 }
 
 
@@ -694,26 +630,22 @@ class TestOptimisers:
         for name, tensor in named_tensors(ens.template):
             torch.testing.assert_close(tensor, torch.stack([dict(named_tensors(net))[name] for net in nets]), msg=name)
 
-    @pytest.mark.parametrize("kind", [k for k in ("LBFGS", "Adafactor", "Muon") if hasattr(torch.optim, k)])
-    def test_that_look_at_whole_tensors_are_refused_by_name(self, kind: str) -> None:
-        ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4))
-        with pytest.raises(mt.InputError, match=kind):
-            ens.param_groups(lr=0.1, optimizer=getattr(torch.optim, kind))
-
-    def test_their_subclasses_too(self) -> None:
+    def test_that_look_at_whole_tensors_are_refused_by_name(self) -> None:
         class Mine(torch.optim.LBFGS):
             pass
 
         ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4))
-        with pytest.raises(mt.InputError, match="LBFGS"):
-            ens.param_groups(lr=0.1, optimizer=Mine)
+        kinds = {kind: getattr(torch.optim, kind) for kind in ("Adafactor", "Muon") if hasattr(torch.optim, kind)}
+        for name, optimizer in {"LBFGS": Mine, **kinds}.items():
+            with pytest.raises(mt.InputError, match=name):
+                ens.param_groups(lr=0.1, optimizer=optimizer)
         assert ens.param_groups(lr=0.1, optimizer=torch.optim.SGD)[0]["lr"] == 0.1
 
     def test_one_network_may_take_any(self) -> None:
         ens = mt.ensemble(nn.Linear(4, 3), mt.Single(), torch.randn(B, 4))
         assert ens.param_groups(lr=0.1, optimizer=torch.optim.LBFGS)
 
-    @pytest.mark.parametrize("norm", [1e-3, 0.5, 1e3])
+    @pytest.mark.parametrize("norm", [0.5, 1e3])
     def test_clipping_is_each_members_own(self, norm: float) -> None:
         """The members' norms are those of their networks, and so are the clipped gradients."""
         net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))

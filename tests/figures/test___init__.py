@@ -1,4 +1,4 @@
-"""The figures together: their names, what they import and leave alone, and the page that shows them all."""
+"""All figures: their public names, themes, imports, and the gallery page."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "risk_coverage": ({"a": PAIR},),
     "segmentation": ([SQUARE], [[0, 1], [1, 0]], [[0, 1], [1, 1]], SQUARE),
 }
-"""The least that each can be called with."""
+"""Minimal arguments of each figure."""
 
 FRESH = """
 import json, sys
 import multitudes, multitudes.figures as figures
 early = [name for name in sys.modules if name.startswith("matplotlib")]
 import matplotlib
-before = dict(dict.items(matplotlib.rcParams))  # to ask for one by one would import pyplot
+before = dict(dict.items(matplotlib.rcParams))  # reading single keys would import pyplot
 for name, arguments in json.load(sys.stdin).items():
     if name == "corruption":
         arguments = [{"a": {1: [0.5, 0.6, 0.7]}}]
@@ -48,18 +48,24 @@ print(json.dumps({"early": early, "pyplot": pyplot, "changed": changed}))
 """
 
 
-def test_public_names_are_these_and_documented() -> None:
+def test_public_names_are_listed_and_documented() -> None:
     found = {name: value for name, value in vars(figures).items() if not name.startswith("_")}
     assert sorted(name for name, value in found.items() if not isinstance(value, ModuleType)) == NAMES == sorted(CALLS)
     assert [name for name in NAMES if not (found[name].__doc__ or "").strip()] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_theme_colours_paper_and_text(name: str) -> None:
-    """Dark paper has light text, and the other way round, everywhere in a figure."""
+def test_a_theme_colours_background_and_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dark theme has light text on a dark background everywhere in the figure; the light theme the reverse.
+
+    Drawing imports no pyplot and changes no settings of matplotlib.
+    """
+    import matplotlib
     from matplotlib.colors import to_rgb
     from matplotlib.text import Text
 
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    settings = dict(dict.items(matplotlib.rcParams))  # reading single keys would import pyplot
     for theme, dark in (("light", False), ("dark", True)):
         figure = getattr(figures, name)(*CALLS[name], theme=theme)
         figure.draw_without_rendering()
@@ -68,22 +74,24 @@ def test_a_theme_colours_paper_and_text(name: str) -> None:
         texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible() and text not in cells]
         assert len(texts) > 2
         assert [text.get_text() for text in texts if (sum(to_rgb(text.get_color())) > 1.5) != dark] == []
+    assert dict(dict.items(matplotlib.rcParams)) == settings
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_theme_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"theme='sepia': there are 'light', 'dark'"):
+    with pytest.raises(InputError, match=r"theme='sepia'.*'light'.*'dark'"):
         getattr(figures, name)(*CALLS[name], theme="sepia")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_matplotlib_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_is_an_error_with_the_install_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"pip install 'multitudes\[figures\]'"):
         getattr(figures, name)(*CALLS[name])
 
 
-def test_matplotlib_comes_late_and_its_state_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_matplotlib_is_imported_late_and_its_settings_stay(tmp_path: Path) -> None:
     """In a fresh interpreter: no matplotlib before the first figure, no pyplot at all, no setting changed."""
     command = [sys.executable, "-W", "error", "-c", FRESH, str(tmp_path / "figure.png")]
     done = subprocess.run(command, input=json.dumps(CALLS), capture_output=True, text=True, check=True)
@@ -92,7 +100,7 @@ def test_matplotlib_comes_late_and_its_state_is_left_alone(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_gallery_builds(tmp_path: Path) -> None:
-    """Every figure is on the page in both themes, and nothing comes from elsewhere."""
+    """The page holds every figure in both themes and loads nothing from elsewhere."""
     out = tmp_path / "sub" / "gallery.html"
     subprocess.run([sys.executable, "-W", "error", str(ROOT / "docs" / "gallery.py"), "--out", str(out)], check=True)
     page = out.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Cost and quality: discs of the right area in the right place, with labels that can be read."""
+"""Cost and quality: position and area of the discs, and labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def areas(ax: Axes) -> np.ndarray:
     return np.asarray(ax.collections[0].get_sizes())  # type: ignore[attr-defined]
 
 
-def test_discs_stand_at_cost_and_quality_with_areas_as_sizes() -> None:
+def test_discs_have_the_right_position_and_area() -> None:
     ax = cost_quality(ROWS).axes[0]
     np.testing.assert_array_equal(ax.collections[0].get_offsets(), [[r["cost"], r["quality"]] for r in ROWS])
     np.testing.assert_allclose(areas(ax) / areas(ax)[0], [1, 4, 8.2 / 11.2])
@@ -51,8 +51,8 @@ def test_the_legends_numbers_are_round(sizes: list[float], expected: list[float]
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_every_name_stands_clear_of_other_names_and_of_discs(log: bool) -> None:
-    """As drawn: within the axes, on no other label, on no disc."""
+def test_names_overlap_neither_names_nor_discs(log: bool) -> None:
+    """Every name lies within the axes too."""
     rng = np.random.default_rng(1)
     rows = [
         {"name": f"method {i}", "cost": c, "quality": q, "size": s} for i, (c, q, s) in enumerate(rng.uniform(1, 9, (12, 3)))
@@ -73,7 +73,7 @@ def test_every_name_stands_clear_of_other_names_and_of_discs(log: bool) -> None:
         assert (np.linalg.norm(nearest - middles, axis=1) >= radii).all()
 
 
-def test_axes_of_the_callers_are_drawn_into() -> None:
+def test_it_draws_into_the_axes_of_the_caller() -> None:
     figure = Figure(layout="constrained")
     _, second = figure.subplots(1, 2)
     assert cost_quality(ROWS, cost="seconds", quality="ECE", ax=second) is figure
@@ -85,11 +85,11 @@ def test_axes_of_the_callers_are_drawn_into() -> None:
     ("rows", "message"),
     [
         ([], "at least one method"),
-        ([{"name": "a", "cost": 1, "quality": 1}], "a dict with name, cost, quality, size"),
-        ([("a", 1, 1, 1)], "a dict with name, cost, quality, size"),
+        ([{"name": "a", "cost": 1, "quality": 1}], "name, cost, quality, size"),
+        ([("a", 1, 1, 1)], "name, cost, quality, size"),
         ([{"name": "a", "cost": float("nan"), "quality": 1, "size": 1}], "cost is NaN"),
-        ([{"name": "a", "cost": 1, "quality": 1, "size": 0}], "sizes and costs must be above 0"),
-        ([{"name": "a", "cost": 0, "quality": 1, "size": 1}], "sizes and costs must be above 0"),
+        ([{"name": "a", "cost": 1, "quality": 1, "size": 0}], "size must be above 0"),
+        ([{"name": "a", "cost": 0, "quality": 1, "size": 1}], "cost with log=True"),
     ],
 )
 def test_bad_input_is_refused(rows: list[Any], message: str) -> None:

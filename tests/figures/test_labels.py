@@ -1,4 +1,4 @@
-"""Labels beside discs: near their own, clear of all else, within the room."""
+"""Labels beside discs: near their disc, without overlap, within the room."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_disc_alone_has_its_label_to_the_right() -> None:
     assert box == pytest.approx((110 + GAP, 94, 150 + GAP, 106))
 
 
-def test_at_the_right_edge_it_is_elsewhere() -> None:
+def test_a_disc_at_the_right_edge_has_its_label_elsewhere() -> None:
     (box,) = place([Disc(300, 100, 10, 40, 12)], ROOM)
     assert box.right <= ROOM.right
     assert distance(Disc(300, 100, 10, 40, 12), box) > 0
@@ -50,6 +50,6 @@ def test_distance_is_from_the_edge() -> None:
     assert distance(disc, Box(-1, -1, 1, 1)) == -5
 
 
-def test_where_there_is_no_room_labels_still_come() -> None:
+def test_labels_are_placed_even_without_room() -> None:
     assert len(place([Disc(5, 5, 4, 40, 12)] * 5, Box(0, 0, 20, 20))) == 5
     assert place([], ROOM) == []

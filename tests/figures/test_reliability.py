@@ -1,4 +1,4 @@
-"""The reliability diagram: its points, gaps and bars are those of scores.calibration."""
+"""The reliability diagram: points, gaps and bars equal those of scores.calibration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N, BINS = 200, 8
 
 @pytest.fixture
 def runs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Two runs of different length, the second of which leaves bins empty."""
+    """Two runs of different length; the second leaves bins empty."""
     sure, timid = torch.rand(N), torch.rand(N // 2) * 0.5
     return {"sure": (sure, torch.rand(N) < sure), "timid": (timid, torch.rand(N // 2) < 0.6)}
 
@@ -58,5 +58,5 @@ def test_bad_input_is_refused() -> None:
         reliability(good, bins=0)
     with pytest.raises(InputError, match="outside of 0 to 1"):
         reliability({"a": ([1.5], [1])})
-    with pytest.raises(InputError, match="by name"):
+    with pytest.raises(InputError, match="runs must be a dict"):
         reliability(([0.5], [1]))  # type: ignore[arg-type]

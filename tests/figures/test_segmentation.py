@@ -1,4 +1,4 @@
-"""A segmentation's four pictures: what is given, with colours that mean the same in two of them."""
+"""Segmentation: the four images show the arguments, and a label has one colour in both label images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GUESS = torch.where(torch.arange(W) < 3, LABELS, 0)
 ENTROPY = torch.linspace(0, 1, H * W).reshape(H, W)
 
 
-def test_pictures_are_those_given() -> None:
+def test_images_show_the_arguments() -> None:
     image, truth, guess, doubt = (ax.images[0] for ax in segmentation(IMAGE, LABELS, GUESS, ENTROPY).axes)
     np.testing.assert_array_equal(image.get_array(), IMAGE.double().permute(1, 2, 0))
     np.testing.assert_array_equal(truth.get_array(), LABELS)
@@ -27,8 +27,8 @@ def test_pictures_are_those_given() -> None:
     assert doubt.get_clim() == (0, 1)
 
 
-def test_a_label_has_one_colour_whatever_others_there_are() -> None:
-    """In truth and prediction alike, also if a prediction lacks the last class."""
+def test_a_label_has_the_same_colour_in_truth_and_prediction() -> None:
+    """Also if the prediction lacks the last class."""
     figure = segmentation(IMAGE, LABELS, torch.zeros(H, W), ENTROPY, classes=["sky", "road", "car"])
     _, truth, guess, _ = (ax.images[0] for ax in figure.axes)
     for label in range(3):
@@ -40,21 +40,21 @@ def test_a_label_has_one_colour_whatever_others_there_are() -> None:
     assert len(set(colours)) == 3
 
 
-def test_many_classes_have_colours_of_their_own() -> None:
+def test_many_classes_have_different_colours() -> None:
     labels = torch.arange(H * W).reshape(H, W)
     truth = segmentation(IMAGE, labels, labels, ENTROPY).axes[1].images[0]
     assert len({truth.to_rgba(label) for label in range(H * W)}) == H * W
 
 
-def test_what_is_ignored_is_blank_and_not_counted() -> None:
+def test_ignored_pixels_are_blank_and_not_counted() -> None:
     labels = LABELS.clone()
     labels[:, 3:] = 255
     figure = segmentation(IMAGE, labels, GUESS, ENTROPY, ignore=255)
     _, truth, guess, _ = figure.axes
     np.testing.assert_array_equal(np.ma.getmaskarray(truth.images[0].get_array()), labels == 255)
-    assert guess.get_title(loc="left") == "Prediction: 100.0% right"
+    assert guess.get_title(loc="left") == "Prediction: 100.0% correct"
     right = float((LABELS == GUESS).double().mean())
-    assert segmentation(IMAGE, LABELS, GUESS, ENTROPY).axes[2].get_title(loc="left") == f"Prediction: {right:.1%} right"
+    assert segmentation(IMAGE, LABELS, GUESS, ENTROPY).axes[2].get_title(loc="left") == f"Prediction: {right:.1%} correct"
     assert right < 1
 
 
@@ -78,19 +78,19 @@ def test_pictures_stand_in_columns(columns: int, rows: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": IMAGE.permute(1, 2, 0)}, r"labels must be \[H, W\] with H = 6|image must be \[3, H, W\] or \[1, H, W\]"),
-        ({"image": IMAGE * 3 - 1}, "undo its normalisation"),
-        ({"labels": LABELS[1:]}, r"labels must be \[H, W\] with H = 4"),
-        ({"predicted": GUESS + 0.5}, "predicted must be whole numbers"),
-        ({"labels": LABELS - 1}, "a label is negative: name it by ignore="),
-        ({"classes": ["sky", "road"]}, "label 2 has no name, there being 2 classes"),
-        ({"labels": LABELS * 0, "ignore": 0}, "every pixel is labelled ignore=0"),
-        ({"entropy": -ENTROPY}, "an entropy is negative"),
+        ({"image": IMAGE.permute(1, 2, 0)}, r"image must be \[3, H, W\]"),
+        ({"image": IMAGE * 3 - 1}, "image must be in 0 to 1"),
+        ({"labels": LABELS[1:]}, r"labels .*\[H, W\] with H = 4"),
+        ({"predicted": GUESS + 0.5}, "predicted must be integers"),
+        ({"labels": LABELS - 1}, "a label is negative.*ignore="),
+        ({"classes": ["sky", "road"]}, "label 2 .*classes"),
+        ({"labels": LABELS * 0, "ignore": 0}, "every pixel .*ignore=0"),
+        ({"entropy": -ENTROPY}, "entropy is negative"),
         ({"top": 0.0}, "top=0.0"),
-        ({"columns": 3}, "columns=3: 1, 2 or 4"),
+        ({"columns": 3}, "columns=3"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
-    given = {"image": IMAGE, "labels": LABELS, "predicted": GUESS, "entropy": ENTROPY}
+    arguments = {"image": IMAGE, "labels": LABELS, "predicted": GUESS, "entropy": ENTROPY}
     with pytest.raises(InputError, match=message):
-        segmentation(**(given | change))
+        segmentation(**(arguments | change))

@@ -1,4 +1,4 @@
-"""Themes: colours that can be seen, told apart, and read as a scale."""
+"""Themes: contrast, colours for colour-blind readers, and an even colour scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLINDNESS = {
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
-"""What the eye makes of linear RGB: Machado, Oliveira, Fernandes, "A Physiologically-based Model", IEEE TVCG 2009."""
+"""Linear RGB as colour-blind people see it: Machado, Oliveira, Fernandes, "A Physiologically-based Model", IEEE TVCG 2009."""
 
 
 def linear(colour: str) -> np.ndarray:
@@ -25,20 +25,20 @@ def linear(colour: str) -> np.ndarray:
 
 
 def cielab(rgb: np.ndarray) -> np.ndarray:
-    """Of linear RGB, D65."""
+    """Converts linear RGB to CIELAB, D65."""
     xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb / [0.9505, 1, 1.089]
     f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
 def contrast(one: str, other: str) -> float:
-    """As WCAG has it."""
+    """Contrast ratio of WCAG."""
     bright, dim = sorted((float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 
 
 @pytest.mark.parametrize("theme", LOOKS)
-def test_everything_stands_out_from_the_paper(theme: str) -> None:
+def test_text_and_lines_contrast_with_the_background(theme: str) -> None:
     """Text by 4.5 to 1 at least, lines and markers by 3 to 1."""
     colours = look(theme)
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
@@ -48,7 +48,7 @@ def test_everything_stands_out_from_the_paper(theme: str) -> None:
 
 @pytest.mark.parametrize("blindness", BLINDNESS)
 @pytest.mark.parametrize("theme", LOOKS)
-def test_runs_are_told_apart_by_the_colour_blind(theme: str, blindness: str) -> None:
+def test_colour_blind_readers_can_tell_runs_apart(theme: str, blindness: str) -> None:
     """Any two colours differ by more than 15 in CIELAB, where 2.3 is just noticed."""
     seen = [cielab(np.clip(BLINDNESS[blindness] @ linear(colour), 0, 1)) for colour in look(theme).colours]
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
@@ -62,8 +62,8 @@ def test_the_first_runs_differ_without_colour_too() -> None:
 
 
 @pytest.mark.parametrize("theme", LOOKS)
-def test_the_scale_rises_evenly_from_the_paper_on(theme: str) -> None:
-    """It begins at the paper and ends at the last stop; lightness goes one way; no step looks much larger than another."""
+def test_the_colour_scale_is_even(theme: str) -> None:
+    """It runs from the background to the last stop, lightness is monotonic, and all steps look similar."""
     colours = look(theme)
     found = scale(colours)
     assert found.shape == (256, 3)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import copy
 import json
 import pickle
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,24 @@ from multitudes.storage import digest
 CASE = ZOO["resnet"]
 
 
+@cache
+def converted(method: mt.Method) -> mt.Ensemble:
+    """An ensemble that no test changes."""
+    return convert(method, CASE)
+
+
+@cache
+def written() -> bytes:
+    """The file of four networks."""
+    with tempfile.TemporaryDirectory() as folder:
+        mt.save(converted(mt.Deep()), Path(folder) / "a")
+        return (Path(folder) / "a").read_bytes()
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """An ensemble in a file."""
-    mt.save(convert(mt.Deep(), CASE), tmp_path / "a.multitude")
+    (tmp_path / "a.multitude").write_bytes(written())
     return tmp_path / "a.multitude"
 
 
@@ -52,7 +68,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None], sign: bool = T
 def test_any_tool_can_read_the_weights(saved: Path) -> None:
     """The base model's names, each member's slice along the first axis; the method as JSON in the header."""
     tensors = safetensors.torch.load_file(saved)
-    ens = convert(mt.Deep(), CASE)
+    ens = converted(mt.Deep())
     assert_same(dict(sorted(tensors.items())), dict(sorted((n, t.detach()) for n, t in named_tensors(ens))))
     about = json.loads(header(saved)["multitudes"])
     assert about["format"] == storage.FORMAT
@@ -61,40 +77,40 @@ def test_any_tool_can_read_the_weights(saved: Path) -> None:
     assert about["torch"] == torch.__version__
 
 
-@pytest.mark.parametrize("part", [0, 4, 8, 9, 100, 0.3, 0.5, 0.9, -1])
-def test_a_truncated_file_is_refused(saved: Path, part: float) -> None:
-    """Wherever it ends."""
-    data = saved.read_bytes()
-    saved.write_bytes(data[: int(len(data) * part) if isinstance(part, float) else part])
-    with pytest.raises(mt.FileError, match=r"a\.multitude"):
-        mt.load(saved, CASE.model())
-
-
-@pytest.mark.parametrize("where", ["first tensor", "last byte", "header length", "header", "description", "digest"])
-def test_a_flipped_bit_is_refused(saved: Path, where: str) -> None:
-    """In numbers or in words."""
-    data = bytearray(saved.read_bytes())
+def flipped(where: str) -> bytes:
+    """The file with one bit changed."""
+    data = bytearray(written())
     length = int.from_bytes(data[:8], "little")
     places = {"first tensor": 8 + length, "last byte": len(data) - 1, "header length": 1, "header": 8 + length // 2}
     places |= {"description": data.index(b'\\"members\\"') + 3, "digest": data.index(b'"sha256":"') + 12}
     data[places[where]] ^= 1
-    saved.write_bytes(bytes(data))
+    return bytes(data)
+
+
+def described_by(text: str) -> bytes:
+    """The file with any text as its description."""
+    tensors = safetensors.torch.load(written())
+    return safetensors.torch.save(tensors, {"multitudes": text, "sha256": digest(tensors, text)})
+
+
+def truncated(part: float) -> bytes:
+    """The beginning of the file: a share of it, or so many bytes."""
+    return written()[: int(part * len(written())) if isinstance(part, float) else part]
+
+
+DAMAGED = [
+    *(partial(truncated, part) for part in (0, 4, 8, 9, 100, 0.3, 0.9, -1)),
+    *(partial(flipped, where) for where in ("first tensor", "last byte", "header length", "header", "description", "digest")),
+    *(partial(described_by, text) for text in ("", "null", "[]", "3", '"text"', "{", "{}", "[" * 5000)),
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=lambda one: f"{one.func.__name__} {str(one.args[0])[:12]}")
+def test_a_damaged_file_is_refused(tmp_path: Path, damaged: Callable[[], bytes]) -> None:
+    """Truncated anywhere, with a flipped bit in numbers or in words, or with a description that is none."""
+    (tmp_path / "a.multitude").write_bytes(damaged())
     with pytest.raises(mt.FileError, match=r"a\.multitude"):
-        mt.load(saved, CASE.model())
-
-
-def test_what_was_altered_is_told_from_what_is_whole(saved: Path) -> None:
-    """A description changed without its digest is found."""
-    rewrite(saved, lambda about: about.update(task="regression"), sign=False)
-    with pytest.raises(mt.FileError, match="damaged or was altered"):
-        mt.load(saved, CASE.model())
-
-
-def test_a_foreign_safetensors_file(tmp_path: Path) -> None:
-    """A plain checkpoint is not an ensemble; the error says what reads it."""
-    safetensors.torch.save_file(CASE.model().state_dict(), tmp_path / "net.safetensors")
-    with pytest.raises(mt.FileError, match=r"net\.safetensors was not written by mt\.save.*from_checkpoints"):
-        mt.load(tmp_path / "net.safetensors", CASE.model())
+        mt.load(tmp_path / "a.multitude", CASE.model())
 
 
 class Bomb:
@@ -112,40 +128,29 @@ def test_nothing_is_unpickled(tmp_path: Path, write: Callable[..., None]) -> Non
     """A pickle is refused, and what it carries does not run."""
     with (tmp_path / "a.multitude").open("wb") as file:
         write(Bomb(tmp_path / "ran"), file)
-    with pytest.raises(mt.FileError, match="Pickled checkpoints are not read"):
+    with pytest.raises(mt.FileError, match="pickled checkpoint"):
         mt.load(tmp_path / "a.multitude", CASE.model())
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["os.system", "__import__", "Method", "multitudes.methods.deep.Deep", "deep", "", None, 3, ["Deep"]]
-)
-def test_a_description_cannot_name_code(saved: Path, name: Any) -> None:
-    """Only methods that exist here, by their plain names."""
-    rewrite(saved, lambda about: about.update(method=name))
-    with pytest.raises(mt.FileError):
-        mt.load(saved, CASE.model())
+DEEP = {"members": 4, "reduction": "sum"}
+HOSTILE: list[dict[str, Any]] = [
+    *(
+        {"method": name}
+        for name in ("os.system", "__import__", "Method", "multitudes.methods.deep.Deep", "", None, 3, ["Deep"])
+    ),
+    *({"settings": DEEP | other} for other in ({"command": "rm"}, {"members": 0}, {"members": "4"}, {"members": 10**12})),
+    *({"settings": other} for other in ({**DEEP, "reduction": "product"}, {"reduction": "sum"}, [], "members", None)),
+    *({"calibrator": other} for other in ({"mixture": -1, "members": None}, {"mixture": "hot"}, {"command": "rm"})),
+    *({"calibrator": other} for other in ([1.0], "1.5", 2, {"members": 3})),
+]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"members": 4, "reduction": "sum", "command": "rm"},
-        {"members": 0, "reduction": "sum"},
-        {"members": "4", "reduction": "sum"},
-        {"members": 10**12, "reduction": "sum"},
-        {"members": 4, "reduction": "product"},
-        {"reduction": "sum"},
-        {},
-        [],
-        "members",
-        None,
-    ],
-)
-def test_hostile_settings(saved: Path, settings: Any) -> None:
-    """Settings that the method does not have, or cannot have, are refused before anything is made."""
-    rewrite(saved, lambda about: about.update(settings=settings))
-    with pytest.raises(mt.FileError):
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_a_description_cannot_name_code(saved: Path, change: dict[str, Any]) -> None:
+    """Only methods that exist here, by their plain names, with settings that they have."""
+    rewrite(saved, lambda about: about.update(change))
+    with pytest.raises(mt.FileError, match=r"a\.multitude"):
         mt.load(saved, CASE.model())
 
 
@@ -156,9 +161,9 @@ KEYS += ["batch_axis", "chunk", "proven", "picked", "why", "torch", "multitudes"
 @pytest.mark.parametrize("key", KEYS)
 def test_a_description_of_other_form(saved: Path, key: str) -> None:
     """Whatever stands where something else is expected: refused as a file, or harmless."""
-    whole = saved.read_bytes()
-    for value in ("gone", None, "text", 7, -1, [["deep"]], {"a": {"b": []}}):
-        saved.write_bytes(whole)
+    expected = converted(mt.Deep())(*CASE.example().args)
+    for value in ("gone", None, "text", -1, {"a": {"b": []}}):
+        saved.write_bytes(written())
         rewrite(saved, lambda about, value=value: about.pop(key) if value == "gone" else about.update({key: value}))
         try:
             back = mt.load(saved, CASE.model())
@@ -166,31 +171,15 @@ def test_a_description_of_other_form(saved: Path, key: str) -> None:
         except mt.FileError as error:
             assert "a.multitude" in str(error)
         else:
-            assert_same(output, convert(mt.Deep(), CASE)(*CASE.example().args))
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "3", '"text"', "{", "{}", "[" * 5000])
-def test_a_description_that_is_none(saved: Path, text: str) -> None:
-    """No JSON, or JSON that is no description."""
-    tensors = safetensors.torch.load_file(saved)
-    safetensors.torch.save_file(tensors, saved, {"multitudes": text, "sha256": digest(tensors, text)})
-    with pytest.raises(mt.FileError, match=r"a\.multitude"):
-        mt.load(saved, CASE.model())
-
-
-def test_a_newer_format(saved: Path) -> None:
-    """The error says to update, and which version wrote it."""
-    rewrite(saved, lambda about: about.update(format=storage.FORMAT + 1, multitudes="9.9"))
-    with pytest.raises(mt.FileError, match=r"multitudes 9\.9.*update multitudes"):
-        mt.load(saved, CASE.model())
+            assert_same(output, expected)
 
 
 def test_another_torch_is_trusted_with_the_loop_alone(saved: Path) -> None:
     """Executors were proven under the torch that saved them."""
     rewrite(saved, lambda about: about.update(torch="1.0"))
     back = mt.load(saved, CASE.model())
-    assert back.engine.proven == {"train": ("loop",), "eval": ("loop",)}
-    assert_same(back(*CASE.example().args), convert(mt.Deep(), CASE)(*CASE.example().args))
+    assert back.plan.proven == {"train": ("loop",), "eval": ("loop",)}
+    assert_same(back(*CASE.example().args), converted(mt.Deep())(*CASE.example().args))
 
 
 def test_another_torch_may_have_other_settings(saved: Path) -> None:
@@ -204,48 +193,51 @@ def test_another_torch_may_have_other_settings(saved: Path) -> None:
                 part.pop("affine", None)
 
     rewrite(saved, older)
-    assert_same(mt.load(saved, CASE.model())(*CASE.example().args), convert(mt.Deep(), CASE)(*CASE.example().args))
+    assert_same(mt.load(saved, CASE.model())(*CASE.example().args), converted(mt.Deep())(*CASE.example().args))
     rewrite(saved, lambda about: older(about, eps=0.1))
-    with pytest.raises(mt.FileError, match=r"another architecture.*BatchNorm2d, has eps=0\.1 there and eps=1e-05 here"):
+    with pytest.raises(mt.FileError, match=r"another architecture.*BatchNorm2d.* eps=0\.1 .* eps=1e-05"):
         mt.load(saved, CASE.model())
 
 
+def plain(path: Path) -> None:
+    safetensors.torch.save_file(CASE.model().state_dict(), path)
+
+
+def other(*widths: int) -> nn.Module:
+    return type(CASE.model())(widths=widths).double()
+
+
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("change", "model", "nouns"),
     [
-        (lambda: ZOO["wideresnet"].model(), "holds a ResNet, and the model given is a WideResNet"),
+        (None, lambda: ZOO["wideresnet"].model(), "another architecture.*ResNet.*WideResNet"),
+        (None, lambda: other(4, 6, 10), r"groups\.2\.0\.conv1\.weight is \[4, 8, 6, 3, 3\].*\[4, 10"),
+        (None, lambda: other(4, 6), r"another architecture.*unknown groups\.2"),
+        (None, lambda: other(4, 6, 8, 8), r"another architecture.*no groups\.3"),
+        (None, lambda: None, r"ResNet.*mt\.load\('a\.multitude', model\)"),
+        (plain, CASE.model, r"mt\.save.*from_checkpoints"),
+        (lambda path: rewrite(path, lambda about: about.update(task="regression"), sign=False), CASE.model, "altered"),
         (
-            lambda: type(CASE.model())(widths=(4, 6, 10)).double(),
-            r"groups\.2\.0\.conv1\.weight is \[4, 8, 6, 3, 3\] there and \[4, 10",
+            lambda path: rewrite(path, lambda about: about.update(format=storage.FORMAT + 1, multitudes="9.9")),
+            CASE.model,
+            r"multitudes 9\.9.*update multitudes",
         ),
-        (lambda: type(CASE.model())(widths=(4, 6)).double(), r"unknown groups\.2"),
-        (lambda: type(CASE.model())(widths=(4, 6, 8, 8)).double(), r"no groups\.3"),
+        (Path.unlink, CASE.model, r"no file .*a\.multitude"),
+        (lambda path: (path.unlink(), path.mkdir()), CASE.model, "folder"),
     ],
 )
-def test_another_architecture(saved: Path, model: Callable[[], nn.Module], says: str) -> None:
-    """Type, shapes and names are compared, and named."""
-    with pytest.raises(mt.FileError, match=rf"another architecture.*{says}"):
+def test_files_and_models_that_do_not_fit(saved: Path, change: Any, model: Callable[[], Any], nouns: str) -> None:
+    """Each error says what is wrong and what to type."""
+    if change is not None:
+        change(saved)
+    with pytest.raises(mt.FileError, match=nouns):
         mt.load(saved, model())
-
-
-def test_without_a_model(saved: Path) -> None:
-    """The error says what the file holds and what to type."""
-    with pytest.raises(mt.FileError, match=r"holds a ResNet.*mt\.load\('a\.multitude', model\)"):
-        mt.load(saved)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    """Named, as a folder is."""
-    with pytest.raises(mt.FileError, match=r"no file .*b\.multitude"):
-        mt.load(tmp_path / "b.multitude", CASE.model())
-    with pytest.raises(mt.FileError):
-        mt.load(tmp_path, CASE.model())
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
     """Nothing is created on the way."""
     with pytest.raises(mt.FileError, match=r"cannot write .*no/a\.multitude"):
-        mt.save(convert(mt.Deep(), CASE), tmp_path / "no" / "a.multitude")
+        mt.save(converted(mt.Deep()), tmp_path / "no" / "a.multitude")
     assert not (tmp_path / "no").exists()
 
 
@@ -257,47 +249,47 @@ def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(storage.os, "open", refuse)
     with pytest.raises(mt.FileError, match=r"cannot write .*a\.multitude: Permission denied"):
-        mt.save(convert(mt.Deep(), CASE), tmp_path / "a.multitude")
+        mt.save(converted(mt.Deep()), tmp_path / "a.multitude")
 
 
-@pytest.mark.parametrize("stage", ["fsync", "replace", "fdopen"])
-def test_a_failing_write_leaves_the_old_file(saved: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no temporary file."""
-    before = saved.read_bytes()
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("stage", "error", "expected"),
+    [
+        ("fsync", FULL, mt.FileError),
+        ("replace", FULL, mt.FileError),
+        ("fdopen", FULL, mt.FileError),
+        ("fsync", KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_failing_write_leaves_the_old_file(
+    saved: Path, stage: str, error: BaseException, expected: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no temporary file; with Ctrl-C in the middle of a write too."""
 
     def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(storage.os, stage, fail)
-    with pytest.raises(mt.FileError, match=r"a\.multitude.*No space left"):
-        mt.save(convert(mt.TreeNet(), CASE), saved)
+    with pytest.raises(expected, match=r"a\.multitude.*No space left" if expected is mt.FileError else None):
+        mt.save(converted(mt.TreeNet()), saved)
     monkeypatch.undo()
-    assert saved.read_bytes() == before
-    assert [path.name for path in saved.parent.iterdir()] == ["a.multitude"]
-    mt.load(saved, CASE.model())
-
-
-def test_an_interrupted_write_leaves_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of a write included."""
-    before = hashlib.sha256(saved.read_bytes()).hexdigest()
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(storage.os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        mt.save(convert(mt.TreeNet(), CASE), saved)
-    assert hashlib.sha256(saved.read_bytes()).hexdigest() == before
+    assert saved.read_bytes() == written()
     assert [path.name for path in saved.parent.iterdir()] == ["a.multitude"]
 
 
 def test_saving_again_replaces_the_file(saved: Path) -> None:
     """And reading it back while it is open elsewhere is no matter: the old one was whole."""
-    mt.save(convert(mt.TreeNet(), CASE), saved)
+    mt.save(converted(mt.TreeNet()), saved)
     assert mt.load(saved, CASE.model()).method == mt.TreeNet()
 
 
-@pytest.mark.parametrize("name", ["tied", "table", "reassigning", "weight_norm", "cumulative_batchnorm", "hugging_face_bert"])
+SLOW = pytest.param("hugging_face_bert", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["tied", "table", "reassigning", "weight_norm", "cumulative_batchnorm", SLOW])
 def test_odd_tensors_come_back(name: str, tmp_path: Path) -> None:
     """Tied weights stay tied, buffers outside of the state dict and reassigned ones are there."""
     case = ZOO[name]
@@ -314,7 +306,7 @@ def test_odd_tensors_come_back(name: str, tmp_path: Path) -> None:
         assert back.get_parameter("embed.weight") is back.get_parameter("head.weight")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_dtype_mode_and_requires_grad_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
     """As they were when saved, whatever those of the model given now."""
     ens = mt.ensemble(CASE.model(dtype=dtype), mt.TreeNet(), CASE.example(dtype=dtype), seed=0).train()
@@ -346,7 +338,7 @@ def test_what_is_loaded_can_be_trained_saved_and_taken_apart(saved: Path, tmp_pa
 
 def test_training_draws_start_from_the_saved_seed(saved: Path) -> None:
     """Two loads of one file draw alike, and as the ensemble that was saved."""
-    ens, one, two = convert(mt.Deep(), CASE), mt.load(saved, CASE.model()), mt.load(saved, CASE.model())
+    ens, one, two = copy.deepcopy(converted(mt.Deep())), mt.load(saved, CASE.model()), mt.load(saved, CASE.model())
     draws = [torch.rand(3, generator=net.generator) for net in (ens, one, two)]
     assert_exact(draws[1:], [draws[0]] * 2)
     assert not torch.equal(draws[0], torch.rand(3, generator=convert(mt.Deep(), CASE, seed=9).generator))
@@ -398,7 +390,7 @@ def test_what_could_not_be_made_again_is_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("calibrator", [Calibrator(mixture=1.3), Calibrator(members=(0.5, 1.0, 2.0, 4.0))], ids=str)
 def test_a_calibrator_comes_back(calibrator: Calibrator, tmp_path: Path) -> None:
     """As it was, also of a subset, and of what was loaded and saved again."""
-    ens = convert(mt.Deep(), CASE)
+    ens = copy.deepcopy(converted(mt.Deep()))
     ens.calibrator = calibrator
     mt.save(ens, tmp_path / "a")
     back = mt.load(tmp_path / "a", CASE.model())
@@ -411,16 +403,6 @@ def test_a_file_of_before_there_were_calibrators(saved: Path) -> None:
     """Has none."""
     rewrite(saved, lambda about: about.pop("calibrator"))
     assert mt.load(saved, CASE.model()).calibrator is None
-
-
-@pytest.mark.parametrize(
-    "calibrator", [{"mixture": -1, "members": None}, {"mixture": "hot"}, {"command": "rm"}, [1.0], "1.5", 2, {"members": 3}]
-)
-def test_a_hostile_calibrator(saved: Path, calibrator: Any) -> None:
-    """What is none is refused as a file."""
-    rewrite(saved, lambda about: about.update(calibrator=calibrator))
-    with pytest.raises(mt.FileError, match=r"a\.multitude"):
-        mt.load(saved, CASE.model())
 
 
 def test_tensors_of_a_kind(tmp_path: Path) -> None:

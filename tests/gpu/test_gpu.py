@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine.separate import M, answer, assert_same_buffers, assert_same_gradients, assert_separate, members, score
+from laws.compare import owned, run_by
 from torch import Tensor, nn
 
 import multitudes as mt
@@ -96,7 +97,7 @@ class TestExecutors:
         ens = converted(net, method, torch.float64)
         assert next(ens.parameters()).device.type == "cuda"
         for training in (True, False) if net != "LSTM" else (True,):  # cuDNN has no backward for it in eval mode
-            proven = ens.engine.proven["train" if training else "eval"]
+            proven = ens.plan.proven["train" if training else "eval"]
             for way in ("call", *(name for name in proven if name != "fold")):
                 assert_separate(copy.deepcopy(ens), images(), way, training=training, steps=2)
         mt.check(ens, images())
@@ -108,9 +109,9 @@ class TestExecutors:
         ens = converted(net, method)
         for training in (True, False):
             mode = "train" if training else "eval"
-            assert ens.train(training).executor == ("vmap" if "vmap" in ens.engine.proven[mode] else "loop")
-            assert "vmap" in ens.engine.proven[mode] or net != "CNN", ens.engine.why
-        assert "vmap" in ens.engine.proven["eval"] or ens.engine.why["vmap"]
+            assert ens.train(training).executor == ("vmap" if "vmap" in ens.plan.proven[mode] else "loop")
+            assert "vmap" in ens.plan.proven[mode] or net != "CNN", ens.plan.why
+        assert "vmap" in ens.plan.proven["eval"] or ens.plan.why["vmap"]
 
     @pytest.mark.parametrize("net", NETS)
     def test_in_single_precision(self, net: str) -> None:
@@ -248,7 +249,7 @@ class TestChannelsLast:
         """Each member's kernels are in the format, and so is what convolutions return."""
         ens = converted("CNN", method).to(memory_format=torch.channels_last).train()
         for name, weight in ens.named_parameters():
-            for piece in weight if name in ens.engine.owned else weight[None]:
+            for piece in weight if name in owned(ens) else weight[None]:
                 assert piece.ndim != 4 or piece.is_contiguous(memory_format=torch.channels_last), name
         nets, x = members(ens), images(torch.float32).to(memory_format=torch.channels_last)
         with torch.autocast("cuda", dtype, enabled=dtype is not None):
@@ -279,7 +280,7 @@ class TestCompile:
     def test_a_training_step(self, method: str, picked: str) -> None:
         """One graph; outputs, gradients and statistics are those of M plain networks."""
         ens = converted("CNN", method).train()
-        ens.engine.picked.update(train=picked, eval=picked)
+        run_by(ens, picked)
         nets, x = members(ens), images(torch.float32)
         compiled = torch.compile(ens, fullgraph=True)
         found, wanted = compiled(x), torch.stack([one(x) for one in nets])
@@ -299,7 +300,7 @@ class TestCompile:
     @pytest.mark.parametrize("method", ["Deep", "TreeNet"])
     def test_dropout_differs_between_members(self, method: str, picked: str) -> None:
         ens = mt.ensemble(CNN(dropout=0.5).cuda(), METHODS[method], images(torch.float32), start="copies").train()
-        ens.engine.picked.update(train=picked, eval=picked)
+        run_by(ens, picked)
         compiled, x = torch.compile(ens), images(torch.float32)
         one, other = compiled(x), compiled(x)
         assert not torch.equal(one, other)
@@ -351,7 +352,7 @@ class TestPacked:
         """Thinned by channels on the device, values and gradients by every proven executor."""
         ens = mt.ensemble(NETS[net]().to("cuda", torch.float64), mt.Packed(members=M, alpha=M / 2), images())
         assert {p.device.type for p in ens.parameters()} == {"cuda"}
-        for way in ("call", *(name for name in ens.engine.proven["train"] if name != "fold")):
+        for way in ("call", *(name for name in ens.plan.proven["train"] if name != "fold")):
             assert_separate(copy.deepcopy(ens), images(), way, training=True, steps=2)
         mt.check(ens, images())
 

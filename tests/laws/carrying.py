@@ -1,4 +1,4 @@
-"""Laws of what conversion, training and storage carry over, and what they leave alone."""
+"""Laws of conversion, training and storage: what they keep, and what they leave alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from zoo import Case
 
 import multitudes as mt
-from laws.compare import assert_exact, assert_same, call, convert, fingerprint, slice_of
+from laws.compare import assert_exact, assert_same, call, convert, fingerprint, owned, slice_of
 from multitudes.engine import tree
 from multitudes.engine.modules import named_tensors
 
@@ -62,10 +62,10 @@ def law_distinct(method: mt.Method, case: Case) -> None:
     if method.shares_weights:  # what the method adds tells members apart, not what they have been given
         own = [slice_of(ens, dict(named_tensors(ens.template)), m) for m in range(method.members)]
         for a, b in itertools.combinations(own, 2):
-            assert any(not torch.equal(a[name], b[name]) for name in ens.engine.owned)
+            assert any(not torch.equal(a[name], b[name]) for name in owned(ens))
         return
     for name, parameter in ens.named_parameters():
-        if name in ens.engine.owned and len(given[name].unique()) > 1:
+        if name in owned(ens) and len(given[name].unique()) > 1:
             for a, b in itertools.combinations(parameter.detach(), 2):
                 assert not torch.equal(a, b), f"two members start with the same {name}"
 
@@ -83,13 +83,14 @@ def law_state_dict(method: mt.Method, case: Case) -> None:
 
 def law_save_load(method: mt.Method, case: Case) -> None:
     """A saved ensemble comes back with its outputs, buffers, mode, method, task, plan and executors."""
-    ens = convert(method, case, task="regression")
+    ens = convert(method, case)
+    ens.task = "regression"
     _steps(ens.train(), case, 1)
     with tempfile.TemporaryDirectory() as folder:
         mt.save(ens, Path(folder) / "a.multitude")
         back = mt.load(Path(folder) / "a.multitude", case.model(seed=9))
     assert (back.method, back.task, back.seed, back.plan) == (ens.method, ens.task, ens.seed, ens.plan)
-    assert (back.engine.proven, back.engine.picked) == (ens.engine.proven, ens.engine.picked)
+    assert (back.plan.proven, back.plan.executor) == (ens.plan.proven, ens.plan.executor)
     assert _traits(back.template) == _traits(ens.template)
     assert_exact([t for _, t in named_tensors(back)], [t for _, t in named_tensors(ens)])
     for training in (True, False):

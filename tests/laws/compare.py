@@ -1,4 +1,4 @@
-"""What laws compare: converted models, calls, gradients, and when two of them are the same."""
+"""Helpers of the laws: convert, call, compare; and the one place outside tests/engine that reads `ens.engine`."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _weighted(tensor: Tensor) -> Tensor:
 
 def slice_of(ens: mt.Ensemble, named: dict[str, Tensor], m: int) -> dict[str, Tensor]:
     """Member m's part of tensors given by name."""
-    owned, summed = ens.engine.owned, ens.engine.summed
-    return {n: tensor[m] if n in owned else tensor[0] if n in summed else tensor for n, tensor in named.items()}
+    of_members, of_slots = owned(ens), summed(ens)
+    return {n: tensor[m] if n in of_members else tensor[0] if n in of_slots else tensor for n, tensor in named.items()}
 
 
 def buffers(net: nn.Module) -> dict[str, Tensor]:
@@ -100,6 +100,47 @@ def run_by(ens: mt.Ensemble, executor: str) -> mt.Ensemble:
     return ens
 
 
+def prove_only(ens: mt.Ensemble, mode: str, *executors: str) -> mt.Ensemble:
+    """The same ensemble, as if no other executors had been proven in this mode."""
+    ens.engine.proven[mode] = executors
+    return ens
+
+
+def owned(ens: mt.Ensemble) -> frozenset[str]:
+    """Names of the tensors that have a slice for each member."""
+    return ens.engine.owned
+
+
+def summed(ens: mt.Ensemble) -> frozenset[str]:
+    """Names of the tensors that have a slice for each slot of MIMO."""
+    return ens.engine.summed
+
+
+def shares(ens: mt.Ensemble) -> bool:
+    """Whether members share any tensor."""
+    return ens.engine.shares
+
+
+def shared_norms(ens: mt.Ensemble) -> frozenset[str]:
+    """Names of the BatchNorm layers that members share."""
+    return ens.engine.shared_norms
+
+
+def coupled(ens: mt.Ensemble) -> frozenset[str]:
+    """Names of the shared BatchNorm layers that normalise the rows of all members together in training."""
+    return ens.engine.traits.coupled
+
+
+def written(ens: mt.Ensemble) -> frozenset[str]:
+    """Names of the buffers that forward writes."""
+    return ens.engine.traits.written_buffers
+
+
+def plain_weights(ens: mt.Ensemble) -> bool:
+    """Whether each member is the base model with other weights."""
+    return ens.engine.traits.plain_weights
+
+
 def rows_of(case: Case, inputs: mt.Inputs, index: Tensor) -> mt.Inputs:
     """The call with only these rows, in this order."""
     axes = case.batch_axis if isinstance(case.batch_axis, tuple) else [case.batch_axis] * len(inputs.tensors())
@@ -108,7 +149,7 @@ def rows_of(case: Case, inputs: mt.Inputs, index: Tensor) -> mt.Inputs:
 
 
 def row_axis(case: Case) -> int:
-    """Where the rows are in one network's output: where the inputs have them, if that is said of all inputs at once."""
+    """The axis of the rows in one network's output: that of the inputs, if all inputs have the same."""
     return case.batch_axis if isinstance(case.batch_axis, int) else 0
 
 
@@ -120,14 +161,14 @@ def per_member(case: Case, calls: list[mt.Inputs]) -> mt.Inputs:
 
 
 def runs_in(ens: mt.Ensemble, case: Case, mode: str) -> list[str]:
-    """The executors to compare in a mode; none where shared BatchNorm or noise leaves the loop without a say."""
-    if mode == "train" and (ens.engine.traits.coupled or case.noisy):
+    """The executors to compare with the loop in a mode; none where a shared BatchNorm or noise makes the loop differ."""
+    if mode == "train" and (coupled(ens) or case.noisy):
         return []
-    return [name for name in ens.engine.proven[mode] if name != "loop"]
+    return [name for name in ens.plan.proven[mode] if name != "loop"]
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Everything about a model that a conversion could change, tensors apart."""
+    """Everything about a model that a conversion could change, except the values of its tensors."""
     found: dict[str, Any] = {}
     for name, part in model.named_modules():
         hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))

@@ -1,4 +1,4 @@
-"""Laws of what an ensemble computes: members first, each a plain network, none reaching into another."""
+"""Laws of the outputs of an ensemble: members first, each a plain network, none depending on another."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from laws.compare import (
     buffers,
     call,
     convert,
+    coupled,
     gradients,
+    owned,
     per_member,
+    plain_weights,
     row_axis,
     rows_of,
     run_by,
     runs_in,
+    shared_norms,
+    shares,
     slice_of,
+    summed,
     without_dropout,
+    written,
 )
 from multitudes.engine import tree
 from multitudes.engine.modules import named_tensors
@@ -65,12 +72,12 @@ def law_member(method: mt.Method, case: Case) -> None:
     kinds = {name: type(part).__name__ for name, part in case.model().named_modules()}
     for training, batch in ((False, BATCH), (False, 1), (True, BATCH)):
         ens = without_dropout(convert(method, case)).train(training)
-        if training and (case.noisy or ens.engine.traits.coupled):
+        if training and (case.noisy or coupled(ens)):
             continue
         plain = [ens.member(m) for m in range(method.members)]
         output = call(ens, case.example(batch))
         for m, member in enumerate(plain):
-            if ens.engine.traits.plain_weights and method.works_in:
+            if plain_weights(ens) and not method.draws_by_shape:  # masks of activations are in no weight
                 assert {n: type(part).__name__ for n, part in member.named_modules()} == kinds
                 assert set(member.state_dict()) == set(case.model().state_dict())
             expected = call(member, case.example(batch))
@@ -109,7 +116,7 @@ def law_by_rows(method: mt.Method, case: Case) -> None:
     chosen = list(enumerate(members.tolist()))
     expected = tree.apply(lambda t: torch.stack([t[m].select(axis, b) for b, m in chosen], axis), call(ens, x))
     assert_same(call(ens, x, rows=members), expected)
-    if case.noisy or ens.engine.shared_norms or (method.shares_weights and ens.engine.traits.written_buffers):
+    if case.noisy or shared_norms(ens) or (method.shares_weights and written(ens)):
         return  # what is shared is taken over all rows
     without_dropout(ens).train()
     plain = [ens.member(m) for m in range(method.members)]
@@ -119,13 +126,13 @@ def law_by_rows(method: mt.Method, case: Case) -> None:
         if len(index):
             mine = call(member, rows_of(case, x, index))
             assert_same(tree.apply(lambda tensor, index=index: tensor.index_select(axis, index), output), mine)
-        if ens.engine.owned and not ens.engine.shares:
+        if owned(ens) and not shares(ens):
             assert_same(slice_of(ens, buffers(ens), m), buffers(member))
 
 
 def law_per_member(method: mt.Method, case: Case) -> None:
     """With `per_member=True` member m sees the inputs at m, whatever runs it."""
-    if convert(method, case).engine.summed:  # inputs of all members go into each one's output
+    if summed(convert(method, case)):  # inputs of all members go into each one's output
         return
     calls = [case.example(seed=m) for m in range(method.members)]
     if isinstance(case.batch_axis, tuple):  # an input without rows is the same for all
@@ -136,7 +143,7 @@ def law_per_member(method: mt.Method, case: Case) -> None:
         ]
     ens = convert(method, case)
     expected = [call(ens.member(m), c) for m, c in enumerate(calls)]
-    for executor in ens.engine.proven["eval"]:
+    for executor in ens.plan.proven["eval"]:
         if executor == "fold" and not case.alone:  # all members' rows in one batch, which differ here: never taken in eval mode
             continue
         output = call(run_by(ens, executor), per_member(case, calls), per_member=True)
@@ -148,9 +155,9 @@ def law_no_leak(method: mt.Method, case: Case) -> None:
     """No member depends on another's own tensors: no gradient, no NaN that spreads, no change when one is perturbed."""
     for mode in MODES:
         ens = without_dropout(convert(method, case)).train(mode == "train")
-        if mode == "train" and ens.engine.traits.coupled:
+        if mode == "train" and coupled(ens):
             continue
-        for executor in ens.engine.proven[mode]:
+        for executor in ens.plan.proven[mode]:
             _no_gradient_across(run_by(ens, executor), case)
             for how, j in itertools.product((float("nan"), 0.01), {0, method.members - 1}):
                 before, after = _with_and_without(ens, case, j, how)
@@ -162,7 +169,7 @@ def _no_gradient_across(ens: mt.Ensemble, case: Case) -> None:
     output = call(ens, case.example())
     for m in range(ens.members):
         found = gradients(ens, tree.take(output, m))
-        for name in sorted(ens.engine.owned & found.keys()):
+        for name in sorted(owned(ens) & found.keys()):
             others = [j for j in range(ens.members) if j != m]
             assert not found[name][others].any(), f"member {m} has a gradient in another's {name}"
 
@@ -175,7 +182,7 @@ def _with_and_without(ens: mt.Ensemble, case: Case, j: int, shift: float) -> tup
     for by in (0.0, shift):
         for name, tensor in named_tensors(ens):
             tensor.copy_(state[name])
-            if name in ens.engine.owned and tensor.is_floating_point():
+            if name in owned(ens) and tensor.is_floating_point():
                 tensor[j] += by
         found.append(tree.tensors(call(ens, case.example())))
     for name, tensor in named_tensors(ens):

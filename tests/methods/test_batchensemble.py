@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, convert
+from laws.compare import assert_same, convert, run_by
 from torch import Tensor, nn
 from zoo import ZOO
 
@@ -47,7 +47,7 @@ def by_hand(state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
 def test_one_step_is_that_of_the_equations(executor: str) -> None:
     """Loss and every gradient, with shared BatchNorm, in double precision."""
     ens = mt.ensemble(Dense().double(), mt.BatchEnsemble(), X, seed=0).train()
-    ens.engine.picked["train"] = executor
+    run_by(ens, executor)
     assert ens.executor == executor
     loss = ens.loss(X, Y, F.cross_entropy)
     loss.backward()
@@ -101,7 +101,7 @@ def test_each_kind_of_layer_is_one_with_its_weight_formed(name: str) -> None:
     assert ("bias" in dict(ens.named_parameters())) == (layer.bias is not None)
 
 
-def test_factors_start_as_they_are_told() -> None:
+def test_factors_start_by_init() -> None:
     """Around one, as signs, or at one; each member its own, by the seed; weights stay the given ones."""
     net = MLP(4, (400,), 3).double()
     for init, values in (("normal", None), ("signs", {-1.0, 1.0}), ("ones", {1.0})):
@@ -142,12 +142,3 @@ def test_split_rows() -> None:
         expected = torch.stack([everything[m, b] for b, m in enumerate(rows.tolist())])
         assert_same(ens(*batch.inputs, **batch.kwargs), expected)
         assert_same(ens.reduce(expected, batch, F.cross_entropy), F.cross_entropy(expected, y))
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [({"init": "zeros"}, "init='zeros'"), ({"feed": "some"}, "feed='some'"), ({"lr_factor": -1}, "lr_factor=-1")],
-)
-def test_bad_settings(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(mt.InputError, match=says):
-        mt.BatchEnsemble(**fields)

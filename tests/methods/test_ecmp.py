@@ -27,10 +27,14 @@ def perceptron() -> nn.Module:
 
 def test_the_effective_size() -> None:
     """Table 3's K^(H² + LH): a factor for each element of norms and output."""
+    assert mt.ensemble(perceptron(), mt.ECMP(components=3), X).effective_size == 3 ** (2 * 8 + 2 * 6 + 3 * 6 + 3)
+
+
+@pytest.mark.slow
+def test_the_effective_size_of_table_3() -> None:
     with torch.device("meta"):
         net, x = models.emp_mlp(), torch.zeros(2, 1)
     assert mt.ensemble(net, mt.ECMP(components=5), x).effective_size == 5 ** (100**2 + 99 * 2 * 100)
-    assert mt.ensemble(perceptron(), mt.ECMP(components=3), X).effective_size == 3 ** (2 * 8 + 2 * 6 + 3 * 6 + 3)
 
 
 @pytest.mark.parametrize("probabilities", [None, (0.6, 0.3, 0.1)])

@@ -66,7 +66,7 @@ def test_the_counts_of_table_3(kind: Any, net: str) -> None:
     [
         ("ResNet-18", "norm+output", "17.9%"),
         ("ResNet-18", "norm", "0.328%"),
-        ("PyramidNet", "norm+output", "1.10%"),
+        pytest.param("PyramidNet", "norm+output", "1.10%", marks=pytest.mark.slow),
     ],
 )
 def test_the_overheads_of_tables_1_and_4(net: str, patch: str, printed: str) -> None:
@@ -77,6 +77,7 @@ def test_the_overheads_of_tables_1_and_4(net: str, patch: str, printed: str) -> 
     assert f"{100 * extra / single:.{digits}f}%" == printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "components"), [("MLP", 2), ("ResNet-18", 5)])
 def test_the_formula_for_norms(net: str, components: int) -> None:
     """Section 3.3: 2 (K − 1) N₂ for BatchNorm behind a layer with N₂ outputs."""
@@ -107,16 +108,21 @@ def test_the_formulas_for_input_and_output(components: int) -> None:
 
 
 def test_the_effective_size() -> None:
-    """Table 3's K^L with as many factors as there are patched layers; of the MLP, 99 norms and the output."""
-    with torch.device("meta"):
-        net, x = models.emp_mlp(), torch.zeros(2, 1)
-    assert mt.ensemble(net, mt.EMP(components=5), x).effective_size == 5**100
+    """Table 3's K^L with as many factors as there are patched layers."""
     assert mt.ensemble(perceptron(), mt.EMP(components=3, patch="norm+input+output"), X).effective_size == 3**4
     assert mt.ensemble(perceptron(), mt.EMP(components=3, members=4, zero_component=True), X).effective_size == 3**3
 
 
+@pytest.mark.slow
+def test_the_effective_size_of_table_3() -> None:
+    """Of the MLP: 99 norms and the output."""
+    with torch.device("meta"):
+        net, x = models.emp_mlp(), torch.zeros(2, 1)
+    assert mt.ensemble(net, mt.EMP(components=5), x).effective_size == 5**100
+
+
 def drawn(method: mt.Method, count: int = 3000, net: nn.Module | None = None) -> dict[str, Tensor]:
-    """What so many rows of one batch draw."""
+    """The draws of a batch of `count` rows."""
     ens = mt.ensemble(net or perceptron(), method, X, seed=0)
     x = torch.zeros(count, 5, dtype=torch.float64)
     return ens.batch(x, torch.zeros(count)).kwargs["draws"]
@@ -213,8 +219,7 @@ def log_mixture(theta: Tensor, centres: Tensor, p: Tensor, sigma: float) -> Tens
     return torch.logsumexp(p.log() - squares / 2 - size / 2 * math.log(2 * math.pi * sigma**2), 1)
 
 
-@pytest.mark.parametrize("probabilities", [None, (0.5, 0.2, 0.3)])
-@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize(("inputs", "probabilities"), [(1, None), (2, (0.5, 0.2, 0.3))])
 def test_theorem_1(inputs: int, probabilities: Any) -> None:
     """The KL of the mixture from the prior, by our own draws, is eq. 6 up to a constant: the same for two sets of components.
 
@@ -246,8 +251,7 @@ def test_theorem_1(inputs: int, probabilities: Any) -> None:
         assert deviation < 0.05 * found
 
 
-@pytest.mark.parametrize("probabilities", [None, (0.7, 0.3)])
-@pytest.mark.parametrize("norm", ["none", "hidden"])
+@pytest.mark.parametrize(("norm", "probabilities"), [("none", (0.7, 0.3)), ("hidden", None)])
 def test_theorem_2(norm: Any, probabilities: Any) -> None:
     """Over all draws, each as often as it comes, gradients average to that of the expected loss; BatchNorm or not."""
     net = MLP(5, (4, 4), 3, norm=norm).double()
@@ -283,6 +287,7 @@ def test_the_networks_of_the_regression_tables() -> None:
     assert torch.allclose(variance, torch.full_like(variance, 10.0))
 
 
+@pytest.mark.slow
 def test_training_learns_every_component() -> None:
     """A few hundred steps fit a function of one variable, and components that are drawn all move."""
     x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -58,16 +57,6 @@ def sliced(state: dict[str, Tensor], masks: dict[str, Tensor], x: Tensor, rows: 
     return h
 
 
-def test_masks_are_saved_and_no_parameters() -> None:
-    """Persistent, in the layer's dtype; another ensemble takes them from the state dict."""
-    one, other = (mt.ensemble(perceptron(), mt.Masksembles(), X, seed=seed).eval() for seed in (0, 1))
-    assert {t.dtype for t in masks_of(one).values()} == {torch.float64}
-    assert not any("mask" in name for name, _ in one.named_parameters())
-    assert not torch.equal(one(X), other(X))
-    other.load_state_dict(one.state_dict())
-    assert_same(other(X), one(X))
-
-
 def test_where_masks_are() -> None:
     """Before: not on the input, but on the head's; after: not on the output, but on the stem's; narrow layers are shared."""
     net = resnet18(width=0.25).double()
@@ -78,7 +67,7 @@ def test_where_masks_are() -> None:
     assert ours[0] == (convolutions | {"fc"}) - {"conv1"}
     assert ours[1] == convolutions
     narrow = mt.plan(MLP(5, (16, 8), 3).double(), mt.Masksembles(), X)
-    assert {e.name: e.reason for e in narrow.shared}["layers.4"] == "8 channels are too few for masks, which need 10"
+    assert {e.name: e.reason for e in narrow.shared}["layers.4"] == "8 channels, fewer than fewest=10"
     assert [e.name for e in narrow.converted] == ["layers.2"]
     assert "masks of 8 ones in 16" in narrow.converted[0].reason
 
@@ -110,25 +99,6 @@ def test_the_limits_of_the_scale() -> None:
     assert_same(same(X)[2], net.eval()(X))
     apart = mt.ensemble(net, mt.Masksembles(scale=1e6), X, seed=0)
     assert all(bool((mask.sum(0) == 1).all()) for mask in masks_of(apart).values())
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"scale": 0.5}, "scale=0.5"),
-        ({"scale": float("inf")}, "scale=inf"),
-        ({"width": "wide"}, "say 'same' or 'grow'"),
-        ({"position": "between"}, "position='between'"),
-        ({"feed": "some"}, "feed='some'"),
-        ({"capacity": 0.5}, "give width='grow' too"),
-        ({"width": "grow", "capacity": 0.0}, "capacity=0.0"),
-        ({"fewest": 0}, "fewest=0"),
-    ],
-)
-def test_bad_settings(fields: dict[str, Any], says: str) -> None:
-    """Said at once."""
-    with pytest.raises(mt.InputError, match=says):
-        mt.Masksembles(**fields)
 
 
 def test_far_apart_members_are_disjoint_networks() -> None:
@@ -166,7 +136,7 @@ def test_many_members_are_dropout() -> None:
 
 
 def test_masked_attention_is_attention_with_zeros() -> None:
-    """What is read is masked before the projections, and what heads give before the output's: by hand."""
+    """Inputs are masked before the projections, and the heads' outputs before the output projection: by hand."""
     layer, x = nn.MultiheadAttention(16, 2, batch_first=True).double(), torch.randn(2, 5, 16).double()
     stem = nn.Linear(16, 16).double()
 
@@ -211,7 +181,7 @@ def test_other_scales_where_layers_grow() -> None:
     ens = mt.ensemble(net, grown, IMAGES, at={"layer2.0.conv2": mt.Masksembles(width="grow", scale=1.0)}, seed=0)
     assert bool(masks_of(ens)["layer2.0.conv2.mask"].all())
     assert set(masks_of(ens)["layer2.1.conv2.mask"].sum(1).tolist()) == {32.0}
-    with pytest.raises(mt.InputError, match="no layer there can have masks"):
+    with pytest.raises(mt.InputError, match=r"at=.*conv1"):
         mt.ensemble(net, mt.Masksembles(), IMAGES, at={"conv1": mt.Masksembles(scale=3.0)}, seed=0)
 
 
@@ -249,7 +219,7 @@ def test_it_can_be_pickled(method: mt.Method) -> None:
 
 
 def test_at_takes_narrow_layers_too() -> None:
-    """What is named gets masks, however few its channels are; others like it stay shared."""
+    """A layer that at= names gets masks, however few its channels are; others like it stay shared."""
     net = MLP(5, (16, 8, 8), 3).double()
     ens = mt.ensemble(net, mt.Masksembles(), X, at={"layers.4": mt.Masksembles(scale=3.0)}, seed=0)
     assert set(masks_of(ens)) == {"layers.2.mask", "layers.4.mask"}

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, buffers, convert, run_by
+from laws.compare import assert_same, buffers, convert, owned
 from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
 
 
-def owned(model: nn.Module, x: object, **settings: object) -> set[str]:
+def heads_of(model: nn.Module, x: object, **settings: object) -> set[str]:
     """The tensors that carry members."""
-    return set(mt.ensemble(model, mt.MultiHead(**settings), x, seed=0).engine.owned)
+    return set(owned(mt.ensemble(model, mt.MultiHead(**settings), x, seed=0)))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def owned(model: nn.Module, x: object, **settings: object) -> set[str]:
         ("head_first", {"classifier.weight", "classifier.bias"}),
         ("resnet", {"fc.weight", "fc.bias"}),
         ("vit", {"head.weight", "head.bias"}),
-        ("hugging_face_bert", {"classifier.weight", "classifier.bias"}),
+        pytest.param("hugging_face_bert", {"classifier.weight", "classifier.bias"}, marks=pytest.mark.slow),
         ("unet", {"head.weight", "head.bias"}),
         ("lstm", {"head.weight", "head.bias"}),
         ("one_layer", {"weight", "bias"}),
@@ -37,7 +37,7 @@ def owned(model: nn.Module, x: object, **settings: object) -> set[str]:
 )
 def test_the_head_is_what_runs_last(case: str, head: set[str]) -> None:
     """However it is registered and named."""
-    assert owned(ZOO[case].model(), ZOO[case].example()) == head
+    assert heads_of(ZOO[case].model(), ZOO[case].example()) == head
 
 
 class Rear(nn.Module):
@@ -55,7 +55,7 @@ class Rear(nn.Module):
 
 def test_all_outputs_have_heads() -> None:
     """Every output's last layer belongs to members, and so does what lies behind it."""
-    found = owned(Rear().double(), ZOO["mlp"].example())
+    found = heads_of(Rear().double(), ZOO["mlp"].example())
     assert {"mean.weight", "mean.bias", "spread.weight", "spread.bias"} <= found
     assert not {"body.weight", "body.bias"} & found
 
@@ -73,31 +73,31 @@ class Product(nn.Module):
 
 def test_a_loose_matrix_can_be_the_head() -> None:
     """A matrix that no layer holds is a last layer too."""
-    assert owned(Product().double(), ZOO["mlp"].example()) == {"projection"}
+    assert heads_of(Product().double(), ZOO["mlp"].example()) == {"projection"}
 
 
 def test_the_head_by_name_and_by_glob() -> None:
     """An explicit head takes precedence over the one that is found."""
     model, x = ZOO["mlp"].model(), ZOO["mlp"].example()
-    assert owned(model, x, head="2") == {"2.weight", "2.bias"}
-    assert owned(model, x, head="[24]") == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    assert heads_of(model, x, head="2") == {"2.weight", "2.bias"}
+    assert heads_of(model, x, head="[24]") == {"2.weight", "2.bias", "4.weight", "4.bias"}
 
 
 def test_a_head_that_is_not_there() -> None:
     """The error names the nearest module."""
     with pytest.raises(mt.InputError, match=r"head='clasifier'.*nearest: 'classifier'"):
-        owned(ZOO["head_first"].model(), ZOO["head_first"].example(), head="clasifier")
+        heads_of(ZOO["head_first"].model(), ZOO["head_first"].example(), head="clasifier")
 
 
 def test_the_classifier_that_a_timm_model_names() -> None:
     """`pretrained_cfg` says which layer is the classifier, as a dict or as an object."""
     model, x = ZOO["mlp"].model(), ZOO["mlp"].example()
     model.pretrained_cfg = {"classifier": "2"}
-    assert owned(model, x) == {"2.weight", "2.bias"}
+    assert heads_of(model, x) == {"2.weight", "2.bias"}
     model.pretrained_cfg = SimpleNamespace(classifier=("2", "4"))
-    assert owned(model, x) == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    assert heads_of(model, x) == {"2.weight", "2.bias", "4.weight", "4.bias"}
     model.pretrained_cfg = {"classifier": "no.such"}
-    assert owned(model, x) == {"4.weight", "4.bias"}
+    assert heads_of(model, x) == {"4.weight", "4.bias"}
 
 
 def test_the_plan_names_the_heads() -> None:
@@ -109,12 +109,11 @@ def test_the_plan_names_the_heads() -> None:
     assert [entry.name for entry in planned.shared] == ["body.0", "body.2"]
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_the_body_is_one_network(executor: str) -> None:
+def test_the_body_is_one_network() -> None:
     """Its gradient is the sum over heads, and its BatchNorm counts a batch once."""
     case = ZOO["resnet"]
     x = case.example()
-    ens = run_by(convert(mt.MultiHead(), case), executor).train()
+    ens = convert(mt.MultiHead(), case).train()
     body = ens.member(0)
     y = torch.tensor([0, 1, 2])
     ens.loss(x, y, F.cross_entropy).backward()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from laws.compare import owned
 from zoo import ZOO
 
 import multitudes as mt
@@ -16,16 +16,9 @@ def test_it_is_the_given_network() -> None:
     ens = mt.ensemble(model, mt.Single(), x, seed=3)
     torch.testing.assert_close(ens(*x.args), model(*x.args)[None])
     assert {name: t.shape for name, t in ens.state_dict().items()} == {n: t.shape for n, t in model.state_dict().items()}
-    assert not ens.engine.owned
+    assert not owned(ens)
     assert ens.plan.converted == ()
     assert "with its weights" in str(ens.plan)
-
-
-@pytest.mark.parametrize("members", [2, 4])
-def test_it_has_one_member(members: int) -> None:
-    """Several members are another method, which the error names."""
-    with pytest.raises(mt.InputError, match=rf"Deep\(members={members}\)"):
-        mt.Single(members=members)
 
 
 def test_training_it_is_training_the_network() -> None:

@@ -15,7 +15,7 @@ from multitudes.models import MLP
 from multitudes.models.network import nearest
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     hidden=st.lists(st.integers(1, 20), max_size=4),
     inputs=st.integers(1, 5),
@@ -69,9 +69,3 @@ def test_gamma_is_where_every_start_begins() -> None:
         assert ens.get_parameter(f"{name}.weight").eq(0.2).all()
         assert not ens.get_parameter(f"{name}.bias").any()
     assert len(ens.get_parameter("layers.1.weight").detach().flatten(1).unique(dim=0)) == 3
-
-
-def test_an_unknown_norm_is_refused() -> None:
-    """With those there are."""
-    with pytest.raises(mt.InputError, match="'none', 'hidden' or 'all'"):
-        MLP(norm="batch")

@@ -14,7 +14,7 @@ from torch import nn
 
 import multitudes as mt
 from multitudes import models
-from multitudes.models.network import Network, he
+from multitudes.models.network import Network, he_init
 
 EVERY: dict[str, Callable[..., Network]] = {
     "ResNet": models.ResNet,
@@ -46,12 +46,24 @@ def shapes(net: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in net.state_dict().items()}
 
 
-@pytest.mark.parametrize("width", [0, -1.0, math.nan, math.inf, True, "1", None])
-@pytest.mark.parametrize("name", EVERY)
-def test_a_width_is_a_number_above_zero(name: str, width: Any) -> None:
-    """Anything else is refused, and the error says whose it is."""
-    with pytest.raises(mt.InputError, match=rf"{name}\(width=.*a number above 0"):
-        EVERY[name](width=width)
+WIDTHS = [0, -1.0, math.nan, math.inf, True, "1", None]
+
+REFUSED: list[tuple[Callable[..., Network], dict[str, Any], str]] = [
+    *((EVERY[name], {"width": width}, rf"{name}\(width={width!r}\)") for name, width in zip(EVERY, WIDTHS, strict=True)),
+    (models.ResNet, {"depth": 20}, r"depth=20\).* 18, 34, 50, 101, 152"),
+    (models.ResNet, {"depth": 18, "groups": 2}, "groups=2.* 50"),
+    (models.ResNet, {"stem": "mnist"}, "stem='mnist'.*'cifar' or 'imagenet'"),
+    (models.WideResNet, {"depth": 4}, r"depth=4\).*6 n \+ 4"),
+    (models.WideResNet, {"depth": 27}, r"depth=27\).*6 n \+ 4"),
+    (models.PyramidNet, {"depth": 9}, r"depth=9\).*6 n \+ 2"),
+    (models.MLP, {"norm": "batch"}, "norm='batch'.*'none', 'hidden' or 'all'"),
+]
+
+
+@pytest.mark.parametrize(("build", "arguments", "noun"), REFUSED)
+def test_bad_arguments_are_refused(build: Callable[..., Network], arguments: dict[str, Any], noun: str) -> None:
+    with pytest.raises(mt.InputError, match=noun):
+        build(**arguments)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -104,7 +116,7 @@ def test_he_initialisation() -> None:
         for p in part.parameters():
             nn.init.constant_(p, 7)
     parts[3].running_mean.fill_(3)
-    he(parts)
+    he_init(parts)
     for conv in parts[:2]:
         deviation = math.sqrt(2 / (conv.out_channels * 9))
         assert conv.weight.std().item() == pytest.approx(deviation, rel=0.05)

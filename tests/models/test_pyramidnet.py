@@ -64,10 +64,3 @@ def test_block_starts() -> None:
     """The first convolution of every block, although shortcuts have no layer."""
     found = block_starts(observe(PyramidNet(14, 12), mt.Inputs(X)))
     assert found == {f"group{group}.{block}.conv1" for group in (1, 2, 3) for block in (0, 1)}
-
-
-@pytest.mark.parametrize("depth", [9, 100])
-def test_depths_that_there_are_not(depth: int) -> None:
-    """Are refused."""
-    with pytest.raises(mt.InputError, match="6 n \\+ 2"):
-        PyramidNet(depth)

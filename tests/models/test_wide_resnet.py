@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from nets import convolutional as conv
 from torch import nn
@@ -62,10 +61,3 @@ def test_block_starts() -> None:
     net = WideResNet(16, 2).double()
     expected = {f"group{group}.{block}.conv1" for group in (1, 2, 3) for block in (0, 1)}
     assert block_starts(observe(net, mt.Inputs(X))) == expected
-
-
-@pytest.mark.parametrize("depth", [4, 17, 27])
-def test_depths_that_there_are_not(depth: int) -> None:
-    """Are refused."""
-    with pytest.raises(mt.InputError, match="6 n \\+ 4"):
-        WideResNet(depth)

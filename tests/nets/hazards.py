@@ -314,7 +314,7 @@ class Squeezed(nn.Module):
 
 
 class Nested(nn.Module):
-    """Containers in containers: in its modules, in what it takes, and in what it returns."""
+    """Containers in containers: in its modules, in its inputs, and in its outputs."""
 
     def __init__(self) -> None:
         super().__init__()

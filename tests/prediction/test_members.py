@@ -1,4 +1,4 @@
-"""Members' values by name and as attributes."""
+"""Members: outputs by name and as attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multitudes.prediction.members import Members
 
 
 def test_a_mapping_of_what_was_given() -> None:
-    """As it was given; what can be made of it is an attribute."""
+    """Members return the stored tensor by name; probs and labels are computed from logits."""
     logits = torch.randn(2, 3, 4)
     members = Members({"logits": logits}, "classes")
     assert list(members) == ["logits"]
@@ -19,13 +19,13 @@ def test_a_mapping_of_what_was_given() -> None:
     torch.testing.assert_close(members.probs, logits.softmax(2))
     assert torch.equal(members.labels, logits.argmax(2))
     assert repr(members) == "Members(logits=[2, 3, 4])"
-    with pytest.raises(AttributeError, match="members have logits, and no mean"):
+    with pytest.raises(AttributeError, match="no mean, only logits"):
         members.mean  # noqa: B018
 
 
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
 def test_yes_and_no(task: str) -> None:
-    """From logits above 0, from probabilities above one half."""
+    """A label is 1 for logits above 0 and probabilities above one half; regressions have no labels."""
     logits = torch.tensor([[-1.0, 2.0]])
     assert Members({"logits": logits}, task).labels.tolist() == [[0, 1]]
     assert Members({"probs": logits.sigmoid()}, task).labels.tolist() == [[0, 1]]

@@ -1,4 +1,4 @@
-"""Predictions by hand: every number against its formula, at every shape, and errors that say what to type."""
+"""Prediction: every statistic against its formula, for every task and shape; selection, files and draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from laws.compare import assert_exact, convert
 from safetensors import safe_open
 from scipy.optimize import brentq
@@ -26,8 +26,6 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes import storage
-from multitudes.prediction.members import Members
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.temperature import Calibrator
 from multitudes.storage import digest
@@ -61,20 +59,20 @@ KINDS: dict[str, Callable[[], Prediction]] = {
 
 
 def said(pred: Prediction) -> dict[str, Tensor]:
-    """All that a prediction has to say."""
+    """All statistics of a prediction."""
     if pred.task in ("classes", "binary", "multilabel"):
         return {**pred.described(), "probs": pred.probs}
     return {name: getattr(pred, name) for name in ("mean", "aleatoric", "epistemic", "variance", "std")}
 
 
 def assert_equal(found: Prediction, expected: Prediction, **tolerance: float) -> None:
-    """Two predictions that say the same."""
+    """Compares all statistics of two predictions."""
     assert (found.task, found.count, found.shape) == (expected.task, expected.count, expected.shape)
     torch.testing.assert_close(said(found), said(expected), **tolerance)
 
 
 def by_formula(probs: Tensor) -> dict[str, Tensor]:
-    """What members' probabilities [M, n, K] say, one example at a time and by the definitions."""
+    """Statistics of members' probabilities [M, n, K] by their definitions, one example at a time."""
     found: dict[str, list[float]] = {name: [] for name in SAID[:8]}
     for row in probs.unbind(1):
         mean = row.mean(0)
@@ -96,10 +94,9 @@ def by_formula(probs: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("members", [2, 4, 7])
-@pytest.mark.parametrize("classes", [2, 3, 11])
+@pytest.mark.parametrize(("members", "classes"), [(2, 11), (4, 3), (7, 2)])
 def test_classes_by_formula(members: int, classes: int) -> None:
-    """Every word about an example, from logits and from probabilities; fewer and more members than classes."""
+    """From logits and from probabilities, with fewer and more members than classes."""
     logits = 2 * torch.randn(members, 20, classes, dtype=torch.float64)
     expected = by_formula(logits.softmax(2))
     for pred in (Prediction(logits=logits), Prediction(probs=logits.softmax(2))):
@@ -111,7 +108,7 @@ def test_classes_by_formula(members: int, classes: int) -> None:
 
 
 def test_binary_by_formula() -> None:
-    """Yes or no are two classes; the one logit z stands for −z/2 and z/2."""
+    """No and yes are two classes: a logit z stands for −z/2 and z/2. [M, N, 1] is the same as [M, N]."""
     two = torch.stack([-ONE / 2, ONE / 2], -1)
     expected = by_formula(two.softmax(2))
     for pred in (Prediction(logits=ONE, task="binary"), Prediction(probs=ONE.sigmoid(), task="binary")):
@@ -121,15 +118,11 @@ def test_binary_by_formula() -> None:
     pred = Prediction(logits=ONE, task="binary")
     torch.testing.assert_close(pred.max_logit, (ONE / 2).mean(0).abs())
     torch.testing.assert_close(pred.energy, -two.logsumexp(2).mean(0))
-
-
-def test_one_logit_with_or_without_an_axis_of_its_own() -> None:
-    """[M, N, 1] and [M, N] are the same binary prediction."""
-    assert_equal(Prediction(logits=ONE[:, :, None], task="binary"), Prediction(logits=ONE, task="binary"), rtol=0, atol=0)
+    assert_equal(Prediction(logits=ONE[:, :, None], task="binary"), pred, rtol=0, atol=0)
 
 
 def test_labels_are_binary_one_by_one() -> None:
-    """Several labels: each has its own probability, entropy and disagreement."""
+    """Each label of a multilabel task has the statistics of a binary task."""
     pred = Prediction(logits=LABELS, task="multilabel")
     assert pred.shape == (N, 3)
     for d in range(3):
@@ -139,7 +132,7 @@ def test_labels_are_binary_one_by_one() -> None:
 
 
 def test_pixels_are_examples_of_their_own() -> None:
-    """[M, N, K, H, W]: words [N, H, W], probabilities [N, K, H, W]."""
+    """[M, N, K, H, W]: statistics are [N, H, W], probabilities [N, K, H, W]."""
     pred = Prediction(logits=PIXELS)
     assert (pred.shape, pred.classes, len(pred)) == ((N, 2, 3), K, N)
     torch.testing.assert_close(pred.probs, PIXELS.softmax(2).mean(0))
@@ -150,7 +143,7 @@ def test_pixels_are_examples_of_their_own() -> None:
 
 @pytest.mark.parametrize("axis", [-1, 2])
 def test_tokens_have_their_classes_last(axis: int) -> None:
-    """[M, N, T, K] with class_axis=-1; inside, the axis of classes is the second of an output."""
+    """[M, N, T, K] with class_axis=-1 is stored as [M, N, K, T]."""
     tokens = PIXELS[..., 0].movedim(2, -1)  # [M, N, T, K]
     pred = Prediction(logits=tokens, class_axis=axis)
     assert_equal(pred, Prediction(logits=PIXELS[..., 0]), rtol=0, atol=0)
@@ -160,7 +153,7 @@ def test_tokens_have_their_classes_last(axis: int) -> None:
 
 
 def test_gaussians_by_formula() -> None:
-    """Mean, and the variance as its two parts; EMP's plain outputs with the noise of an observation are the same."""
+    """The variance is aleatoric + epistemic; a regression with known noise has the same."""
     for kind in ("gaussian", "known noise"):
         pred = KINDS[kind]()
         torch.testing.assert_close(pred.mean, MEAN.mean(0))
@@ -168,27 +161,15 @@ def test_gaussians_by_formula() -> None:
         torch.testing.assert_close(pred.epistemic, (MEAN**2).mean(0) - MEAN.mean(0) ** 2)
         torch.testing.assert_close(pred.variance, VARIANCE.mean(0) + (MEAN**2).mean(0) - MEAN.mean(0) ** 2)
         torch.testing.assert_close(pred.std**2, pred.variance)
-
-
-def test_two_far_members() -> None:
-    """N(−5, 1) and N(5, 1): a standard deviation of √26 = 5.10, of which one part is noise."""
-    pred = Prediction(mean=torch.tensor([[-5.0], [5.0]]), variance=torch.ones(2, 1))
-    assert (float(pred.mean), float(pred.aleatoric), float(pred.epistemic)) == (0, 1, 25)
-    assert round(float(pred.std), 2) == 5.10
-    assert float(pred.std) == pytest.approx(math.sqrt(26))
-
-
-def test_plain_numbers_have_no_noise_of_their_own() -> None:
-    """Means only: what members disagree about is all that is known."""
-    pred = Prediction(mean=MEAN)
-    assert pred.task == "regression"
-    assert not pred.aleatoric.any()
-    torch.testing.assert_close(pred.variance, MEAN.var(0, correction=0))
+    means_only = Prediction(mean=MEAN)
+    assert means_only.task == "regression"
+    assert not means_only.aleatoric.any()
+    torch.testing.assert_close(means_only.variance, MEAN.var(0, correction=0))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "regression", "classes", "binary"])
 def test_one_member_disagrees_with_nobody(kind: str) -> None:
-    """Exactly nothing: not a rounding error of it."""
+    """Mutual information, disagreement and epistemic variance of one member are exactly 0."""
     pred = KINDS[kind]().subset([2])
     assert pred.count == 1
     if kind in ("gaussian", "regression"):
@@ -199,9 +180,10 @@ def test_one_member_disagrees_with_nobody(kind: str) -> None:
         torch.testing.assert_close(pred.entropy, pred.expected_entropy, rtol=0, atol=0)
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(2, 6), st.integers(2, 6), st.sampled_from([1e-3, 1.0, 30.0, 1e4]))
 def test_bounds(seed: int, members: int, classes: int, scale: float) -> None:
-    """0 ≤ mutual information ≤ entropy ≤ log K, 1/K ≤ confidence ≤ 1, whatever the scores; copies agree exactly."""
+    """0 ≤ mutual information ≤ entropy ≤ log K and 1/K ≤ confidence ≤ 1 for logits of any scale; copies agree exactly."""
     logits = scale * torch.randn(members, 8, classes, generator=torch.Generator().manual_seed(seed))
     pred = Prediction(logits=logits)
     assert (pred.mutual_information >= 0).all()
@@ -216,9 +198,10 @@ def test_bounds(seed: int, members: int, classes: int, scale: float) -> None:
     assert not same.disagreement.any()
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.permutations(range(K)), st.permutations(range(M)))
 def test_names_of_classes_and_order_of_members_do_not_matter(seed: int, classes: list[int], members: list[int]) -> None:
-    """Permuted scores have permuted probabilities, and all else stays."""
+    """Permuted classes have permuted probabilities; all other statistics are the same."""
     logits = torch.randn(M, 6, K, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     one, other = Prediction(logits=logits), Prediction(logits=logits[members][:, :, classes])
     torch.testing.assert_close(other.probs, one.probs[:, classes])
@@ -230,7 +213,7 @@ def test_names_of_classes_and_order_of_members_do_not_matter(seed: int, classes:
 @pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "tokens", "binary", "multilabel", "calibrated"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is worked on at a time does not show: also with pieces of one example, and a last piece that is smaller."""
+    """Results do not depend on the size of pieces: also one example each, and a smaller last piece."""
     whole, pieced = KINDS[kind](), KINDS[kind]()
     said(whole)
     numbers = whole.members.shape.numel() // N
@@ -245,7 +228,7 @@ def test_piece_by_piece_is_the_whole(kind: str, rows: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
-    """Sums of eight bits would not be worth much."""
+    """float16 and bfloat16 are converted to float32."""
     pred = Prediction(logits=LOGITS.to(dtype))
     assert pred.members.logits.dtype == pred.probs.dtype == torch.float32
     assert Prediction(logits=LOGITS).entropy.dtype == torch.float64
@@ -253,7 +236,7 @@ def test_half_precision_becomes_single(dtype: torch.dtype) -> None:
 
 
 def test_what_is_given_may_be_any_array() -> None:
-    """numpy and nested lists; what requires gradients gives none, and is not changed."""
+    """Arrays and nested lists are accepted; gradients are detached, and inputs are not changed."""
     assert_equal(Prediction(logits=LOGITS.numpy()), Prediction(logits=LOGITS), rtol=0, atol=0)
     assert_equal(Prediction(logits=LOGITS.tolist()), Prediction(logits=LOGITS.float()))
     learned = LOGITS.clone().requires_grad_(True)
@@ -264,7 +247,7 @@ def test_what_is_given_may_be_any_array() -> None:
 
 
 def test_scores_of_any_size() -> None:
-    """Far from zero nothing overflows; a class that is ruled out has the score −∞."""
+    """Large logits do not overflow; a masked class has the logit −∞."""
     pred = Prediction(logits=1e4 * LOGITS.float())
     assert all(value.isfinite().all() for value in pred.described().values())
     masked = LOGITS.clone()
@@ -274,53 +257,6 @@ def test_scores_of_any_size() -> None:
     assert not pred.probs[:, 1].any()
     for name in SAID[1:]:
         torch.testing.assert_close(getattr(pred, name), getattr(rest, name))
-
-
-def test_sure_probabilities() -> None:
-    """0 and 1 are probabilities: no NaN, and two members who are sure of different classes have log 2 between them."""
-    sure = torch.eye(3, dtype=torch.float64)[torch.tensor([[0, 1], [1, 1]])]  # [M=2, N=2, K=3]
-    pred = Prediction(probs=sure)
-    torch.testing.assert_close(pred.entropy, torch.tensor([math.log(2), 0.0], dtype=torch.float64))
-    torch.testing.assert_close(pred.mutual_information, pred.entropy)
-    assert pred.disagreement.tolist() == [1, 0]
-    assert not Prediction(probs=sure[:, :, 0], task="binary").expected_entropy.any()
-
-
-def test_members() -> None:
-    """As they were given, by name and as attributes; probabilities and labels are made of logits."""
-    pred = KINDS["classes"]()
-    members = pred.members
-    assert isinstance(members, Members)
-    assert isinstance(members, Mapping)
-    assert (list(members), len(members), "logits" in members, "probs" in members) == (["logits"], 1, True, False)
-    assert torch.equal(members["logits"], LOGITS)
-    assert torch.equal(members.logits, LOGITS)
-    assert members.shape == (M, N, K)
-    torch.testing.assert_close(members.probs, LOGITS.softmax(2))
-    assert torch.equal(members.labels, LOGITS.argmax(2))
-    assert repr(members) == "Members(logits=[4, 9, 5])"
-    with pytest.raises(AttributeError, match="members have logits, and no variance"):
-        _ = members.variance
-    with pytest.raises(KeyError):
-        _ = members["probs"]
-
-
-@pytest.mark.parametrize("given", ["logits", "probs"])
-@pytest.mark.parametrize("task", ["binary", "multilabel"])
-def test_members_of_yes_and_no(task: str, given: str) -> None:
-    """A label is yes where the logit is above 0, which is a probability above ½."""
-    members = Prediction(**{given: ONE if given == "logits" else ONE.sigmoid()}, task=task).members
-    torch.testing.assert_close(members.probs, ONE.sigmoid())
-    assert torch.equal(members.labels, (ONE > 0).long())
-
-
-def test_members_of_numbers() -> None:
-    """Their means and variances; no labels."""
-    members = KINDS["gaussian"]().members
-    assert list(members) == ["mean", "variance"]
-    assert_exact([members.mean, members.variance], [MEAN, VARIANCE])
-    with pytest.raises(AttributeError, match="members have mean, variance, and no labels"):
-        _ = members.labels
 
 
 @pytest.mark.parametrize("protocol", [copy.copy, copy.deepcopy, lambda pred: pickle.loads(pickle.dumps(pred))])
@@ -341,13 +277,14 @@ ROWS = {
     "list": [3, 1],
     "list of truths": [True, False] * 4 + [True],
     "nothing": slice(0, 0),
+    "empty list": [],
 }
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["classes", "pixels", "gaussian", "calibrated"])
 def test_some_of_the_examples(kind: str, rows: Any) -> None:
-    """What is said of them is what was said before, whether it had been said or not; targets come along."""
+    """Have the statistics they had before, whether these were computed already or not; targets are selected too."""
     asked, fresh = KINDS[kind](), KINDS[kind]()
     expected = {name: value[rows] for name, value in said(asked).items()}
     for pred in (asked[rows], fresh[rows]):
@@ -359,7 +296,7 @@ def test_some_of_the_examples(kind: str, rows: Any) -> None:
 
 
 def test_one_example() -> None:
-    """By its number, from the front or the back: a prediction of one; a number too large is an error, so that loops end."""
+    """By its index, from the front or the back. An index out of range is an IndexError, so that loops end."""
     pred = KINDS["classes"]()
     for row in (0, 3, N - 1, -1, -N, np.int64(3), torch.tensor(3)):
         assert pred[row].shape == (1,)
@@ -367,25 +304,12 @@ def test_one_example() -> None:
     for row in (N, -N - 1, 100):
         with pytest.raises(IndexError):
             pred[row]
-
-
-def test_examples_one_by_one() -> None:
-    """As any sequence, it ends."""
-    pred, found = KINDS["classes"](), []
-    for one in pred:
-        found.append(one)
-        assert len(found) <= N
-    assert_equal(Prediction.cat(found), pred)
-
-
-def test_no_example_of_a_list() -> None:
-    """An empty list of numbers is a list of numbers."""
-    assert len(KINDS["classes"]()[[]]) == 0
+    assert_equal(Prediction.cat(list(pred)), pred)
 
 
 @pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "tokens", "binary", "multilabel", "gaussian", "regression"])
 def test_some_of_the_members(kind: str) -> None:
-    """In the order given; what is said is theirs alone."""
+    """A subset of members has their statistics, in the order of the indices."""
     pred = KINDS[kind]()
     said(pred)
     few = pred.subset([3, 1])
@@ -395,7 +319,7 @@ def test_some_of_the_members(kind: str) -> None:
 
 
 def test_some_of_calibrated_members() -> None:
-    """Each takes its temperature along; that of another mixture is not known, and such a prediction is not calibrated."""
+    """Members keep their temperatures; a mixture temperature is dropped."""
     few = KINDS["calibrated members"]().subset([2, 0])
     torch.testing.assert_close(few.members.logits, LOGITS[[2, 0]] / torch.tensor([2.0, 0.5])[:, None, None])
     assert few.calibrator == Calibrator(members=(2.0, 0.5))
@@ -406,42 +330,17 @@ def test_some_of_calibrated_members() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_put_together(kind: str) -> None:
-    """Are the whole, targets and temperature included."""
+    """Concatenated parts equal the whole, targets and temperature included; targets of some parts are dropped."""
     pred = KINDS[kind]()
     whole = Prediction.cat([pred[:4], pred[4:5], pred[5:]])
     assert_equal(whole, pred, rtol=0, atol=0)
     assert (whole.temperature, whole.calibrator) == (pred.temperature, pred.calibrator)
     assert pred.targets is None or torch.equal(whole.targets, pred.targets)
-    assert Prediction.cat([pred[:4], pred[4:]]).targets is None or kind == "classes"
-
-
-def test_targets_of_some_parts_are_not_targets_of_all() -> None:
-    """They would not be in line."""
-    assert Prediction.cat([Prediction(logits=LOGITS, targets=TARGETS), Prediction(logits=LOGITS)]).targets is None
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: Prediction(logits=LOGITS[:3]),
-        lambda: Prediction(probs=LOGITS.softmax(2)),
-        lambda: Prediction(logits=LOGITS[..., :4]),
-        lambda: Prediction(logits=PIXELS),
-        lambda: Prediction(logits=LOGITS, calibrator=Calibrator(mixture=2.0)),
-        lambda: Prediction(logits=ONE, task="binary"),
-        lambda: Prediction(mean=MEAN),
-    ],
-)
-def test_parts_of_different_kinds(other: Callable[[], Prediction]) -> None:
-    """Other members, values, classes, pixels, temperatures or tasks cannot be put together."""
-    with pytest.raises(mt.InputError, match="one kind"):
-        Prediction.cat([Prediction(logits=LOGITS), other()])
-    with pytest.raises(mt.InputError, match="there are 0"):
-        Prediction.cat([])
+    assert Prediction.cat([KINDS["classes"](), Prediction(logits=LOGITS)]).targets is None
 
 
 def test_a_calibrated_prediction() -> None:
-    """Of members: logits by their temperature. Of the mixture: p ∝ p̄^(1/T); members, and what they disagree about, stay."""
+    """Members: logits divided by their temperatures. Mixture: p ∝ p̄^(1/T), and the members' statistics do not change."""
     plain = Prediction(logits=LOGITS, targets=TARGETS)
     members, mixture = Calibrator(members=(0.5, 1.0, 2.0, 4.0)), Calibrator(mixture=1.7)
     divided = LOGITS / torch.tensor([0.5, 1.0, 2.0, 4.0])[:, None, None]
@@ -459,8 +358,6 @@ def test_a_calibrated_prediction() -> None:
             torch.testing.assert_close(getattr(pred, name), getattr(plain, name))
     assert plain.calibrated(mixture).targets is plain.targets
     assert plain.calibrator is None
-    with pytest.raises(mt.InputError, match="calibrated already"):
-        plain.calibrated(mixture).calibrated(mixture)
 
 
 def test_a_calibrated_yes_or_no() -> None:
@@ -471,7 +368,7 @@ def test_a_calibrated_yes_or_no() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_and_back(kind: str, tmp_path: Path) -> None:
-    """Bit by bit, with targets, temperatures and dtype; another tool can read the arrays."""
+    """A saved prediction is loaded bit by bit, with targets, temperatures and dtype; safetensors can read it."""
     pred = KINDS[kind]()
     pred.save(tmp_path / "a.safetensors")
     back = Prediction.load(tmp_path / "a.safetensors")
@@ -485,7 +382,7 @@ def test_a_file_and_back(kind: str, tmp_path: Path) -> None:
 
 
 def moments_of(pred: Prediction) -> Prediction:
-    """Only what members come to."""
+    """The prediction without members' outputs."""
     if pred.task in ("classes", "binary", "multilabel"):
         made = {**pred.described(), "probs": pred.probs}
     else:
@@ -495,7 +392,7 @@ def moments_of(pred: Prediction) -> Prediction:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_only(kind: str, tmp_path: Path) -> None:
-    """Say the same without members: whole, some of the examples, put together, and from a file."""
+    """Moments have the same statistics: whole, selected, concatenated, and from a file."""
     pred = KINDS[kind]()
     held = moments_of(pred)
     assert not held.has_members
@@ -506,108 +403,72 @@ def test_moments_only(kind: str, tmp_path: Path) -> None:
     held.save(tmp_path / "a")
     assert_equal(Prediction.load(tmp_path / "a"), pred, rtol=0, atol=0)
     for use in (lambda: held.members, lambda: held.subset([0]), lambda: list(held.pieces())):
-        with pytest.raises(mt.InputError, match=r"moments only.*moments_only=False"):
+        with pytest.raises(mt.InputError, match="moments_only=False"):
             use()
     if pred.task in ("classes", "binary", "multilabel"):
         assert held.classes == pred.classes
 
 
 def test_intervals_of_moments() -> None:
-    """Those of one Gaussian with the same moments, also where there are means only."""
+    """With moments or means only, the interval is that of a Gaussian with the same moments."""
     for pred in (moments_of(KINDS["gaussian"]()), KINDS["regression"]()):
         low, high = pred.interval(0.9)
         torch.testing.assert_close((low + high) / 2, pred.mean)
         torch.testing.assert_close(high - low, 2 * norm.ppf(0.95) * pred.std)
 
 
-def test_what_moments_cannot_say() -> None:
-    """Draws and densities are those of a mixture, whose members are gone: the error says so."""
-    held = moments_of(KINDS["gaussian"]())
-    for use in (lambda: held.sample(3), lambda: held.log_density(torch.zeros(N, 2))):
-        with pytest.raises(mt.InputError, match="moments only"):
-            use()
-
-
-@pytest.mark.parametrize("part", [0, 8, 0.5, -1])
-def test_a_truncated_file(tmp_path: Path, part: float) -> None:
-    """Is refused by name."""
-    KINDS["classes"]().save(tmp_path / "a")
-    data = (tmp_path / "a").read_bytes()
-    (tmp_path / "a").write_bytes(data[: int(len(data) * part) if isinstance(part, float) else part])
-    with pytest.raises(mt.FileError, match=r"/a"):
-        Prediction.load(tmp_path / "a")
-
-
-@pytest.mark.parametrize("where", ["numbers", "words", "digest"])
-def test_a_flipped_bit(tmp_path: Path, where: str) -> None:
-    """In numbers or in words."""
-    KINDS["classes"]().save(tmp_path / "a")
-    data = bytearray((tmp_path / "a").read_bytes())
-    at = {"numbers": len(data) - 1, "words": data.index(b'\\"count\\"') + 3, "digest": data.index(b'"sha256":"') + 12}[where]
+def flip(path: Path, at: int) -> None:
+    """Flips a bit of a file."""
+    data = bytearray(path.read_bytes())
     data[at] ^= 1
-    (tmp_path / "a").write_bytes(bytes(data))
-    with pytest.raises(mt.FileError, match=r"/a"):
-        Prediction.load(tmp_path / "a")
+    path.write_bytes(bytes(data))
 
 
-def test_a_foreign_file(tmp_path: Path) -> None:
-    """An ensemble is no prediction, nor the other way round; a plain safetensors file is neither, and none is none."""
-    mt.save(convert(mt.Deep(), ZOO["mlp"]), tmp_path / "ensemble")
-    KINDS["classes"]().save(tmp_path / "prediction")
-    safetensors.torch.save_file({"logits": LOGITS}, tmp_path / "plain")
-    for name in ("ensemble", "plain"):
-        with pytest.raises(mt.FileError, match=rf"{name} holds no prediction"):
-            Prediction.load(tmp_path / name)
-    with pytest.raises(mt.FileError, match=r"prediction was not written by mt\.save"):
-        mt.load(tmp_path / "prediction", ZOO["mlp"].model())
-    with pytest.raises(mt.FileError, match="no file"):
-        Prediction.load(tmp_path / "none")
+def resign(path: Path, about: dict[str, Any]) -> None:
+    """Writes a file again with other settings and a valid digest."""
+    with safe_open(path, framework="pt") as file:
+        settings = json.loads(file.metadata()["prediction"])
+    tensors, text = safetensors.torch.load_file(path), json.dumps({**settings, **about} if about else {"format": 1})
+    safetensors.torch.save_file(tensors, path, {"prediction": text, "sha256": digest(tensors, text)})
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {},
-        {"task": "guess"},
-        {"members": False},
-        {"temperature": "hot"},
-        {"temperature": None},
-        {"calibrator": {"mixture": -1.0, "members": None}},
-        {"calibrator": {"command": "rm"}},
-        {"format": None},
-        {"task": "gaussian"},
-    ],
-)
-def test_a_hostile_file(tmp_path: Path, about: dict[str, Any]) -> None:
-    """Signed, and saying what cannot be: refused as a file, not by whatever it runs into."""
+HOSTILE: list[dict[str, Any]] = [
+    {}, {"task": "guess"}, {"task": "gaussian"}, {"members": False}, {"temperature": "hot"}, {"temperature": None},
+    {"calibrator": {"mixture": -1.0, "members": None}}, {"calibrator": {"command": "rm"}}, {"format": None}, {"format": 99},
+]  # fmt: skip
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "header alone": lambda path: path.write_bytes(path.read_bytes()[:8]),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "missing": lambda path: path.unlink(),
+    "a number": lambda path: flip(path, len(path.read_bytes()) - 1),
+    "a setting": lambda path: flip(path, path.read_bytes().index(b'\\"count\\"') + 3),
+    "the digest": lambda path: flip(path, path.read_bytes().index(b'"sha256":"') + 12),
+    "plain safetensors": lambda path: safetensors.torch.save_file({"logits": LOGITS}, path),
+    "an ensemble": lambda path: mt.save(convert(mt.Deep(), ZOO["mlp"]), path),
+    **{str(about): lambda path, about=about: resign(path, about) for about in HOSTILE},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file(damage: str, tmp_path: Path) -> None:
+    """A damaged file is refused by its name, also if a valid digest covers impossible settings."""
     KINDS["classes"]().save(tmp_path / "a")
-    with safe_open(tmp_path / "a", framework="pt") as file:
-        told = json.loads(file.metadata()["prediction"])
-    told = {**told, **about} if about else {"format": storage.FORMAT}
-    tensors, text = safetensors.torch.load_file(tmp_path / "a"), json.dumps(told)
-    signature = digest(tensors, text)
-    safetensors.torch.save_file(tensors, tmp_path / "a", {"prediction": text, "sha256": signature})
+    DAMAGES[damage](tmp_path / "a")
     with pytest.raises(mt.FileError, match=r"/a"):
-        Prediction.load(tmp_path / "a")
-
-
-def test_a_newer_file(tmp_path: Path) -> None:
-    """Says to update."""
-    storage.save_tensors(tmp_path / "a", "prediction", {"format": storage.FORMAT + 1}, {"logits": LOGITS})
-    with pytest.raises(mt.FileError, match="update multitudes"):
         Prediction.load(tmp_path / "a")
 
 
 def test_targets_that_are_the_values_themselves_can_be_saved(tmp_path: Path) -> None:
-    """A perfect answer shares its memory with the targets."""
+    """Targets that share memory with the values can be saved."""
     y = torch.randn(5)
     Prediction(mean=y[None], targets=y).save(tmp_path / "a")
     assert torch.equal(Prediction.load(tmp_path / "a").targets, y)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize("level", [0.5, 0.999])
 def test_intervals_are_exact(level: float) -> None:
-    """Ends where the mixture's distribution function is what it should be, found by scipy."""
+    """The ends are the quantiles of the mixture, found by scipy."""
     pred = KINDS["gaussian"]()
     low, high = pred.interval(level)
     for n in range(N):
@@ -618,7 +479,7 @@ def test_intervals_are_exact(level: float) -> None:
 
 
 def test_intervals_of_far_members() -> None:
-    """The central half of N(−5, 1) and N(5, 1) has its ends within the two of them."""
+    """The central half of N(−5, 1) and N(5, 1) ends at their means."""
     pred = Prediction(mean=torch.tensor([[-5.0], [5.0]]), variance=torch.ones(2, 1))
     low, high = pred.interval(0.5)
     torch.testing.assert_close(torch.cat([low, high]), torch.tensor([-5.0, 5.0]))
@@ -626,22 +487,15 @@ def test_intervals_of_far_members() -> None:
 
 
 def test_intervals_without_noise() -> None:
-    """Members who are sure are points: at 95 %, the ends are the outermost of three, and one alone is all there is."""
+    """Members without noise are points: at 95 %, the ends are the outermost of three; one member has both ends at its mean."""
     pred = Prediction(mean=torch.tensor([[0.0], [1.0], [2.0]]), variance=torch.zeros(3, 1))
     assert [round(float(end), 6) for end in pred.interval(0.95)] == [0, 2]
     alone = Prediction(mean=torch.tensor([[3.0]]), variance=torch.zeros(1, 1))
     assert [float(end) for end in alone.interval(0.95)] == [3, 3]
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 95, math.nan])
-def test_levels_are_shares(level: float) -> None:
-    """Between 0 and 1."""
-    with pytest.raises(mt.InputError, match="between 0 and 1"):
-        KINDS["gaussian"]().interval(level)
-
-
 def test_draws() -> None:
-    """Have the mixture's mean and variance, and both of its humps; a generator makes them again."""
+    """Draws have the mixture's mean, variance and both modes; a generator repeats them."""
     pred = Prediction(mean=torch.tensor([[-5.0, 1.0], [5.0, 1.0]]), variance=torch.tensor([[1.0, 1.0], [1.0, 16.0]]))
     draws = pred.sample(20000, generator=torch.Generator().manual_seed(0))
     assert draws.shape == (20000, 2)
@@ -658,153 +512,33 @@ def test_draws() -> None:
     assert not torch.equal(pred.sample(3), pred.sample(3))
     assert KINDS["gaussian"]().sample(7).shape == (7, N, 2)
     assert KINDS["gaussian"]().sample(7).dtype == torch.float64
+    both = Prediction(mean=torch.tensor([[[-5.0, -5.0]], [[5.0, 5.0]]]), variance=torch.full((2, 1, 2), 0.01)).sample(100)[:, 0]
+    assert bool((both[:, 0].sign() == both[:, 1].sign()).all())  # all numbers of an example come from one member
 
 
 def test_densities() -> None:
-    """Those of torch's own mixtures."""
+    """Densities are those of torch's mixtures."""
     targets = torch.randn(N, 2, dtype=torch.float64)
     parts = Normal(MEAN.movedim(0, -1), VARIANCE.movedim(0, -1).sqrt())
     mixture = MixtureSameFamily(Categorical(torch.ones(N, 2, M, dtype=torch.float64)), parts)
     for kind in ("gaussian", "known noise"):
         torch.testing.assert_close(KINDS[kind]().log_density(targets), mixture.log_prob(targets))
         torch.testing.assert_close(KINDS[kind]().log_density(targets.numpy()), mixture.log_prob(targets))
+    far = Prediction(mean=torch.zeros(2, 1), variance=torch.ones(2, 1)).log_density(torch.tensor([1000.0]))
+    assert float(far) == pytest.approx(-500000.92, rel=1e-6)  # where the density itself underflows
 
 
 def test_densities_of_targets_without_an_axis() -> None:
-    """[N] for one number each; but a table that is turned round is an error, not another table."""
+    """Targets [N] fit predictions [N, 1]; transposed targets are refused."""
     pred = Prediction(mean=MEAN[..., :1], variance=VARIANCE[..., :1])
     assert torch.equal(pred.log_density(torch.arange(9.0)), pred.log_density(torch.arange(9.0)[:, None]))
-    with pytest.raises(mt.InputError, match=r"targets are \[2, 9\].*\[9, 2\]"):
-        KINDS["gaussian"]().log_density(torch.zeros(2, N))
-    with pytest.raises(mt.InputError, match=r"targets are \[3\].*\[9, 2\]"):
-        KINDS["gaussian"]().log_density(torch.zeros(3))
-
-
-def test_far_targets_have_a_density() -> None:
-    """Its log, where the density itself is no number any more."""
-    pred = Prediction(mean=torch.zeros(2, 1), variance=torch.ones(2, 1))
-    assert float(pred.log_density(torch.tensor([1000.0]))) == pytest.approx(-500000.92, rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["classes", "probs", "pixels", "binary", "multilabel"])
-def test_what_classes_lack(kind: str) -> None:
-    """Means and intervals; the error says what there is."""
-    pred = KINDS[kind]()
-    for use in ("mean", "variance", "std", "aleatoric", "epistemic"):
-        with pytest.raises(mt.InputError, match=rf"task='{pred.task}' has no (mean|aleatoric|epistemic): there are probs"):
-            getattr(pred, use)
-    for call in (lambda: pred.interval(0.9), lambda: pred.sample(2), lambda: pred.log_density(0)):
-        with pytest.raises(mt.InputError, match=rf"task='{pred.task}' has no mean"):
-            call()
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "regression"])
-def test_what_numbers_lack(kind: str) -> None:
-    """Probabilities and all that is made of them."""
-    pred = KINDS[kind]()
-    for name in (*SAID, "probs", "classes"):
-        with pytest.raises(mt.InputError, match=rf"task='{kind}' has no"):
-            getattr(pred, name)
-    with pytest.raises(mt.InputError, match="no classes"):
-        pred.described()
-
-
-def test_what_plain_numbers_lack() -> None:
-    """The noise of an observation: what to train or give is said."""
-    pred = KINDS["regression"]()
-    for call in (lambda: pred.sample(2), lambda: pred.log_density(MEAN[0])):
-        with pytest.raises(mt.InputError, match=r"means only.*task='gaussian'.*tau_output"):
-            call()
-
-
-def test_what_probabilities_lack() -> None:
-    """Scores before the softmax."""
-    for name in ("max_logit", "energy"):
-        with pytest.raises(mt.InputError, match=rf"{name} needs logits.*Prediction\(logits="):
-            getattr(KINDS["probs"](), name)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({}, "takes logits= or probs= of the members, and was given nothing"),
-        ({"logits": LOGITS, "probs": LOGITS.softmax(2)}, "was given logits and probs"),
-        ({"logits": LOGITS, "mean": MEAN}, "was given logits and mean"),
-        ({"variance": VARIANCE}, "takes mean= and variance= of the members, and was given variance"),
-        ({"mean": MEAN, "task": "gaussian"}, "takes mean= and variance= of the members, and was given mean"),
-        ({"mean": MEAN, "task": "classes"}, "task='classes' takes logits= or probs="),
-        ({"logits": LOGITS, "task": "regression"}, "task='regression' takes mean= of the members, and was given logits"),
-        ({"logits": LOGITS, "task": "numbers"}, "task='numbers': say one of classes, binary"),
-        ({"mean": MEAN, "variance": VARIANCE[:, :, :1]}, r"one shape: \[4, 9, 2\] and \[4, 9, 1\]"),
-        ({"logits": torch.ones(4, 9, 5, dtype=torch.long)}, "logits must be real numbers, not torch.int64"),
-        ({"logits": torch.ones(4, 9, 5, dtype=torch.complex64)}, "real numbers, not torch.complex64"),
-        ({"logits": torch.ones(4)}, r"members first: \[4\]; of one network, logits\[None\]"),
-        ({"mean": torch.ones(4)}, r"mean must be \[M, N, \.\.\.\]"),
-        ({"logits": torch.ones(0, 9, 5)}, "there is no member"),
-        ({"logits": ONE}, r"\[M, N, K, \.\.\.\]: \[4, 9\]; for one logit, task='binary'"),
-        ({"logits": LOGITS, "class_axis": 0}, "class_axis=0 is no axis of classes"),
-        ({"logits": LOGITS, "class_axis": 2}, "class_axis=2 is no axis of classes in an output of 2 axes"),
-        ({"logits": LOGITS, "class_axis": -2}, "class_axis=-2 is no axis of classes"),
-        ({"logits": LOGITS, "class_axis": -3}, "class_axis=-3 is no axis of classes"),
-        ({"probs": LOGITS}, r"a probability is between 0 and 1: are these logits=\?"),
-        ({"probs": LOGITS.sigmoid()}, "sum to .* and not to 1.*task='multilabel'"),
-        ({"probs": -ONE.sigmoid(), "task": "binary"}, "a probability is between 0 and 1"),
-        ({"mean": MEAN, "variance": -VARIANCE}, r"a variance is -.*give variances, not their logs"),
-    ],
-)
-def test_what_cannot_be_given(given: dict[str, Any], says: str) -> None:
-    """The error says what is wrong, and what to type."""
-    with pytest.raises(mt.InputError, match=says):
-        Prediction(**given)
-
-
-@pytest.mark.parametrize("kind", ["logits", "probs", "mean", "variance", "pixels"])
-def test_a_nan_is_found(kind: str) -> None:
-    """With the member and the example that it is of, wherever the classes are."""
-    values = {
-        "logits": {"logits": LOGITS},
-        "probs": {"probs": LOGITS.softmax(2)},
-        "mean": {"mean": MEAN},
-        "variance": {"mean": MEAN, "variance": VARIANCE},
-        "pixels": {"logits": PIXELS.movedim(2, -1), "class_axis": -1},
-    }[kind]
-    name = "logits" if kind == "pixels" else kind
-    broken = values[name].clone()
-    broken[2, 6, ..., 1] = math.nan
-    with pytest.raises(mt.InputError, match=f"{name} has a NaN, first for member 2 and example 6"):
-        Prediction(**{**values, name: broken})
-
-
-@pytest.mark.parametrize("name", ["logits", "mean", "variance", "probs"])
-def test_infinities_are_found(name: str) -> None:
-    """A score of +∞, an infinite mean, variance or probability."""
-    values = {"logits": {"logits": LOGITS}, "probs": {"probs": LOGITS.softmax(2)}}
-    known = values.get(name, {"mean": MEAN, "variance": VARIANCE})
-    broken = known[name].clone()
-    broken[1, 2] = math.inf
-    with pytest.raises(mt.InputError, match=rf"{name} ha(s|ve) (an )?inf"):
-        Prediction(**{**known, name: broken})
-
-
-def test_no_class_left() -> None:
-    """An example of which every class is ruled out has no probabilities: an error, not a NaN."""
-    logits = LOGITS.clone()
-    logits[1, 4] = -math.inf
-    with pytest.raises(mt.InputError, match="member 1 and example 4"):
-        Prediction(logits=logits)
-
-
-def test_sums_are_as_near_to_one_as_single_precision() -> None:
-    """Rounding passes; a percent off does not, and is named."""
-    Prediction(probs=LOGITS.softmax(2).half())
-    probs = LOGITS.softmax(2)
-    probs[3, 5] *= 0.99
-    with pytest.raises(mt.InputError, match=r"probs of member 3 and example 5 sum to 0\.99"):
-        Prediction(probs=probs)
+    for wrong in (torch.zeros(2, N), torch.zeros(3)):
+        with pytest.raises(mt.InputError, match="targets"):
+            KINDS["gaussian"]().log_density(wrong)
 
 
 def test_nothing_is_guessed_from_values() -> None:
-    """Logits that look like probabilities stay logits, and the task is what it is said to be."""
+    """Logits that look like probabilities stay logits, and the task is never guessed."""
     probs = LOGITS.softmax(2)
     torch.testing.assert_close(Prediction(logits=probs).probs, probs.softmax(2).mean(0))
     torch.testing.assert_close(Prediction(logits=probs, task="multilabel").probs, probs.sigmoid().mean(0))
@@ -814,7 +548,7 @@ def test_nothing_is_guessed_from_values() -> None:
 
 
 def test_no_examples() -> None:
-    """Are a prediction of none: every word is there, and empty."""
+    """A prediction of no examples has all statistics, with no rows."""
     for kind, make in KINDS.items():
         pred = make()[:0]
         whole = said(make())
@@ -827,7 +561,7 @@ def test_no_examples() -> None:
 
 
 def test_a_prediction_is_shown_in_one_line() -> None:
-    """What it is of."""
+    """repr names task, members, examples and classes."""
     assert repr(KINDS["classes"]()) == "Prediction(classes: 4 members, 9 examples, 5 classes)"
     assert repr(KINDS["pixels"]()) == "Prediction(classes: 4 members, 9 examples, 5 classes, 2 × 3 each)"
     assert repr(KINDS["gaussian"]().subset([0])) == "Prediction(gaussian: 1 member, 9 examples, 2 each)"
@@ -835,8 +569,8 @@ def test_a_prediction_is_shown_in_one_line() -> None:
 
 
 def test_nothing_is_made_before_it_is_asked_for() -> None:
-    """And once only."""
+    """Statistics are computed on first access, and once only."""
     pred = KINDS["classes"]()
-    assert pred._made == {}
+    assert pred._computed == {}
     assert pred.entropy is pred.entropy
     assert pred.probs is pred.probs

@@ -53,15 +53,15 @@ def test_columns_are_never_broadcast() -> None:
 @pytest.mark.parametrize(
     ("pred", "given", "says"),
     [
-        (CLASSES, torch.zeros(5), r"targets are \[5\], and what is predicted is \[4\]"),
+        (CLASSES, torch.zeros(5), r"targets are \[5\].* \[4\]"),
         (CLASSES, torch.zeros(0), r"targets are \[0\]"),
         (CLASSES, torch.tensor(1), r"targets are \[\]"),
-        (CLASSES, torch.eye(3)[[0, 1, 2, 0]], r"targets are \[4, 3\].*\[4\]: give the classes' numbers, targets.argmax\(1\)"),
-        (DENSE, torch.zeros(4), r"targets are \[4\], and what is predicted is \[4, 2, 2\]"),
-        (DENSE, torch.zeros(4, 3, 2, 2), "give the classes' numbers"),
+        (CLASSES, torch.eye(3)[[0, 1, 2, 0]], r"targets are \[4, 3\].*\[4\].*targets.argmax\(1\)"),
+        (DENSE, torch.zeros(4), r"targets are \[4\].* \[4, 2, 2\]"),
+        (DENSE, torch.zeros(4, 3, 2, 2), r"targets.argmax\(1\)"),
         (DENSE, torch.zeros(4, 4), r"targets are \[4, 4\]"),
-        (NUMBERS, torch.zeros(4, 4), r"targets are \[4, 4\], and what is predicted is \[4\]"),
-        (SEVERAL, torch.zeros(4), r"targets are \[4\], and what is predicted is \[4, 3\]"),
+        (NUMBERS, torch.zeros(4, 4), r"targets are \[4, 4\].* \[4\]"),
+        (SEVERAL, torch.zeros(4), r"targets are \[4\].* \[4, 3\]"),
         (SEVERAL, torch.zeros(3, 4), r"targets are \[3, 4\]"),
     ],
 )
@@ -74,7 +74,7 @@ def test_shapes_that_do_not_fit(pred: mt.Prediction, given: Tensor, says: str) -
 @pytest.mark.parametrize(
     ("pred", "given", "ignore", "says"),
     [
-        (CLASSES, [0, 1, 3, 0], None, "target 3 of example 2 is no class: there are 0 to 2; .* without a label, ignore=255"),
+        (CLASSES, [0, 1, 3, 0], None, "target 3 of example 2 is no class: there are 0 to 2.*ignore=255"),
         (CLASSES, [0, -1, 2, 0], None, "target -1 of example 1 is no class"),
         (CLASSES, [0, 1, 255, 7], 255, "target 7 of example 3 is no class: there are 0 to 2$"),
         (CLASSES, [0, 1, 255, -2], 255, "target -2 of example 3 is no class"),
@@ -84,8 +84,8 @@ def test_shapes_that_do_not_fit(pred: mt.Prediction, given: Tensor, says: str) -
         (CLASSES, [0, math.nan, 1, 2], None, "whole numbers"),
         (CLASSES, [0, math.inf, 1, 2], None, "whole numbers|is no class"),
         (CLASSES, torch.zeros(4, dtype=torch.complex64), None, "whole numbers"),
-        (NUMBERS, [0, math.nan, 1, 2], None, "a target is NaN or infinite"),
-        (NUMBERS, [0, -math.inf, 1, 2], None, "a target is NaN or infinite"),
+        (NUMBERS, [0, math.nan, 1, 2], None, "NaN or infinite"),
+        (NUMBERS, [0, -math.inf, 1, 2], None, "NaN or infinite"),
     ],
 )  # fmt: skip
 def test_targets_that_mean_nothing(pred: mt.Prediction, given: Any, ignore: int | None, says: str) -> None:
@@ -114,14 +114,14 @@ def test_those_that_travelled_along() -> None:
     pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 1, 2, 0]))
     assert checked_targets(pred).tolist() == [0, 1, 2, 0]
     assert checked_targets(pred, [0, 1, 2, 0]).tolist() == [0, 1, 2, 0]
-    with pytest.raises(mt.InputError, match=r"there are no targets: score\(pred, targets\)"):
+    with pytest.raises(mt.InputError, match="no targets"):
         checked_targets(CLASSES)
 
 
 def test_those_of_another_order() -> None:
     """Are refused: a shuffled loader gave others; and what to do if they are meant."""
     pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 1, 2, 0]))
-    with pytest.raises(mt.InputError, match=r"a shuffled loader.*pred.targets = None"):
+    with pytest.raises(mt.InputError, match=r"pred\.targets = None"):
         checked_targets(pred, [1, 0, 2, 0])
     pred.targets = None
     assert checked_targets(pred, [1, 0, 2, 0]).tolist() == [1, 0, 2, 0]

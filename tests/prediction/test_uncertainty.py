@@ -1,4 +1,4 @@
-"""Uncertainty: what is said of an example, against scipy and explicit loops over members."""
+"""Uncertainty: statistics of each example against scipy and explicit loops over members."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def members(count: int, rows: int, classes: int, seed: int = 0) -> Tensor:
 
 
 def said(logits: Tensor) -> dict[str, Tensor]:
-    """What is said of members that give these."""
+    """Statistics of members with these logits."""
     logs = logits.log_softmax(-1)
     return uncertainty.of_probs(logs.exp(), uncertainty.mixture(logs.exp()), logs.argmax(-1))
 
 
 @pytest.mark.parametrize(("count", "rows", "classes"), [(4, 30, 10), (2, 5, 2), (7, 6, 3), (1, 4, 5), (3, 4, 1)])
 def test_entropies_are_scipys(count: int, rows: int, classes: int) -> None:
-    """Of the mixture, of members on average, and the mutual information as their mean KL to the mixture."""
+    """Entropies are scipy's, and the mutual information is the members' mean KL divergence to the mixture."""
     probs = members(count, rows, classes).softmax(-1)
     found, mean = said(probs.log()), probs.mean(0).numpy()
     total, each = scipy.stats.entropy(mean, axis=-1), scipy.stats.entropy(probs.numpy(), axis=-1).mean(0)
@@ -47,7 +47,7 @@ def test_entropies_are_scipys(count: int, rows: int, classes: int) -> None:
 
 @pytest.mark.parametrize(("count", "classes"), [(2, 2), (5, 2), (4, 10), (9, 3), (3, 3), (1, 4)])
 def test_votes_are_counted_member_by_member(count: int, classes: int) -> None:
-    """By either way of counting: more members than classes, and fewer."""
+    """Votes are counted right with more members than classes, and with fewer."""
     logits = members(count, 40, classes)
     found, votes = said(logits), logits.argmax(-1).T.tolist()
     majority = [1 - max(Counter(row).values()) / count for row in votes]
@@ -57,7 +57,7 @@ def test_votes_are_counted_member_by_member(count: int, classes: int) -> None:
 
 
 def test_members_that_are_all_but_alike() -> None:
-    """Have no mutual information that rounding makes negative."""
+    """Rounding makes no mutual information negative."""
     logits = (members(1, 2000, 10) + 1e-5 * members(4, 2000, 10, seed=1)).float()
     assert bool((said(logits)["mutual_information"] >= 0).all())
 
@@ -80,7 +80,7 @@ def test_certainty_and_ignorance() -> None:
     single=st.booleans(), seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_bounds(count: int, rows: int, classes: int, scale: float, single: bool, seed: int) -> None:
-    """0 ≤ mutual information ≤ entropy of the mean ≤ log K, from members without an opinion to those that are sure."""
+    """0 ≤ mutual information ≤ entropy of the mean ≤ log K, from uniform members to certain ones."""
     logits = members(count, rows, classes, seed) * scale
     found = said(logits.float() if single else logits)
     slack = 1e-5 if single else 1e-12
@@ -110,7 +110,7 @@ def test_copies_of_one_member_know_nothing_of_each_other(count: int, rows: int, 
 @settings(max_examples=30)
 @given(count=st.integers(1, 5), rows=st.integers(1, 5), classes=st.integers(2, 8), seed=st.integers(0, 2**31))
 def test_orders_have_no_meaning(count: int, rows: int, classes: int, seed: int) -> None:
-    """Of classes, of members, of rows."""
+    """Permuted classes, members and rows have the same statistics."""
     logits, generator = members(count, rows, classes, seed), torch.Generator().manual_seed(seed)
     turn, row, order = (torch.randperm(n, generator=generator) for n in (count, rows, classes))
     found, moved = said(logits), said(logits[turn][:, row][:, :, order])
@@ -120,7 +120,7 @@ def test_orders_have_no_meaning(count: int, rows: int, classes: int, seed: int) 
 
 
 def test_scores_before_the_softmax() -> None:
-    """The largest of the mean logits; minus scipy's logsumexp, averaged over members."""
+    """The largest of the mean logits; the energy is minus scipy's logsumexp, averaged over members."""
     logits = members(4, 10, 5)
     logs = logits.log_softmax(-1)
     found = uncertainty.of_logits(logits, logs, logs.argmax(-1))
@@ -129,7 +129,7 @@ def test_scores_before_the_softmax() -> None:
 
 
 def test_a_class_that_is_ruled_out() -> None:
-    """Logits of −∞, which mask classes, leave what is said of the others alone."""
+    """Classes masked by logits of −∞ do not change the statistics."""
     logits = members(3, 6, 5)
     masked = torch.cat([logits, torch.full((3, 6, 2), -math.inf, dtype=torch.float64)], -1)
     logs, plain = masked.log_softmax(-1), logits.log_softmax(-1)
@@ -141,14 +141,14 @@ def test_a_class_that_is_ruled_out() -> None:
 
 
 def test_the_log_of_the_mixture() -> None:
-    """scipy's, also where probabilities are smaller than there are numbers for."""
+    """The log of the mixture is scipy's, also where probabilities underflow."""
     logs = members(4, 6, 3).log_softmax(-1) * 300
     expected = scipy.special.logsumexp(logs.numpy(), axis=0) - math.log(4)
     np.testing.assert_allclose(uncertainty.pooled_log_probs(logs), expected)
 
 
 def test_a_calibrated_mixture_is_what_is_shown() -> None:
-    """Confidence and entropy are its own; what members know of each other stays."""
+    """Confidence and entropy are those of the calibrated mixture; the members' statistics do not change."""
     probs = members(3, 5, 4).softmax(-1)
     mean, labels = probs.mean(0), probs.argmax(-1)
     shown = (mean.log() / 2).softmax(-1)
@@ -169,7 +169,7 @@ def test_members_far_apart() -> None:
 
 
 def test_moments() -> None:
-    """Means of variances and variances of means, by numpy; without variances, no noise."""
+    """Aleatoric is the mean variance, epistemic the variance of the means, by numpy."""
     mean, variance = members(4, 6, 2), members(4, 6, 2, seed=1) ** 2
     found = uncertainty.moments(mean, variance)
     np.testing.assert_allclose(found["mean"], mean.numpy().mean(0))
@@ -179,13 +179,13 @@ def test_moments() -> None:
 
 
 def test_moments_far_from_zero() -> None:
-    """Years, in single precision: the difference of squares would have no digit left."""
+    """Means of about 2020 in single precision: a difference of squares would lose all digits."""
     mean = torch.tensor([[2019.0], [2021.0]])
     assert float(uncertainty.moments(mean, None)["epistemic"]) == 1
 
 
 def test_densities_are_scipys() -> None:
-    """Of a Gaussian, and its share below."""
+    """Density and distribution function of a Gaussian are scipy's."""
     x, mean, variance = members(1, 5, 3)[0], members(1, 5, 3, seed=1)[0], members(1, 5, 3, seed=2)[0] ** 2
     expected = scipy.stats.norm.logpdf(x, mean, variance.sqrt())
     np.testing.assert_allclose(uncertainty.log_normal(x, mean, variance), expected)
@@ -199,7 +199,7 @@ def test_a_point_has_no_density_elsewhere() -> None:
 
 @pytest.mark.parametrize("level", [0.001, 0.025, 0.3, 0.5, 0.9, 0.975, 0.9999])
 def test_quantiles_of_a_mixture(level: float) -> None:
-    """Where scipy's root finder has them, of members near and far apart, wide and narrow."""
+    """Quantiles are those of scipy's root finder, for members near and far apart, wide and narrow."""
     mean = torch.tensor([[-5.0, 0.0, 100.0, 1e-3], [5.0, 0.1, -100.0, 0.0], [0.0, 0.2, 3.0, -1e-3]], dtype=torch.float64)
     variance = torch.tensor([[1.0, 1.0, 1e-4, 1e-8], [1.0, 4.0, 25.0, 1e-6], [0.5, 0.1, 1e-2, 1e-7]], dtype=torch.float64)
     found = uncertainty.quantile(level, mean, variance)
@@ -214,6 +214,6 @@ def test_quantiles_of_a_mixture(level: float) -> None:
 
 
 def test_quantiles_of_one_member() -> None:
-    """Those of its Gaussian; of a point, the point."""
+    """The quantile of one member is its Gaussian's; a point mass has its point."""
     found = uncertainty.quantile(0.9, torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 0.0]]))
     assert found.tolist() == pytest.approx([scipy.stats.norm.ppf(0.9, 1, 2), 2.0])

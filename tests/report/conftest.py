@@ -1,4 +1,4 @@
-"""Rows to report on, of every task, made up and small."""
+"""Makers of small random rows of every task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[..., Row]
 
 
 def predicted(task: str, seed: int = 0, members: int = 3, count: int = 30) -> Prediction:
-    """A prediction with targets that it is often right about."""
+    """Returns a random prediction that is often correct, with targets."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.arange(count) % 3
     if task in ("classes", "dense"):
@@ -36,7 +36,7 @@ def predicted(task: str, seed: int = 0, members: int = 3, count: int = 30) -> Pr
 
 @pytest.fixture
 def made() -> Make:
-    """A row of a task, with as much as asked for."""
+    """Returns a function that makes a row of a task."""
 
     def make(name: str = "packed", task: str = "classes", seed: int = 0, intervals: int = 0, **more: Any) -> Row:
         pred = predicted(task, seed, members=more.pop("members", 3))
@@ -48,7 +48,7 @@ def made() -> Make:
 
 @pytest.fixture
 def scored() -> Make:
-    """A row of nothing but scores."""
+    """Returns a function that makes a row with scores and without predictions."""
 
     def make(name: str, task: str = "classes", seed: int = 0, intervals: Any = None, **scores: Any) -> Row:
         more = {

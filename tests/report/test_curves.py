@@ -1,4 +1,4 @@
-"""Curves beside the figures: the numbers given are the numbers drawn."""
+"""Curves of the report: the drawn numbers equal the arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_severities_are_lines_through_their_numbers() -> None:
     assert list(ax.get_xticks()) == [0, 1, 2, 5]
 
 
-def test_coverage_has_the_diagonal_to_be_held_against() -> None:
+def test_coverage_has_the_diagonal_as_a_reference() -> None:
     (ax,) = curves.coverage({"a": {0.5: 0.4, 0.9: 0.8}}).axes
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[0, 0], [1, 1]], [[0.5, 0.4], [0.9, 0.8]]]  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Examples: the images meant, as they are, with the votes that were cast."""
+"""Examples: which images are shown, their pixels, and the votes of the members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.report.examples import chosen, examples, png, votes
+from multitudes.report.examples import examples, png, select_examples, votes
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
 
@@ -39,14 +39,14 @@ def test_large_images_are_made_smaller() -> None:
         assert opened.size == (160, 80)
 
 
-def test_examples_are_the_least_sure_the_surest_and_the_surely_wrong() -> None:
+def test_examples_are_the_most_uncertain_the_most_certain_and_the_certain_errors() -> None:
     sure = torch.tensor([0.5, 0.99, 0.7, 0.9, 0.6])
     pred = Prediction(probs=torch.stack([sure, 1 - sure], 1)[None], targets=torch.tensor([0, 0, 1, 1, 0]))
-    shelves = chosen(pred)
-    assert [shelf.title for shelf in shelves] == ["Least sure", "Surest", "Sure, and wrong"]
-    assert [shelf.rows for shelf in shelves] == [[0, 4, 2, 3, 1], [1, 3, 2, 4, 0], [3, 2]]
+    selections = select_examples(pred)
+    assert [selection.title for selection in selections] == ["Most uncertain", "Most certain", "Certain but wrong"]
+    assert [selection.rows for selection in selections] == [[0, 4, 2, 3, 1], [1, 3, 2, 4, 0], [3, 2]]
     pred.targets = None
-    assert len(chosen(pred)) == 2
+    assert len(select_examples(pred)) == 2
 
 
 def test_votes_are_counted() -> None:
@@ -63,7 +63,7 @@ def test_one_network_has_probabilities_for_votes() -> None:
 
 
 @pytest.mark.parametrize("task", ["classes", "binary", "gaussian", "regression", "multilabel", "dense"])
-def test_every_task_has_what_can_be_shown(made: Make, task: str) -> None:
+def test_the_examples_of_every_task(made: Make, task: str) -> None:
     images = torch.rand(30, 3, 5, 4)
     text = examples(grouped([made(task=task)]), images, ["a", "b", "<c>"] if task != "gaussian" else None)
     assert "<c>" not in text
@@ -72,27 +72,27 @@ def test_every_task_has_what_can_be_shown(made: Make, task: str) -> None:
     assert ("<svg" in text) == (task == "dense")
 
 
-def test_it_is_the_best_ensemble_that_is_shown(made: Make) -> None:
+def test_the_best_ensemble_is_shown(made: Make) -> None:
     groups = grouped([made("single", members=1), made("packed")])
     text = examples(groups, torch.rand(30, 1, 4, 4), None)
     assert "<strong>packed</strong> (3 members)" in text
     assert re.search(r"class \d", text)
 
 
-def test_no_images_no_examples(made: Make) -> None:
+def test_without_images_there_are_no_examples(made: Make) -> None:
     assert examples(grouped([made()]), None, None) == ""
 
 
 @pytest.mark.parametrize(
-    ("images", "classes", "said"),
+    ("images", "classes", "noun"),
     [
-        (torch.rand(29, 1, 4, 4), None, "29 images, and predictions of 30"),
+        (torch.rand(29, 1, 4, 4), None, "29 images.* 30 examples"),
         (torch.rand(30, 4, 4), None, r"\[N, C, H, W\]"),
         (torch.randn(30, 1, 4, 4), None, "from 0 to 1"),
         (torch.zeros(30, 1, 4, 4, dtype=torch.long), None, "from 0 to 1"),
-        (torch.rand(30, 1, 4, 4), ["a"], "3 classes, and 1 names"),
+        (torch.rand(30, 1, 4, 4), ["a"], "1 names for 3 classes"),
     ],
 )
-def test_images_that_do_not_fit_are_told(made: Make, images: torch.Tensor, classes: list[str] | None, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_images_and_classes_are_refused(made: Make, images: torch.Tensor, classes: list[str] | None, noun: str) -> None:
+    with pytest.raises(InputError, match=noun):
         examples(grouped([made()]), images, classes)

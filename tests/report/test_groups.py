@@ -1,4 +1,4 @@
-"""Groups: seeds become a mean and a spread, and nothing else is put together."""
+"""Groups: rows that differ only in their seed become one line; others stay apart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_seeds_are_one_line_with_mean_and_deviation(scored: Make) -> None:
     assert [row.seed for row in group.rows] == [0, 2]
 
 
-def test_what_differs_by_more_than_its_seed_is_apart(scored: Make) -> None:
+def test_rows_that_differ_in_more_than_their_seed_stay_apart(scored: Make) -> None:
     rows = [
         scored("a", accuracy=0.1),
         scored("a", seed=1, accuracy=0.1, method="b()"),
@@ -44,12 +44,12 @@ def test_plain_scores_have_a_name() -> None:
 
 
 @pytest.mark.parametrize("given", [[], Scores({}, task="classes"), [3], "x", None])
-def test_what_is_no_row_is_refused(given: object) -> None:
+def test_only_lists_of_rows_or_scores_are_accepted(given: object) -> None:
     with pytest.raises(InputError):
         grouped(given)  # type: ignore[arg-type]
 
 
-def test_the_primary_score_is_what_most_have(scored: Make) -> None:
+def test_the_primary_score_is_the_one_most_groups_have(scored: Make) -> None:
     assert primary(grouped([scored("a", accuracy=0.1, nll=1), scored("b", rmse=0.1)])) == "accuracy"
     assert primary(grouped([scored("a", rmse=1, lpd=2)])) == "lpd"
     assert primary(grouped([scored("a", miou=1, accuracy=2)])) == "miou"
@@ -63,18 +63,18 @@ def test_ranks_follow_the_direction_and_nan_is_last(scored: Make) -> None:
     assert [group.label for group in ranked(groups, "accuracy")] == ["b", "c", "a"]
 
 
-def test_leaders_are_the_best_and_what_lies_in_its_interval(scored: Make) -> None:
+def test_leaders_are_the_best_and_those_within_its_interval(scored: Make) -> None:
     near = scored("near", accuracy=0.89, intervals={"accuracy": (0.8, 0.9)})
     best = scored("best", accuracy=0.9, intervals={"accuracy": (0.88, 0.92)})
     far = scored("far", accuracy=0.87, intervals={"accuracy": (0.8, 0.95)})
     groups = grouped([far, near, best, scored("none", accuracy=math.nan)])
     assert [group.label for group in leaders(groups, "accuracy")] == ["best", "near"]
     assert leaders(groups, "nll") == []
-    assert leaders(grouped([best]), "accuracy") == [], "one alone is not the best of anything"
+    assert leaders(grouped([best]), "accuracy") == [], "a single group is not the best"
 
 
-def test_the_best_leads_whatever_its_interval_says(scored: Make) -> None:
-    """A bootstrap's interval of a calibration error lies above it; one of NaN is none."""
+def test_the_best_leads_even_outside_its_interval(scored: Make) -> None:
+    """The bootstrap interval of a calibration error may lie above it, and an interval may be NaN."""
     for interval in ((0.02, 0.05), (math.nan, math.nan)):
         best = scored("best", ece=0.01, intervals={"ece": interval})
         assert leaders(grouped([best, scored("b", ece=0.1)]), "ece")[0].label == "best"

@@ -1,4 +1,4 @@
-"""The page: whole for every task, for one row and for many, with whatever names; and nothing in it that is not its own."""
+"""The page: valid HTML for every task, escaped names, and no content from outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOID = {"meta", "link", "img", "br"}
 
 
 class Checked(HTMLParser):
-    """What a page holds; tags that do not close are an error."""
+    """Parses a page: its tags, ids and text. Tags that do not close are an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -69,12 +69,15 @@ def checked(path: Path) -> Checked:
 
 
 @pytest.fixture
-def unadorned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of the time, and some tests are not about them."""
-    monkeypatch.setattr(import_module("multitudes.report.page"), "plates", lambda groups: [])
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the figures, which take most of the time."""
+    monkeypatch.setattr(import_module("multitudes.report.page"), "page_figures", lambda groups: [])
 
 
-@pytest.mark.parametrize("task", ["classes", "binary", "multilabel", "gaussian", "regression", "dense"])
+FULL = [pytest.param(task, marks=pytest.mark.slow) for task in ("binary", "multilabel", "regression")]
+
+
+@pytest.mark.parametrize("task", ["classes", "gaussian", "dense", *FULL])
 def test_every_task_has_its_page(made: Make, task: str, tmp_path: Path) -> None:
     ood = {"other": made(task=task, seed=9).prediction}
     given = [made("packed", task, ood=ood, intervals=5)]
@@ -95,7 +98,7 @@ def test_plain_scores_are_enough(tmp_path: Path) -> None:
     assert "reliability" not in found.ids
 
 
-def test_strings_from_anywhere_are_escaped(made: Make, tmp_path: Path) -> None:
+def test_all_strings_are_escaped(made: Make, tmp_path: Path) -> None:
     row = made(
         EVIL, method=EVIL, command=EVIL, ood={EVIL: made(seed=3).prediction}, cost={EVIL: 3.0, "parameters": 1.0},
         settings={"data": EVIL, "network": EVIL, EVIL: {EVIL: [EVIL]}, "plain": EVIL},
@@ -107,10 +110,10 @@ def test_strings_from_anywhere_are_escaped(made: Make, tmp_path: Path) -> None:
     found = checked(path)
     assert "i" not in found.tags
     assert found.text.count("<script>alert(1)</script>") >= 12
-    assert "$title ${style}" in found.text, "what looks like a gap of the template is text too"
+    assert "$title ${style}" in found.text, "placeholders of the template stay text"
 
 
-@pytest.mark.usefixtures("unadorned")
+@pytest.mark.usefixtures("without_figures")
 def test_the_page_allows_its_own_script_alone(made: Make, tmp_path: Path) -> None:
     text = report([made()], tmp_path / "page.html").read_text()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
@@ -135,13 +138,13 @@ def test_twelve_rows_with_seeds_are_a_small_page(made: Make, tmp_path: Path) -> 
     assert path.stat().st_size < 1_500_000
 
 
-@pytest.mark.usefixtures("unadorned")
+@pytest.mark.usefixtures("without_figures")
 def test_the_same_rows_make_the_same_page(made: Make, tmp_path: Path) -> None:
     first, second = (report([made()], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert first == second
 
 
-@pytest.mark.usefixtures("unadorned")
+@pytest.mark.usefixtures("without_figures")
 def test_rows_from_files_make_the_page_of_those_in_memory(made: Make, tmp_path: Path) -> None:
     given = [made("a", intervals=5, command="type this"), made("b", seed=1)]
     for row in given:
@@ -152,8 +155,8 @@ def test_rows_from_files_make_the_page_of_those_in_memory(made: Make, tmp_path: 
     assert "type this" in one
 
 
-@pytest.mark.usefixtures("unadorned")
-def test_what_reproduces_a_row_is_there(made: Make, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_figures")
+def test_the_page_shows_how_to_reproduce_a_row(made: Make, tmp_path: Path) -> None:
     given = [
         made(seed=s, command=f"multitudes bench --seed {s}", settings={"recipe": {"seed": s, "lr": 0.125}}) for s in (0, 1)
     ]
@@ -162,14 +165,14 @@ def test_what_reproduces_a_row_is_there(made: Make, tmp_path: Path) -> None:
         assert text in found.text
 
 
-@pytest.mark.usefixtures("unadorned")
+@pytest.mark.usefixtures("without_figures")
 def test_rows_of_different_tasks_are_shown_with_a_warning(made: Make, tmp_path: Path) -> None:
     found = checked(report([made("a"), made("b", "gaussian")], tmp_path / "page.html"))
-    assert "compare them with care" in found.text
+    assert "different tasks" in found.text
 
 
-@pytest.mark.usefixtures("unadorned")
-def test_folders_are_made_and_what_cannot_be_written_is_told(made: Make, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_figures")
+def test_missing_folders_are_created_and_write_errors_raised(made: Make, tmp_path: Path) -> None:
     assert report([made()], tmp_path / "a" / "b.html") == tmp_path / "a" / "b.html"
     with pytest.raises(FileError, match="cannot write"):
         report([made()], tmp_path / "a" / "b.html" / "c.html")
@@ -177,10 +180,10 @@ def test_folders_are_made_and_what_cannot_be_written_is_told(made: Make, tmp_pat
         report([made()], tmp_path / "a")
 
 
-def test_wrong_arguments_are_told(made: Make, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to report"):
+def test_wrong_arguments_are_refused(made: Make, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rows is empty"):
         report([], tmp_path / "page.html")
-    with pytest.raises(InputError, match="several names"):
+    with pytest.raises(InputError, match="classes must be a list"):
         report([made()], tmp_path / "page.html", classes="abc")
     assert not list(tmp_path.iterdir())
 

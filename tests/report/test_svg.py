@@ -1,4 +1,4 @@
-"""Figures in the page: one drawing that follows both themes, with names of its own and no address from outside."""
+"""Inline SVG: one drawing for both themes, unique ids, and no links to the outside."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ DRAWINGS = {
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_one_drawing_stands_for_both_themes(name: str) -> None:
-    """With the page's names in place of colours, the dark drawing is the light one."""
+    """With CSS variables in place of colours, the dark drawing equals the light one."""
     torch.manual_seed(0)
     light = svg.inline(DRAWINGS[name], "x", "a label")
     torch.manual_seed(0)
     dark = svg.inline(DRAWINGS[name], "x", "a label", theme="dark")
-    without = [re.sub(r"(x-)?[mp][0-9a-f]{10}", "", text) for text in (light, dark)]  # names made of what is drawn
+    without = [
+        re.sub(r"(x-)?[mp][0-9a-f]{10}", "", text) for text in (light, dark)
+    ]  # ids that matplotlib derives from the drawing
     assert without[0] == without[1]
-    assert not re.search(r"#[0-9a-f]{6}\b", light), "every colour is the page's"
+    assert not re.search(r"#[0-9a-f]{6}\b", light), "every colour is a CSS variable"
 
 
-def test_what_a_theme_changes_more_deeply_is_drawn_twice() -> None:
-    text = svg.both(lambda theme: figures.disagreement([[0.0, 0.2], [0.2, 0.0]], theme=theme), "d", "label")
+def test_a_heat_map_is_drawn_once_per_theme() -> None:
+    text = svg.inline_both_themes(lambda theme: figures.disagreement([[0.0, 0.2], [0.2, 0.0]], theme=theme), "d", "label")
     light, dark = re.findall(r'<div class="only-(?:light|dark)">(<svg.*?</svg>)', text)
     assert light != dark
 
@@ -54,19 +56,16 @@ def test_text_is_text_and_escaped() -> None:
     assert "<script" not in text
 
 
-def test_it_names_itself_and_nothing_outside() -> None:
+def test_ids_are_unique_links_internal_and_the_text_reproducible() -> None:
     first, second = (svg.inline(DRAWINGS["reliability"], name, "label") for name in ("one", "two"))
     ids = [re.findall(r' id="([^"]*)"', text) for text in (first, second)]
     assert ids[0]
+    assert first.replace("one-", "two-") == second
     assert not set(ids[0]) & set(ids[1])
     for text, own in zip((first, second), ids, strict=True):
         assert set(re.findall(r'(?:href="#|url\(#)([\w-]+)', text)) == set(own)
         assert "http" not in text
         assert "font-family" not in text
-
-
-def test_the_same_figure_is_the_same_text() -> None:
-    assert svg.inline(DRAWINGS["reliability"], "x", "l") == svg.inline(DRAWINGS["reliability"], "x", "l")
 
 
 def test_runs_keep_the_colours_that_they_are_given() -> None:
@@ -92,4 +91,4 @@ def test_long_curves_take_few_points() -> None:
 def test_every_role_of_a_theme_has_a_name() -> None:
     themes: list[Theme] = ["light", "dark"]
     for theme in themes:
-        assert set(svg.named(LOOKS[theme]).values()) == {f"var(--{role})" for role in svg.variables(LOOKS[theme])}
+        assert set(svg.css_names(LOOKS[theme]).values()) == {f"var(--{role})" for role in svg.css_variables(LOOKS[theme])}

@@ -1,4 +1,4 @@
-"""The tables: which columns, which cells are bold, and what a script sorts by."""
+"""The tables: columns, bold cells, and the values the script sorts by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[..., Row]
 
 
 def cells(text: str, row: str) -> list[str]:
-    """The cells of a row."""
+    """Returns the cells of a row."""
     (line,) = re.findall(rf'<tr><th scope="row" data-value="{row}">.*?</tr>', text)
     return re.findall(r"<td.*?</td>", line)
 
@@ -35,7 +35,7 @@ def test_single_corruptions_are_no_columns(scored: Make) -> None:
     assert [column.key for column in [*first, *rest]] == ["accuracy", "cAcc"]
 
 
-def test_the_best_is_bold_with_what_its_interval_holds(scored: Make) -> None:
+def test_the_best_and_those_within_its_interval_are_bold(scored: Make) -> None:
     rows = [
         scored("a", accuracy=0.9, nll=0.5, intervals={"accuracy": (0.88, 0.92)}),
         scored("b", accuracy=0.89, nll=0.3),
@@ -63,7 +63,7 @@ def test_seeds_show_their_deviation(scored: Make) -> None:
     assert "standard deviation over seeds" in legend(groups, [])
 
 
-def test_headers_say_which_way_is_better_and_what_is_sorted(scored: Make) -> None:
+def test_headers_show_the_better_direction_and_the_sorted_column(scored: Make) -> None:
     groups = grouped([scored("a", accuracy=0.9, nll=math.inf), scored("b", accuracy=0.8, nll=1)])
     text = table(groups, columns(groups)[0], "t", "all", "accuracy")
     heads = re.findall(r'<th scope="col".*?</th>', text)
@@ -79,7 +79,7 @@ def test_costs_are_ratios_with_the_number_below(scored: Make) -> None:
     groups = grouped([scored("a", accuracy=0.9, cost={"parameters": 3e6, "single_parameters": 2e6})])
     text = table(groups, columns(groups)[0], "t", "all")
     assert '1.50 ×<span class="range">3 M</span>' in text
-    assert "against the single network" in legend(groups, columns(groups)[0])
+    assert "relative to the single network" in legend(groups, columns(groups)[0])
 
 
 def test_names_are_escaped_everywhere(scored: Make) -> None:

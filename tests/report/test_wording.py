@@ -1,4 +1,4 @@
-"""Wording: numbers and names as they are read, and text that stays text."""
+"""Wording: formats of numbers and names, and escaped text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_titles() -> None:
     assert all(wording.title(key) for key in MEANINGS)
 
 
-def test_text_stays_text() -> None:
+def test_text_is_escaped() -> None:
     assert wording.safe('<a href="x">&\'') == "&lt;a href=&quot;x&quot;&gt;&amp;&#x27;"
     assert wording.safe("\ud800\x00ü") == "��ü"
 

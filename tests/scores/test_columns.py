@@ -1,4 +1,4 @@
-"""Columns: what each example contributes, against scikit-learn and direct formulas, in pieces and from moments."""
+"""Columns: the contribution of each example against scikit-learn and direct formulas, in pieces and from moments."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def drawn(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
 
 
 def columns(pred: mt.Prediction, targets: Tensor, ignore: int | None = None) -> Evidence:
-    """Of targets as `score` reads them."""
+    """Evidence of a classification, with targets checked as in `score`."""
     return classification_evidence(pred, checked_targets(pred, targets, ignore), SETTINGS)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Name by name."""
+    """Compares columns by name."""
     assert set(found) == set(expected)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_columns_of_classes() -> None:
-    """Example by example, by numpy."""
+    """Every column is numpy's, example by example."""
     logits, targets = drawn(4, 30, 8), torch.randint(8, (30,), generator=rng())
     found = columns(mt.Prediction(logits=logits), targets).columns
     probs = logits.softmax(2).numpy()
@@ -64,7 +64,7 @@ def test_columns_of_classes() -> None:
 
 
 def test_probabilities_give_what_logits_give() -> None:
-    """But for energy and the largest logit."""
+    """Only energy and the largest logit need logits."""
     logits, targets = drawn(3, 20, 7), torch.randint(7, (20,), generator=rng())
     of_logits = columns(mt.Prediction(logits=logits), targets)
     of_probs = columns(mt.Prediction(probs=logits.softmax(2)), targets)
@@ -76,7 +76,7 @@ def test_probabilities_give_what_logits_give() -> None:
 @pytest.mark.parametrize("task", ["classes", "dense", "binary", "multilabel"])
 @pytest.mark.parametrize("size", [1, 50, 97])
 def test_pieces_are_the_whole(task: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any size, with some targets ignored, here and there all of a piece."""
+    """Pieces of any size give the whole, with some targets ignored, and all targets of a piece."""
     shape = {"classes": (3, 11, 7), "dense": (3, 5, 7, 2, 2), "binary": (3, 11), "multilabel": (3, 11, 4)}[task]
     logits = drawn(*shape)
     pred = mt.Prediction(logits=logits, task="classes" if task == "dense" else task)
@@ -92,7 +92,7 @@ def test_pieces_are_the_whole(task: str, size: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_ignored_is_as_if_it_were_not_there() -> None:
-    """Pixels without a label change nothing, whatever was predicted there."""
+    """Ignored pixels change nothing, whatever was predicted there."""
     logits, targets = drawn(2, 3, 4, 5), torch.randint(4, (3, 5), generator=rng())
     targets[0, 1:3] = 255
     found = columns(mt.Prediction(logits=logits), targets, 255)
@@ -109,16 +109,14 @@ def test_ignored_is_as_if_it_were_not_there() -> None:
     mt.Prediction(logits=torch.zeros(2, 3), task="binary"), mt.Prediction(logits=torch.zeros(2, 3, 2), task="multilabel"),
 ], ids=str)  # fmt: skip
 def test_all_is_ignored(pred: mt.Prediction) -> None:
-    """There is nothing to score then, of members and of moments."""
-    wanted = torch.full(pred.shape, -1)
-    with pytest.raises(mt.InputError, match="there is no example to score"):
-        classification_evidence(pred, wanted, SETTINGS)
-    with pytest.raises(mt.InputError, match="there is no example to score"):
-        classification_evidence(moments(pred), wanted, SETTINGS)
+    """If all targets are ignored, there is nothing to score, from members or moments."""
+    for given in (pred, moments(pred)):
+        with pytest.raises(mt.InputError, match="at least one example"):
+            classification_evidence(given, torch.full(pred.shape, -1), SETTINGS)
 
 
 def moments(pred: mt.Prediction) -> mt.Prediction:
-    """The same without its members."""
+    """The prediction without members' outputs."""
     if pred.task in ("gaussian", "regression"):
         made = {"mean": pred.mean, "aleatoric": pred.aleatoric, "epistemic": pred.epistemic}
     else:
@@ -128,7 +126,7 @@ def moments(pred: mt.Prediction) -> mt.Prediction:
 
 @pytest.mark.parametrize("shape", [(4, 20, 7), (1, 20, 7), (3, 4, 6, 2, 3)])
 def test_moments_give_what_members_give(shape: tuple[int, ...]) -> None:
-    """As far as they go."""
+    """Moments give the same columns, but for those that need members."""
     pred = mt.Prediction(logits=drawn(*shape))
     targets = torch.randint(pred.classes, pred.shape, generator=rng())
     targets[0] = 255
@@ -141,7 +139,7 @@ def test_moments_give_what_members_give(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
 def test_yes_and_no(task: str) -> None:
-    """Each label by itself, against scikit-learn: the Brier score sums over both sides, as that of two classes."""
+    """Each label is scored alone, against scikit-learn; the Brier score sums over no and yes."""
     logits = drawn(3, 25, 4) if task == "multilabel" else drawn(3, 25)
     pred = mt.Prediction(logits=logits, task=task)
     targets = torch.randint(2, pred.shape, generator=rng())
@@ -159,7 +157,7 @@ def test_yes_and_no(task: str) -> None:
 
 
 def test_one_logit_is_two_classes() -> None:
-    """0 and z have the probabilities of z: all is the same but for scores before the softmax, which have no zero point."""
+    """A binary logit z gives the columns of two classes with logits −z/2 and z/2."""
     one, targets = drawn(3, 15), torch.randint(2, (15,), generator=rng())
     found = columns(mt.Prediction(logits=one, task="binary"), targets)
     two = columns(mt.Prediction(logits=torch.stack([-one / 2, one / 2], 2)), targets)
@@ -168,7 +166,7 @@ def test_one_logit_is_two_classes() -> None:
 
 
 def test_five_of_equal_classes() -> None:
-    """Who says the same of ten classes is right in five of ten cases and not in all: ties are told apart as labels are."""
+    """Of ten equal probabilities five count as top 5: ties go to the lower class, as in argmax."""
     found = columns(mt.Prediction(probs=torch.full((2, 10, 10), 0.1)), torch.arange(10)).columns
     assert float(found["top5"].mean()) == 0.5
     assert found["correct"].tolist() == [1.0] + [0.0] * 9
@@ -176,7 +174,7 @@ def test_five_of_equal_classes() -> None:
 
 
 def test_zeros_beyond_the_first_five() -> None:
-    """A class of probability 0, as are all but the first, is no fifth."""
+    """If all but one class have probability 0, the lower four of them are in the top 5."""
     probs = torch.zeros(2, 8, 8)
     probs[:, :, 0] = 1
     found = columns(mt.Prediction(probs=probs), torch.arange(8)).columns
@@ -184,7 +182,7 @@ def test_zeros_beyond_the_first_five() -> None:
 
 
 def test_a_calibrated_mixture() -> None:
-    """Its own probabilities are scored; what members say, and what they know of each other, is not changed by it."""
+    """The calibrated probabilities are scored; the members' columns do not change."""
     logits, targets = drawn(3, 20, 7), torch.randint(7, (20,), generator=rng())
     plain = mt.Prediction(logits=logits)
     found = columns(plain.calibrated(Calibrator(mixture=2.0)), targets).columns
@@ -198,7 +196,7 @@ def test_a_calibrated_mixture() -> None:
 
 
 def test_criteria_are_larger_for_what_is_unknown() -> None:
-    """All of them: of members that are sure and agree against others that do neither."""
+    """Every criterion is larger for members that are unsure and disagree."""
     sure, unsure = drawn(4, 50, 6, scale=0.1), drawn(4, 50, 6, scale=0.5)
     sure[:, :, 2] += 9
     known, unknown = ood_criteria(mt.Prediction(logits=sure)), ood_criteria(mt.Prediction(logits=unsure))
@@ -208,7 +206,7 @@ def test_criteria_are_larger_for_what_is_unknown() -> None:
 
 
 def test_criteria_of_one_member() -> None:
-    """Without those that one member has nothing to say of."""
+    """A single network has no criteria of disagreement."""
     assert set(ood_criteria(mt.Prediction(logits=drawn(1, 5, 3)))) == {"msp", "max_logit", "entropy", "energy"}
     assert set(ood_criteria(mt.Prediction(probs=drawn(1, 5, 3).softmax(2)))) == {"msp", "entropy"}
     assert set(ood_criteria(mt.Prediction(mean=drawn(1, 5), variance=torch.ones(1, 5)))) == {"variance"}
@@ -216,7 +214,7 @@ def test_criteria_of_one_member() -> None:
 
 
 def test_criteria_of_several_labels() -> None:
-    """One for each example: the mean over labels, and of energies the sum."""
+    """An example has the mean of each criterion over its labels, and the sum for the energy."""
     pred = mt.Prediction(logits=drawn(3, 6, 4), task="multilabel")
     found = ood_criteria(pred)
     torch.testing.assert_close(found["entropy"], pred.entropy.mean(1))
@@ -225,7 +223,7 @@ def test_criteria_of_several_labels() -> None:
 
 
 def test_columns_of_a_regression() -> None:
-    """Against scipy: densities and intervals of the mixture, not of one Gaussian."""
+    """Densities and intervals are those of the mixture, by scipy, not of one Gaussian."""
     mean, variance, targets = drawn(3, 12), drawn(3, 12, seed=1) ** 2 + 0.1, drawn(12, seed=2)
     found = regression_evidence(mt.Prediction(mean=mean, variance=variance), targets, Settings(level=0.8)).columns
     centre = mean.mean(0)
@@ -246,14 +244,14 @@ def test_columns_of_a_regression() -> None:
 
 
 def test_columns_of_a_regression_without_variances() -> None:
-    """Have no density, and no interval to be covered."""
+    """Without variances there is no density and no coverage."""
     found = regression_evidence(mt.Prediction(mean=drawn(3, 12)), drawn(12), SETTINGS).columns
     assert set(found) == {"squares", "variance", "epistemic", "crps", "member_squares"}
     assert set(regression_evidence(mt.Prediction(mean=drawn(1, 12)), drawn(12), SETTINGS).columns) == set(found) - {"epistemic"}
 
 
 def test_moments_of_a_regression() -> None:
-    """Errors and the Gaussian of the same moments; the mixture itself is not known any more."""
+    """Moments give squared errors and the Gaussian of the same moments, but no score of the mixture."""
     pred, targets = mt.Prediction(mean=drawn(3, 12), variance=drawn(3, 12) ** 2 + 1), drawn(12, seed=2)
     found, expected = (
         regression_evidence(moments(pred), targets, SETTINGS).columns,
@@ -263,11 +261,3 @@ def test_moments_of_a_regression() -> None:
     for name in ("squares", "variance", "epistemic", "gaussian_nll"):
         torch.testing.assert_close(found[name], expected[name])
     torch.testing.assert_close(found["width"], 2 * 1.959963984540054 * pred.std)
-
-
-def test_no_example_at_all() -> None:
-    """Is said."""
-    with pytest.raises(mt.InputError, match="there is no example to score"):
-        regression_evidence(mt.Prediction(mean=torch.zeros(2, 0)), torch.zeros(0), SETTINGS)
-    with pytest.raises(mt.InputError, match="there is no example to score"):
-        classification_evidence(mt.Prediction(logits=torch.zeros(2, 0, 3)), torch.zeros(0, dtype=torch.int64), SETTINGS)

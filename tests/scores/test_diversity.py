@@ -30,13 +30,13 @@ def by_pairs(probs: Tensor) -> list[float]:
 
 @pytest.mark.parametrize(("count", "rows", "classes"), [(2, 5, 3), (4, 20, 10), (5, 1, 2), (3, 7, 1)])
 def test_kl_is_the_mean_over_pairs(count: int, rows: int, classes: int) -> None:
-    """Without going through them."""
+    """The formula without a loop over pairs gives the mean over pairs."""
     logs = members(count, rows, classes).log_softmax(-1)
     assert diversity.kl(logs.exp(), logs).tolist() == pytest.approx(by_pairs(logs.exp()), abs=1e-9)
 
 
 def test_kl_from_what_is_known_already() -> None:
-    """The members' mean entropy and the mixture."""
+    """`kl_of` gives `kl` from the members' mean entropy and the mixture."""
     logs = members(4, 6, 5).log_softmax(-1)
     probs = logs.exp()
     negentropy = (probs * logs).sum(-1).mean(0)
@@ -44,7 +44,7 @@ def test_kl_from_what_is_known_already() -> None:
 
 
 def test_a_probability_of_zero() -> None:
-    """Counts as the smallest there is, so that the divergence is large and no infinity; and where both are 0 it adds none."""
+    """A probability of 0 counts as the smallest positive number: the divergence is finite, and 0 where both are 0."""
     probs = torch.tensor([[[1.0, 0.0, 0.0]], [[0.5, 0.5, 0.0]]], dtype=torch.float64)
     least = math.log(torch.finfo(torch.float64).tiny)
     one = math.log(1 / 0.5)
@@ -55,7 +55,7 @@ def test_a_probability_of_zero() -> None:
 @settings(max_examples=30)
 @given(count=st.integers(1, 6), rows=st.integers(1, 5), classes=st.integers(1, 7), seed=st.integers(0, 2**31))
 def test_copies_of_one_member(count: int, rows: int, classes: int, seed: int) -> None:
-    """Have no divergence and no disagreement."""
+    """Copies have no divergence and no disagreement."""
     logs = members(1, rows, classes, seed).log_softmax(-1).repeat(count, 1, 1)
     assert float(diversity.kl(logs.exp(), logs).abs().max()) < 1e-12
     assert not bool(diversity.matrix(logs.argmax(-1)).any())
@@ -64,7 +64,7 @@ def test_copies_of_one_member(count: int, rows: int, classes: int, seed: int) ->
 @settings(max_examples=30)
 @given(count=st.integers(2, 5), rows=st.integers(1, 5), classes=st.integers(2, 7), seed=st.integers(0, 2**31))
 def test_orders_have_no_meaning(count: int, rows: int, classes: int, seed: int) -> None:
-    """Neither of classes nor of members; and no divergence is negative."""
+    """The order of classes and members does not matter, and no divergence is negative."""
     logs = members(count, rows, classes, seed).log_softmax(-1)
     generator = torch.Generator().manual_seed(seed)
     order, turn = torch.randperm(classes, generator=generator), torch.randperm(count, generator=generator)
@@ -75,7 +75,7 @@ def test_orders_have_no_meaning(count: int, rows: int, classes: int, seed: int) 
 
 
 def test_the_matrix_of_disagreement() -> None:
-    """Counted pair by pair, of pixels too; symmetric, and 0 on the diagonal."""
+    """Entry i, j is the disagreement of members i and j, counted pair by pair, also over pixels."""
     labels = torch.randint(3, (4, 6, 2, 2))
     found = diversity.matrix(labels)
     for i, j in itertools.product(range(4), repeat=2):
@@ -84,7 +84,7 @@ def test_the_matrix_of_disagreement() -> None:
 
 
 def test_one_member_has_nobody_to_differ_from() -> None:
-    """0, and not NaN."""
+    """One member has diversity 0, not NaN."""
     logs = members(1, 3, 4).log_softmax(-1)
     assert diversity.kl(logs.exp(), logs).tolist() == [0.0] * 3
     assert diversity.matrix(logs.argmax(-1)).tolist() == [[0.0]]

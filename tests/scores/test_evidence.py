@@ -1,4 +1,4 @@
-"""Evidence: parts make the whole, a bootstrap draws whole examples, and scores follow from columns alone."""
+"""Evidence: merged parts, bootstrap samples of whole examples, and scores as functions of columns."""
 
 from __future__ import annotations
 
@@ -20,37 +20,19 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def evidence(task: str = "regression", settings: Settings | None = None, **columns: Tensor) -> Evidence:
-    """By hand."""
+    """Evidence with these columns."""
     return Evidence(task, settings or Settings(), columns)
 
 
 def scored(logits: Tensor, targets: Tensor, **options: Any) -> Evidence:
-    """What `score` counts from."""
+    """The evidence of a classification."""
     found = mt.score(mt.Prediction(logits=logits), targets, **options).evidence
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"bins": 0}, "bins=0: at least one"),
-        ({"bins": 2.5}, "bins=2.5"),
-        ({"drop": -1}, "drop=-1: a number of examples"),
-        ({"drop": 0.5}, "drop=0.5"),
-        ({"level": 0}, "level=0: a share between 0 and 1"),
-        ({"level": 1}, "level=1"),
-        ({"level": float("nan")}, "level=nan"),
-    ],
-)
-def test_settings_that_are_none(given: dict[str, Any], says: str) -> None:
-    """Named."""
-    with pytest.raises(mt.InputError, match=says):
-        Settings(**given)
-
-
 def test_scores_are_functions_of_columns() -> None:
-    """By hand; a score whose column is missing is not there."""
+    """Scores follow from columns, and are left out if their column is missing."""
     found = evidence(squares=torch.tensor([4.0, 16.0]), crps=torch.tensor([1.0, 2.0])).scores()
     assert found == pytest.approx({"rmse": 10**0.5, "mae": 3.0, "crps": 1.5})
     found = evidence(
@@ -62,21 +44,20 @@ def test_scores_are_functions_of_columns() -> None:
 
 
 def test_means_are_in_double_precision() -> None:
-    """Of a million of single precision."""
+    """The mean of a million float32 values is computed in double precision."""
     column = torch.full((1_000_000,), 0.1)
-    assert evidence(squares=column)._shifted({}) == {}
     assert evidence(squares=column, crps=column).scores()["crps"] == pytest.approx(float(column[0]), abs=1e-12)
 
 
 def test_each_member_by_itself() -> None:
-    """Accuracies, NLLs, and roots of mean squares."""
+    """Each member has its RMSE and its NLL."""
     found = evidence(member_squares=torch.tensor([[1.0, 4.0], [9.0, 4.0]]), member_nll=torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
     assert found.per_member()["rmse"] == pytest.approx([5**0.5, 2.0])
     assert found.per_member()["nll"] == pytest.approx([2.0, 4.0])
 
 
 def test_parts_are_put_together() -> None:
-    """Columns one after the other, sums added, examples numbered on."""
+    """Columns are concatenated, sums added, and examples renumbered."""
     parts = [
         Evidence(
             "classes", Settings(), {"correct": torch.ones(3), "example": torch.tensor([0, 0, 1])},
@@ -88,7 +69,7 @@ def test_parts_are_put_together() -> None:
     assert len(found) == 6
     assert found.columns["example"].tolist() == [0, 0, 1, 2, 2, 3]
     assert found.sums["confusion"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
-    assert len(found.inside["msp"]) == 6
+    assert len(found.in_distribution["msp"]) == 6
     assert len(found.ood["far"]["msp"]) == 7
 
 
@@ -110,13 +91,13 @@ LOGITS, TARGETS = torch.randn(3, 8, 6, generator=rng()), torch.arange(8) % 6
     ids=["bins", "drop", "top5", "classes", "members", "ood", "shift", "task"],
 )
 def test_parts_of_different_kinds(other: Any) -> None:
-    """Are not put together."""
-    with pytest.raises(mt.InputError, match="only scores of one kind can be put together"):
+    """Parts of other settings, members, classes, sets or tasks cannot be merged."""
+    with pytest.raises(mt.InputError, match="merged"):
         Evidence.cat([scored(LOGITS, TARGETS), other()])
 
 
 def test_rows_are_drawn_together() -> None:
-    """All columns of an example stay with it, those of sets out of distribution among themselves; the seed says which."""
+    """All columns of an example are drawn together, those of OOD sets too; the seed decides which."""
     rows, others = torch.arange(50.0), torch.arange(1000.0, 1030.0)
     found = Evidence(
         "regression", Settings(), {"squares": rows, "width": -rows}, {"classwise": torch.ones(1)},
@@ -125,7 +106,7 @@ def test_rows_are_drawn_together() -> None:
     drawn = found.resampled(rng(1))
     assert len(drawn) == 50
     assert torch.equal(drawn.columns["width"], -drawn.columns["squares"])
-    assert torch.equal(drawn.inside["variance"], drawn.columns["squares"])
+    assert torch.equal(drawn.in_distribution["variance"], drawn.columns["squares"])
     assert torch.equal(drawn.ood["far"]["epistemic"], -drawn.ood["far"]["variance"])
     assert len(drawn.ood["far"]["variance"]) == 30
     assert set(drawn.columns["squares"].tolist()) < set(rows.tolist())
@@ -143,7 +124,7 @@ def test_all_rows_are_as_likely() -> None:
 
 
 def test_images_are_drawn_whole() -> None:
-    """Of different sizes, where pixels are ignored: each comes with all of its pixels, as often as it is drawn."""
+    """Each image is drawn with all of its pixels, also if images have different numbers of them."""
     example = torch.tensor([0, 0, 0, 1, 3, 3])
     sizes = {0: 3, 1: 1, 3: 2}
     found = evidence("classes", correct=torch.arange(6.0), example=example)
@@ -159,25 +140,25 @@ def test_images_are_drawn_whole() -> None:
 
 
 def dense(count: int = 20) -> tuple[Tensor, Tensor]:
-    """Images of which members are sure in every second."""
+    """Images, in every second of which members are certain."""
     logits = torch.randn(2, count, 3, 5, 5, generator=rng())
     logits[:, ::2, 0] += 20
     return logits, torch.zeros(count, 5, 5, dtype=torch.int64)
 
 
 def test_a_bootstrap_of_pixels_draws_images() -> None:
-    """The share of images that are all sure is a multiple of 1/20 in every draw, here and out of distribution."""
+    """The share of certain images is a multiple of 1/20 in every sample, in and out of distribution."""
     logits, targets = dense()
     found = scored(logits, targets, ood=mt.Prediction(logits=logits))
     for seed in range(10):
         drawn = found.resampled(rng(seed))
-        for column in (drawn.columns["msp"], drawn.inside["msp"], drawn.ood["ood"]["msp"]):
+        for column in (drawn.columns["msp"], drawn.in_distribution["msp"], drawn.ood["ood"]["msp"]):
             sure = float((column < 1e-4).double().mean()) * 20
             assert sure == pytest.approx(round(sure), abs=1e-9)
 
 
 def test_a_bootstrap_of_labels_and_of_several_numbers_draws_examples() -> None:
-    """All labels, or all targets, of an example are drawn with it."""
+    """All labels or numbers of an example are drawn together."""
     wanted = torch.arange(20)[:, None].repeat(1, 4)
     several = mt.score(mt.Prediction(mean=torch.randn(2, 20, 4) * 0.1), wanted.double()).evidence
     labels = torch.where(wanted % 2 > 0, 9.0, -9.0) + torch.randn(2, 20, 4)
@@ -190,7 +171,7 @@ def test_a_bootstrap_of_labels_and_of_several_numbers_draws_examples() -> None:
 
 
 def test_a_bootstrap_of_frames_draws_anchors() -> None:
-    """With all of their frames: every anchor has one that is wrong, so that none is stable in any draw."""
+    """Anchors are drawn with all of their frames: each has a wrong one, so stability is 0 in every sample."""
     logits = torch.randn(3, 60, 6, generator=rng())
     logits[:, :, 0] += torch.where(torch.arange(60) % 6 == 0, -20, 20)
     frames = (mt.Prediction(logits=logits), torch.zeros(60), torch.arange(60) // 6)
@@ -200,7 +181,7 @@ def test_a_bootstrap_of_frames_draws_anchors() -> None:
 
 
 def test_frames_of_one_anchor_in_two_parts() -> None:
-    """Are frames of that anchor: what the whole says, the parts say together."""
+    """Frames of one anchor in two parts belong to that anchor after a merge."""
     logits = torch.randn(3, 12, 6, generator=rng())
     logits[:, :, 0] += 20
     targets, anchors = (torch.arange(12) == 0).long(), torch.arange(12) % 3  # the first frame is wrong
@@ -214,7 +195,7 @@ def test_frames_of_one_anchor_in_two_parts() -> None:
 
 
 def test_shifted_sets_are_drawn_too() -> None:
-    """Each by itself."""
+    """Every shifted set is resampled."""
     shift = {"fog": {1: (mt.Prediction(logits=LOGITS), TARGETS)}, "sketches": (mt.Prediction(logits=LOGITS), TARGETS)}
     found = scored(LOGITS, TARGETS, shift=shift)
     drawn = found.resampled(rng(1))
@@ -223,7 +204,7 @@ def test_shifted_sets_are_drawn_too() -> None:
 
 
 def test_errors_of_corruptions() -> None:
-    """Averaged over severities; names of other scores are no corruptions."""
+    """Errors are averaged over severities; other scores do not count as corruptions."""
     found = errors_in({
         "accuracy": 0.9, "fog/1/accuracy": 0.8, "fog/5/accuracy": 0.4, "fog/5/nll": 3.0, "snow/3/accuracy": 0.5,
         "rAcc": 0.1, "auroc/msp": 0.9, "cAcc": 0.7,
@@ -234,7 +215,7 @@ def test_errors_of_corruptions() -> None:
 
 
 def test_evidence_is_not_changed_by_what_is_made_of_it() -> None:
-    """Drawing again and putting together leave it as it was."""
+    """Resampling and merging do not change the evidence."""
     found = scored(LOGITS, TARGETS, ood=mt.Prediction(logits=LOGITS))
     before = dataclasses.replace(found, columns={name: column.clone() for name, column in found.columns.items()}).scores()
     found.resampled(rng())

@@ -1,4 +1,4 @@
-"""What scores mean: all are explained, and better is better."""
+"""Meanings: every score has one, and its direction is right."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TARGETS = torch.arange(60) % 6
 
 
 def classes(strength: float, noise: float = 1.0, seed: int = 0) -> mt.Prediction:
-    """Members' scores of 6 classes, of which the right one is so much larger."""
+    """Logits of 6 classes, larger by `strength` for the right one."""
     logits = torch.randn(3, 60, 6, generator=torch.Generator().manual_seed(seed)) * noise
     return mt.Prediction(logits=logits + strength * torch.eye(6)[TARGETS])
 
 
 def classified(strength: float, outside: float) -> mt.scores.Scores:
-    """With everything that classes have scores of."""
+    """Scores of a classification, with OOD sets, corruptions and frames."""
     pred = classes(strength)
     corrupted = {name: dict.fromkeys(range(1, 6), (classes(strength / 2), TARGETS)) for name in STANDARD}
     frames = (classes(strength, seed=1), TARGETS, torch.arange(60) // 3)
@@ -45,7 +45,7 @@ def regressed(noise: float, variance: float, outside: float) -> mt.scores.Scores
 
 
 def pairs() -> list[tuple[mt.scores.Scores, mt.scores.Scores]]:
-    """Runs that are better and worse in every respect."""
+    """Pairs of a better and a worse run."""
     return [
         (classified(12, 0.01), classified(0.5, 4)),
         (segmented(12), segmented(0.5)),
@@ -55,7 +55,7 @@ def pairs() -> list[tuple[mt.scores.Scores, mt.scores.Scores]]:
 
 
 def test_every_score_has_a_meaning_and_better_is_better() -> None:
-    """Each has one line, and where it says which way is better, a good run is there."""
+    """Every score has a meaning, and the better run is better in its direction."""
     seen = set()
     for good, bad in pairs():
         assert list(good) == list(bad)
@@ -82,15 +82,15 @@ def test_every_score_has_a_meaning_and_better_is_better() -> None:
     ],
 )
 def test_keys_with_a_set_or_a_criterion(key: str, like: str) -> None:
-    """Mean what the score in them means."""
+    """A key has the meaning of the score in it."""
     assert meaning(key) == MEANINGS[like]
 
 
 def test_what_is_no_score() -> None:
-    """Means nothing."""
+    """Unknown keys have an empty meaning."""
     assert meaning("svhn/beauty") == Meaning("", "")
 
 
 def test_names_are_apart() -> None:
-    """A criterion is no score, so that a key can be read from its end."""
+    """No criterion has the name of a score, so that keys are unambiguous."""
     assert not {*CRITERIA, *SPREADS} & set(MEANINGS)

@@ -48,7 +48,7 @@ def integrated(target: float, mean: np.ndarray, std: np.ndarray) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_crps_is_the_integral(count: int) -> None:
-    """Of a mixture of Gaussians, row by row."""
+    """The CRPS of a mixture of Gaussians is scipy's integral."""
     targets, mean, variance = members(count, 4)
     found = regression.crps(targets, mean, variance)
     expected = [integrated(float(targets[n]), mean[:, n].numpy(), variance[:, n].sqrt().numpy()) for n in range(4)]
@@ -56,7 +56,7 @@ def test_crps_is_the_integral(count: int) -> None:
 
 
 def test_of_members_far_apart() -> None:
-    """N(−5, 1) and N(5, 1)."""
+    """The CRPS of N(−5, 1) and N(5, 1) is scipy's integral."""
     mean, variance = torch.tensor([[-5.0], [5.0]]).double(), torch.ones(2, 1).double()
     for target in (-5.0, 0.0, 7.0):
         expected = integrated(target, np.array([-5.0, 5.0]), np.ones(2))
@@ -64,7 +64,7 @@ def test_of_members_far_apart() -> None:
 
 
 def test_of_one_gaussian_as_uncertainty_toolbox_has_it() -> None:
-    """Both scores."""
+    """CRPS and NLL of one Gaussian are uncertainty-toolbox's."""
     targets, mean, variance = members(1, 50)
     arrays = mean[0].numpy(), variance[0].sqrt().numpy(), targets.numpy()
     assert float(regression.crps(targets, mean, variance).mean()) == pytest.approx(crps_gaussian(*arrays), abs=1e-9)
@@ -73,7 +73,7 @@ def test_of_one_gaussian_as_uncertainty_toolbox_has_it() -> None:
 
 
 def test_gaussian_nll_is_torchs() -> None:
-    """With the constant."""
+    """The NLL is torch's, with the constant term."""
     targets, mean, variance = members(1, 50)
     expected = F.gaussian_nll_loss(mean[0], targets, variance[0], full=True, reduction="none")
     torch.testing.assert_close(regression.gaussian_nll(targets, mean[0], variance[0]), expected)
@@ -81,7 +81,7 @@ def test_gaussian_nll_is_torchs() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_crps_of_members_without_a_variance(count: int) -> None:
-    """E |X − y| − E |X − X'| / 2 over points; of one, the absolute error."""
+    """E |X − y| − E |X − X'| / 2 over points; for one member, the absolute error."""
     targets, mean, _ = members(count, 6)
     found = regression.crps(targets, mean)
     near = (targets - mean).abs().mean(0)
@@ -91,7 +91,7 @@ def test_crps_of_members_without_a_variance(count: int) -> None:
 
 
 def test_some_variances_are_zero() -> None:
-    """Next to others that are not: the limit of small ones; and a target that is met exactly by all scores 0."""
+    """Zero variances among others give the limit of small ones; a point mass at the target has CRPS 0."""
     targets, mean, variance = members(3, 5)
     variance[1] = 0
     small = torch.where(variance == 0, 1e-14, variance)
@@ -102,13 +102,13 @@ def test_some_variances_are_zero() -> None:
 
 
 def test_a_variance_of_zero_has_no_density_but_at_its_mean() -> None:
-    """The NLL of what lies elsewhere is infinite, and not NaN."""
+    """The NLL away from the mean is infinite, not NaN."""
     found = regression.gaussian_nll(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([0.0]))
     assert float(found) == math.inf
 
 
 def test_targets_of_several_numbers() -> None:
-    """Entry by entry, in the shape that is given."""
+    """Targets of several numbers are scored entry by entry."""
     targets, mean, variance = members(2, 6)
     found = regression.crps(targets.reshape(3, 2), mean.reshape(2, 3, 2), variance.reshape(2, 3, 2))
     torch.testing.assert_close(found, regression.crps(targets, mean, variance).reshape(3, 2))
@@ -117,7 +117,7 @@ def test_targets_of_several_numbers() -> None:
 @settings(max_examples=40)
 @given(count=st.integers(1, 5), scale=st.floats(0.01, 100), shift=st.floats(-50, 50), seed=st.integers(0, 2**31))
 def test_crps_is_a_distance(count: int, scale: float, shift: float, seed: int) -> None:
-    """Not negative, in the units of the target, wherever its zero is; copies of a member are that member."""
+    """The CRPS is not negative, has the unit of the target, and does not change with copies of a member."""
     targets, mean, variance = members(count, 3, seed)
     found = regression.crps(targets, mean, variance)
     assert bool((found >= 0).all())

@@ -1,4 +1,4 @@
-"""Scores: a mapping that prints, is written and read, is merged, and says how sure it is."""
+"""Scores: a mapping that prints, is saved and loaded, and has bootstrap intervals and comparisons."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def classified(rows: int = 100, strength: float = 2.0, run: int = 0, **options: Any) -> mt.scores.Scores:
-    """A run on a set of which the targets are always the same."""
+    """Scores of a run; all runs have the same targets."""
     targets = torch.arange(rows) % 6
     logits = torch.randn(3, rows, 6, generator=rng(run)) + strength * torch.eye(6)[targets]
     return mt.score(mt.Prediction(logits=logits), targets, **options)
 
 
 def regressed(errors: Tensor, **options: Any) -> mt.scores.Scores:
-    """One member that is off by so much."""
+    """Scores of one member with these errors."""
     return mt.score(mt.Prediction(mean=errors[None]), torch.zeros_like(errors), **options)
 
 
@@ -37,7 +37,7 @@ FAR = mt.Prediction(logits=torch.randn(3, 30, 6, generator=rng(9)))
 
 
 def test_a_mapping_of_floats() -> None:
-    """By name, in order, without writing."""
+    """Scores are a read-only mapping in a fixed order."""
     found = classified()
     assert isinstance(found, Mapping)
     assert next(iter(found)) == "accuracy"
@@ -53,17 +53,17 @@ def test_a_mapping_of_floats() -> None:
 
 
 def test_a_name_that_is_none() -> None:
-    """Brings those that are near."""
-    with pytest.raises(KeyError, match="there is no score 'acuracy'; there are accuracy"):
+    """The error suggests similar names."""
+    with pytest.raises(KeyError, match=r"'acuracy'; .*accuracy"):
         classified()["acuracy"]
-    with pytest.raises(KeyError, match="there is no score 'auroc/mps'; there are auroc/msp"):
+    with pytest.raises(KeyError, match=r"'auroc/mps'; .*auroc/msp"):
         classified(ood=FAR)["auroc/mps"]
-    with pytest.raises(KeyError, match="there is no score 'zzz'"):
+    with pytest.raises(KeyError, match="'zzz'"):
         classified()["zzz"]
 
 
 def test_equality() -> None:
-    """Of all that is written; NaN is itself."""
+    """Scores are equal if their JSON is; NaN equals NaN."""
     assert classified() == classified()
     assert classified() != classified(run=1)
     assert classified() != classified().with_intervals(3)
@@ -72,7 +72,7 @@ def test_equality() -> None:
 
 
 def test_the_printed_table() -> None:
-    """A line for each score, with its value, which way is better, and what it is; intervals where there are some."""
+    """Each score has a line with its value, direction and meaning, and its interval if there is one."""
     found = classified(ood=FAR)
     text = str(found)
     for name, value in found.items():
@@ -85,6 +85,7 @@ def test_the_printed_table() -> None:
     line = next(line for line in str(with_intervals).splitlines() if "accuracy" in line.split())
     assert "{:.4f} – {:.4f}".format(*with_intervals.intervals["accuracy"]) in line
     assert all(len(line) <= 120 for line in str(with_intervals).splitlines())
+    assert "95 %" not in str(found.with_intervals(2, level=0.5))
     assert (
         repr(found)
         == f"Scores(accuracy={found['accuracy']:.4f}, nll={found['nll']:.4f}, ece={found['ece']:.4f}, {len(found)} in all)"
@@ -92,14 +93,9 @@ def test_the_printed_table() -> None:
     assert repr(regressed(torch.ones(3))).startswith("Scores(rmse=1.0000")
 
 
-def test_the_table_says_which_interval() -> None:
-    """And not 95 % of another."""
-    assert "95 %" not in str(classified().with_intervals(5, level=0.5))
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1, 1e-300])
 def test_json_round_trip(value: float) -> None:
-    """All of it, with numbers that JSON lacks; and it is JSON that others read."""
+    """JSON holds everything, infinities and NaN included, and is standard JSON."""
     found = mt.scores.Scores(
         {"nll": value, "ece": 1 / 3}, task="classes", settings=Settings(bins=20, drop=5), examples=7,
         intervals={"nll": (value, math.inf)}, members={"nll": [value, 2.0]},
@@ -119,15 +115,8 @@ def test_json_round_trip(value: float) -> None:
     assert again.members["nll"][1] == 2.0
 
 
-def test_a_target_of_probability_zero_is_written() -> None:
-    """And read."""
-    probs = torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[1.0, 0.0], [0.6, 0.4]]])
-    found = mt.score(mt.Prediction(probs=probs), torch.tensor([1, 0]))
-    assert mt.scores.Scores.from_json(found.json())["nll"] == math.inf
-
-
 def test_save_and_load(tmp_path: Path) -> None:
-    """One file; what is read has no examples, and says so when they are needed."""
+    """Loaded scores equal the saved ones; without examples they cannot be resampled or merged."""
     found = classified(ood=FAR).with_intervals(5)
     found.save(tmp_path / "scores.json")
     again = mt.scores.Scores.load(tmp_path / "scores.json")
@@ -135,78 +124,74 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert again.intervals == found.intervals
     assert again.members == found.members
     for call in (again.with_intervals, lambda: again.compare(found), lambda: found.compare(again)):
-        with pytest.raises(mt.InputError, match="needs the examples, and scores that were read from a file have none"):
+        with pytest.raises(mt.InputError, match=r"mt\.score"):
             call()
-    with pytest.raises(mt.InputError, match=r"only scores that mt\.score gave can be merged"):
+    with pytest.raises(mt.InputError, match=r"mt\.score"):
         mt.scores.Scores.merge([found, again])
     assert again.errors() == found.errors()
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "noun"),
     [
-        (b"", "no JSON of scores"),
-        (b"\xff\xfe\x00", "cannot read"),
-        (b"[]", "no JSON of scores"),
-        (b"{}", "no JSON of scores: KeyError: 'format'"),
-        (b"3", "no JSON of scores"),
-        (b'{"format": "1"}', "no JSON of scores"),
-        (b'{"format": 99}', "newer format: update multitudes"),
-        (classified().json().encode()[:200], "no JSON of scores"),
-        (classified().json().replace('"bins": 15', '"bins": 0').encode(), "no JSON of scores.*bins=0"),
-        (classified().json().replace('"bins"', '"boxes"').encode(), "no JSON of scores"),
-        (classified().json().replace('"nll": ', '"nll": "x", "y": ', 1).encode(), "no JSON of scores"),
+        (None, r"scores\.json"),
+        (b"", "JSON"),
+        (b"\xff\xfe\x00", r"scores\.json"),
+        (b"[]", "JSON"),
+        (b"{}", "'format'"),
+        (b"3", "JSON"),
+        (b'{"format": "1"}', "JSON"),
+        (b'{"format": 99}', "update multitudes"),
+        (classified().json().encode()[:200], "JSON"),
+        (classified().json().replace('"bins": 15', '"bins": 0').encode(), "bins=0"),
+        (classified().json().replace('"bins"', '"boxes"').encode(), "boxes"),
+        (classified().json().replace('"nll": ', '"nll": "x", "y": ', 1).encode(), "JSON"),
     ],
 )
-def test_damaged_files(tmp_path: Path, content: bytes, says: str) -> None:
-    """Empty, cut off, foreign, newer."""
+def test_damaged_files(tmp_path: Path, content: bytes | None, noun: str) -> None:
+    """Missing, empty, cut off, foreign, newer."""
     path = tmp_path / "scores.json"
-    path.write_bytes(content)
-    with pytest.raises(mt.FileError, match=says):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(mt.FileError, match=noun):
         mt.scores.Scores.load(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Is named."""
-    with pytest.raises(mt.FileError, match=r"cannot read .*nothing.json"):
-        mt.scores.Scores.load(tmp_path / "nothing.json")
-
-
 def test_intervals_are_seeded_and_hold_the_value() -> None:
-    """Of means; those of another seed are others; scores that are sums over all examples have none."""
-    found = classified(ood=FAR, intervals=100)
+    """Intervals contain the score and depend on the seed; sums over all examples have none."""
+    found = classified(ood=FAR, intervals=40)
     for name in ("accuracy", "nll", "brier", "member_accuracy", "disagreement", "kl_diversity", "idmi", "oodmi", "auroc/msp"):
         low, high = found.intervals[name]
         assert low < found[name] < high, name
     assert set(found) - set(found.intervals) == {"classwise_ece"}
-    assert classified(ood=FAR).with_intervals(100).intervals == found.intervals
-    assert classified(ood=FAR, intervals=100, seed=1).intervals != found.intervals
+    assert classified(ood=FAR).with_intervals(40).intervals == found.intervals
+    assert classified(ood=FAR, intervals=2, seed=1).intervals != classified(ood=FAR, intervals=2).intervals
     assert dict(found) == dict(classified(ood=FAR))
     assert classified().intervals == {}
 
 
 def test_intervals_are_as_wide_as_theory_says() -> None:
-    """Of an accuracy: 1.96 √(p (1 − p) / N), and narrower at a lower level."""
+    """The interval of an accuracy is about 1.96 √(p (1 − p) / N), and narrower at a lower level."""
     found = classified(400)
     share = found["accuracy"]
-    low, high = found.with_intervals(400).intervals["accuracy"]
+    low, high = found.with_intervals(200).intervals["accuracy"]
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(share * (1 - share) / 400), rel=0.15)
-    low, high = found.with_intervals(400, level=0.5).intervals["accuracy"]
+    low, high = found.with_intervals(200, level=0.5).intervals["accuracy"]
     assert (high - low) / 2 == pytest.approx(0.674 * math.sqrt(share * (1 - share) / 400), rel=0.2)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """The mean of absolute errors that are known to be √(2/π) on average: 80 %, give or take three deviations."""
+    """80 % intervals of a mean absolute error contain its true value √(2/π) in about 80 % of cases."""
     truth, held = math.sqrt(2 / math.pi), 0
-    for seed in range(100):
-        found = regressed(torch.randn(60, generator=rng(seed))).with_intervals(100, level=0.8, seed=seed)
+    for seed in range(60):
+        found = regressed(torch.randn(60, generator=rng(seed))).with_intervals(60, level=0.8, seed=seed)
         low, high = found.intervals["mae"]
         held += low <= truth <= high
-    assert 68 <= held <= 92
+    assert 39 <= held <= 57
 
 
 def test_intervals_of_images_are_of_whole_images() -> None:
-    """25 images whose pixels are all right or all wrong know as much as 25 examples, not as 625."""
+    """25 images with equal pixels give the interval of 25 examples, not of 625."""
     logits = torch.randn(2, 25, 3, 5, 5, generator=rng())
     logits[:, :, 0] += torch.where(torch.arange(25) % 2 > 0, 20.0, -20.0)[:, None, None]
     low, high = mt.score(mt.Prediction(logits=logits), torch.zeros(25, 5, 5)).with_intervals(200).intervals["accuracy"]
@@ -214,7 +199,7 @@ def test_intervals_of_images_are_of_whole_images() -> None:
 
 
 def test_intervals_of_infinity() -> None:
-    """Reach to it, and are no NaN: some draws leave the example out whose target was ruled out."""
+    """An interval reaches to infinity and is not NaN if some samples leave out the impossible target."""
     probs = torch.tensor([0.6, 0.4]).repeat(2, 4, 1)
     probs[1, :, 0], probs[1, :, 1] = 0.7, 0.3
     probs[:, 0] = torch.tensor([1.0, 0.0])
@@ -223,48 +208,38 @@ def test_intervals_of_infinity() -> None:
     assert high == math.inf
 
 
-@pytest.mark.parametrize(("samples", "level"), [(1, 0.95), (0, 0.95), (10, 0.0), (10, 1.0), (10, 95)])
-def test_intervals_that_cannot_be(samples: int, level: float) -> None:
-    """Of one sample or none, and at a level that is no share; a comparison neither."""
-    found = classified()
-    with pytest.raises(mt.InputError, match="at least two samples and a level between 0 and 1"):
-        found.with_intervals(samples, level=level)
-    with pytest.raises(mt.InputError, match="at least two samples and a level between 0 and 1"):
-        found.compare(found, samples, level=level)
-
-
 def test_a_run_against_itself() -> None:
-    """Differs by 0, by chance, in every score."""
+    """A run compared with itself has difference 0 and p-value 1 in every score."""
     found = classified(ood=FAR).compare(classified(ood=FAR), 20)
     assert set(found) == set(classified(ood=FAR)) - {"classwise_ece"}
     assert set(found.values()) == {Difference(0.0, 0.0, 0.0, 1.0)}
 
 
 def test_infinite_runs_are_no_different() -> None:
-    """What is infinite in both is no difference that is more than chance."""
+    """Two infinite scores have no difference."""
     probs = torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[1.0, 0.0], [0.6, 0.4]]])
     found = mt.score(mt.Prediction(probs=probs), torch.tensor([1, 0]))
     assert found.compare(found, 40)["nll"].chance == 1
 
 
 def test_a_run_that_is_better() -> None:
-    """Is found, with its sign; one that is not is left in doubt."""
+    """A better run has a significant difference with the right sign; equally good runs do not."""
     good, bad = classified(300, 3.0), classified(300, 2.0, run=1)
-    found = good.compare(bad, 200)
+    found = good.compare(bad, 60)
     assert found["accuracy"].value == pytest.approx(good["accuracy"] - bad["accuracy"])
     assert 0 < found["accuracy"].low < found["accuracy"].value < found["accuracy"].high
     assert found["nll"].low < found["nll"].value < found["nll"].high < 0
-    assert found["nll"].chance == pytest.approx(2 / 201)
-    back = bad.compare(good, 200)
+    assert found["nll"].chance == pytest.approx(2 / 61)
+    back = bad.compare(good, 60)
     assert back["nll"].value == -found["nll"].value
     assert back["nll"].low == pytest.approx(-found["nll"].high)
-    doubtful = classified(300, run=2).compare(classified(300, run=1), 200)["nll"]
+    doubtful = classified(300, run=2).compare(classified(300, run=1), 60)["nll"]
     assert doubtful.low < 0 < doubtful.high
     assert doubtful.chance > 0.05
 
 
 def test_comparisons_are_paired() -> None:
-    """What both runs find hard is no difference: errors that differ by 0.01 everywhere differ by that in every sample."""
+    """Comparisons are paired: errors that differ by 0.01 everywhere differ by 0.01 in every sample."""
     errors = torch.randn(80, generator=rng()).abs().double() * 10
     found = regressed(errors + 0.01).compare(regressed(errors), 100)["mae"]
     assert (found.value, found.low, found.high) == pytest.approx((0.01, 0.01, 0.01))
@@ -273,7 +248,7 @@ def test_comparisons_are_paired() -> None:
 
 
 def test_comparisons_are_seeded() -> None:
-    """By what is given."""
+    """The seed decides the result."""
     good, bad = classified(50), classified(50, run=1)
     assert good.compare(bad, 20) == good.compare(bad, 20)
     assert good.compare(bad, 20) != good.compare(bad, 20, seed=1)
@@ -296,24 +271,16 @@ def shifted(rows: int) -> dict[str, Any]:
     ],
 )
 def test_comparisons_of_other_examples(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Are refused: of this set, of what is out of distribution, of what is shifted."""
-    with pytest.raises(mt.InputError, match="the same examples in both runs"):
+    """Runs with other examples, OOD sets or shifted sets cannot be compared."""
+    with pytest.raises(mt.InputError, match="same examples"):
         classified(**one).compare(classified(**other), 2)
 
 
-def test_merging_nothing() -> None:
-    """Is refused, as are scores by hand."""
-    with pytest.raises(mt.InputError, match="can be merged"):
-        mt.scores.Scores.merge([])
-    with pytest.raises(mt.InputError, match="can be merged"):
-        mt.scores.Scores.merge([mt.scores.Scores({"nll": 1.0}, task="classes")])
-
-
 def test_a_run_as_a_baseline() -> None:
-    """Has errors, if it has accuracies."""
+    """A classification has errors on clean and corrupted data; a regression does not."""
     shift = {"fog": {1: (mt.Prediction(logits=torch.eye(6).expand(3, 6, 6) * 5), torch.arange(6))}}
     found = classified(shift=shift).errors()
     assert found.clean == pytest.approx(1 - classified()["accuracy"])
     assert found.corrupted == {"fog": 0.0}
-    with pytest.raises(mt.InputError, match="a baseline needs accuracies"):
+    with pytest.raises(mt.InputError, match="accuracies"):
         regressed(torch.ones(3)).errors()

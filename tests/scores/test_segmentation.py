@@ -17,7 +17,7 @@ from multitudes.scores.segmentation import confusion, miou
 
 @pytest.mark.parametrize(("count", "classes", "used"), [(500, 5, 5), (40, 2, 2), (60, 8, 4), (1, 3, 3), (30, 1, 1)])
 def test_as_others_have_it(count: int, classes: int, used: int) -> None:
-    """Over the classes that are there or were predicted; classes that are neither do not count."""
+    """The mean is over the classes that occur among targets or predictions."""
     labels, targets = torch.randint(used, (count,)), torch.randint(used, (count,))
     found = confusion(labels, targets, classes)
     seen = sorted({*labels.tolist(), *targets.tolist()})
@@ -28,12 +28,12 @@ def test_as_others_have_it(count: int, classes: int, used: int) -> None:
 
 
 def test_true_classes_are_in_rows() -> None:
-    """One pixel of class 0 that was taken for class 2."""
+    """A pixel of class 0 predicted as class 2 is in row 0 and column 2."""
     assert confusion(torch.tensor([2]), torch.tensor([0]), 3).nonzero().tolist() == [[0, 2]]
 
 
 def test_the_ends() -> None:
-    """All right is 1, all wrong 0, nothing at all NaN."""
+    """All correct is 1, all wrong is 0, and no pixel at all is NaN."""
     targets = torch.tensor([0, 1, 1, 3])
     assert miou(confusion(targets, targets, 5)) == 1
     assert miou(confusion((targets + 1) % 4, targets, 5)) == 0
@@ -43,7 +43,7 @@ def test_the_ends() -> None:
 @settings(max_examples=30)
 @given(count=st.integers(1, 50), classes=st.integers(1, 6), cut=st.integers(0, 50), seed=st.integers(0, 2**31))
 def test_parts_add_up_and_classes_have_no_order(count: int, classes: int, cut: int, seed: int) -> None:
-    """Parts of any size, and any numbering."""
+    """Matrices of parts add up, and the numbering of classes does not matter."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator)
     targets = torch.randint(classes, (count,), generator=generator)

@@ -1,4 +1,4 @@
-"""Selective prediction against its meaning: every order of equal confidences, every threshold, tried."""
+"""Selective prediction against all orders of equal confidences and all thresholds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-import multitudes as mt
 from multitudes.scores.selective import aurc, risk_coverage, threshold_for
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
-"""Confidences in quarters, so that some are equal, and whether they came true."""
+"""Confidences in quarters, so that some are equal, and whether the predictions are right."""
 
 
 def columns(answers: list[tuple[int, bool]]) -> tuple[Tensor, Tensor]:
-    """As tensors."""
+    """Confidence and correctness as tensors."""
     return torch.tensor([c / 4 for c, _ in answers], dtype=torch.float64), torch.tensor([bool(t) for _, t in answers])
 
 
@@ -32,7 +31,7 @@ def by_permutations(answers: list[tuple[int, bool]]) -> list[float]:
 @settings(max_examples=40)
 @given(answers=ANSWERS)
 def test_equal_confidences_come_in_any_order(answers: list[tuple[int, bool]]) -> None:
-    """And count with what is to be expected: against all orders."""
+    """Equal confidences count with the mean over all their orders."""
     coverage, risk = risk_coverage(*columns(answers))
     expected = by_permutations(answers)
     assert coverage.tolist() == pytest.approx([n / len(answers) for n in range(1, len(answers) + 1)])
@@ -41,7 +40,7 @@ def test_equal_confidences_come_in_any_order(answers: list[tuple[int, bool]]) ->
 
 
 def test_against_a_slow_loop() -> None:
-    """Without ties: sort, and count errors so far."""
+    """Without ties, AURC is the mean risk of the sorted examples."""
     confidence, correct = torch.rand(300, dtype=torch.float64), torch.rand(300) < 0.7
     answers = sorted(zip(confidence.tolist(), correct.tolist(), strict=True), reverse=True)
     risks = [sum(not t for _, t in answers[:n]) / n for n in range(1, 301)]
@@ -49,7 +48,7 @@ def test_against_a_slow_loop() -> None:
 
 
 def test_the_ends() -> None:
-    """All right is 0, all wrong 1; of half the errors, less if they are known to be."""
+    """AURC is 0 if all are right and 1 if all are wrong; it is lower if errors have low confidence."""
     confidence = torch.arange(10) / 10
     assert aurc(confidence, torch.ones(10)) == 0
     assert aurc(confidence, torch.zeros(10)) == 1
@@ -62,7 +61,7 @@ def test_the_ends() -> None:
 @settings(max_examples=40)
 @given(answers=ANSWERS, wanted=st.integers(0, 60))
 def test_thresholds_are_those_that_a_search_finds(answers: list[tuple[int, bool]], wanted: int) -> None:
-    """The most answers within an error, the fewest for a coverage; exactly met is met, 60 having all divisors that occur."""
+    """Thresholds are those of a search over all confidences; 60 is divisible by all lengths, so limits are met exactly."""
     confidence, correct = columns(answers)
     tried = {t: [c for a, c in zip(confidence.tolist(), correct.tolist(), strict=True) if a >= t] for t in confidence.tolist()}
     allowed = [t for t, kept in tried.items() if 60 * sum(not c for c in kept) <= wanted * len(kept)]
@@ -72,20 +71,8 @@ def test_thresholds_are_those_that_a_search_finds(answers: list[tuple[int, bool]
 
 
 def test_an_error_that_is_met_exactly_is_allowed() -> None:
-    """Of equal confidences, whatever the sum of their shares is in binary."""
+    """An error that is met exactly is allowed, whatever the rounding."""
     for count in range(1, 30):
         for wrong in range(count + 1):
             found = threshold_for(torch.full((count,), 0.5), torch.arange(count) >= wrong, wrong / count, None)
             assert found == 0.5, (wrong, count)
-
-
-def test_bad_input() -> None:
-    """Named."""
-    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3\] and \[2\]"):
-        aurc(torch.rand(3), torch.ones(2))
-    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3, 1\]"):
-        aurc(torch.rand(3, 1), torch.ones(3))
-    with pytest.raises(mt.InputError, match="no examples to choose from"):
-        risk_coverage(torch.rand(0), torch.ones(0))
-    with pytest.raises(mt.InputError, match="a confidence is NaN"):
-        risk_coverage(torch.tensor([0.5, float("nan")]), torch.ones(2))

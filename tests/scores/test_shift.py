@@ -11,16 +11,16 @@ from multitudes.scores.shift import ALEXNET, Errors, mean_corruption_error, stab
 
 
 def test_the_corruptions() -> None:
-    """15 and 4 others."""
+    """There are 15 standard corruptions and 4 others."""
     assert len(STANDARD) == len(set(STANDARD)) == 15
     assert len(EXTRA) == 4
     assert not set(STANDARD) & set(EXTRA)
 
 
 def test_mce_and_rmce_by_hand() -> None:
-    """Ratios for each corruption, then their mean; of what corruption adds, for both runs over their own clean error.
+    """mCE is the mean ratio of errors; rmCE is the mean ratio of increases over each run's clean error.
 
-    (Ensemble Model Patching prints another denominator of rCE: E_c − E_clean of the baseline is meant.)
+    Ensemble Model Patching prints another denominator of rCE, but means E_c − E_clean of the baseline.
     """
     own = Errors(0.1, {name: 0.2 + 0.01 * n for n, name in enumerate(STANDARD)})
     base = Errors(0.2, {name: 0.5 + 0.02 * n for n, name in enumerate(STANDARD)})
@@ -30,7 +30,7 @@ def test_mce_and_rmce_by_hand() -> None:
 
 
 def test_a_run_is_its_own_baseline() -> None:
-    """1 and 1, and AlexNet's errors are those of the corruptions' authors, as their table rounds them."""
+    """A run against itself has 1 and 1; AlexNet's errors are those of the authors' table."""
     assert mean_corruption_error(ALEXNET, ALEXNET) == pytest.approx((1, 1))
     assert round(ALEXNET.clean, 3) == 0.435
     rounded = {name: round(100 * error) for name, error in ALEXNET.corrupted.items()}
@@ -41,21 +41,21 @@ def test_a_run_is_its_own_baseline() -> None:
 
 
 def test_the_other_four_do_not_count() -> None:
-    """Nor does anything else."""
+    """Extra corruptions and unknown names do not change mCE."""
     more = Errors(ALEXNET.clean, {**ALEXNET.corrupted, **dict.fromkeys(EXTRA, 0.9), "rain": 0.9})
     assert mean_corruption_error(more, ALEXNET) == pytest.approx((1, 1))
 
 
 def test_corruptions_that_are_missing() -> None:
-    """Are named, whoever lacks them."""
+    """Missing corruptions of the run or the baseline are named."""
     less = Errors(0.1, {name: 0.5 for name in STANDARD if name not in ("fog", "snow")})
     for pair in ((less, ALEXNET), (ALEXNET, less)):
-        with pytest.raises(mt.InputError, match="over the 15 standard corruptions, and there is no snow, fog"):
+        with pytest.raises(mt.InputError, match="snow, fog"):
             mean_corruption_error(*pair)
 
 
 def test_stability_is_that_of_the_worst_frame() -> None:
-    """By a loop over anchors, whatever their numbers and their order."""
+    """Stability agrees with a loop over anchors, in any order."""
     correct, anchor = torch.rand(60) < 0.8, torch.randint(-5, 10, (60,)) * 3
     groups = {a: [bool(c) for c, b in zip(correct, anchor.tolist(), strict=True) if a == b] for a in anchor.tolist()}
     expected = sum(all(group) for group in groups.values()) / len(groups)
@@ -66,7 +66,7 @@ def test_stability_is_that_of_the_worst_frame() -> None:
 
 
 def test_stability_of_single_frames_is_accuracy() -> None:
-    """And of one anchor all or nothing."""
+    """With one frame per anchor, stability is accuracy; with one anchor it is 0 or 1."""
     correct = torch.tensor([1.0, 0.0, 1.0, 1.0])
     assert stability(correct, torch.arange(4)) == 0.75
     assert stability(correct, torch.zeros(4)) == 0
@@ -74,8 +74,8 @@ def test_stability_of_single_frames_is_accuracy() -> None:
 
 
 def test_frames_that_do_not_fit_their_anchors() -> None:
-    """Named."""
-    with pytest.raises(mt.InputError, match=r"must be \[N\] both: \[3\] and \[2\]"):
+    """Anchors must be one per frame."""
+    with pytest.raises(mt.InputError, match=r"\[2\] anchors of \[3\] frames"):
         stability(torch.ones(3), torch.zeros(2))
-    with pytest.raises(mt.InputError, match="must be"):
+    with pytest.raises(mt.InputError, match="anchors"):
         stability(torch.ones(0), torch.zeros(0))

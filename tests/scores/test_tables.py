@@ -1,15 +1,16 @@
-"""Scores as tables: those of the whole, of detection by criterion, of corruptions by severity."""
+"""Scores as tables: the whole dataset, OOD detection by criterion, corruptions by severity."""
 
 from __future__ import annotations
 
 import torch
 
 import multitudes as mt
-from multitudes.scores.tables import printed, tables
+from multitudes.scores.tables import tables
+from multitudes.terminal import rendered
 
 
 def scored(**options: object) -> mt.scores.Scores:
-    """Scores of ten classes, with something out of distribution and a corruption."""
+    """Scores of ten classes, with two OOD sets and a corruption."""
     generator = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(3, 60, 10, generator=generator), torch.randint(10, (60,), generator=generator)
     pred = mt.Prediction(logits=logits)
@@ -18,10 +19,10 @@ def scored(**options: object) -> mt.scores.Scores:
 
 
 def test_every_score_stands_in_one_table() -> None:
-    """By its number to four digits, and nowhere twice."""
+    """Every score is in one table, with four digits."""
     scores = scored()
     whole, first, second, corruptions = tables(scores)
-    text = printed([whole])
+    text = rendered([whole])
     assert f"{scores['nll']:.4f}" in text
     assert "nll ↓" in text
     assert "accuracy ↑" in text
@@ -39,7 +40,7 @@ def test_every_score_stands_in_one_table() -> None:
 
 
 def test_intervals_are_shown() -> None:
-    """Beside the value, or in its cell."""
+    """Intervals are beside the value or in its cell."""
     scores = scored(intervals=5)
     text = str(scores)
     low, high = scores.intervals["nll"]
@@ -49,7 +50,7 @@ def test_intervals_are_shown() -> None:
 
 
 def test_a_regression_has_one_table() -> None:
-    """And a spread where something is out of distribution."""
+    """A regression has one table, and another one with an OOD set."""
     pred = mt.Prediction(mean=torch.randn(3, 20), variance=torch.rand(3, 20) + 0.1)
     assert len(tables(mt.score(pred, torch.randn(20)))) == 1
     found = tables(mt.score(pred, torch.randn(20), ood=pred))

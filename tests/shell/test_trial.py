@@ -1,8 +1,9 @@
-"""A trial: trained, predicted, scored, and kept as a row."""
+"""Trials: trained, predicted, scored, and saved as a row."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,39 +14,61 @@ import multitudes as mt
 from multitudes import data
 from multitudes.models import MLP, LeNet
 from multitudes.report.row import Row
-from multitudes.shell import trial
+from multitudes.shell import trial as trials
 from multitudes.shell.budget import Budget
-from multitudes.shell.jobs import Job, job
+from multitudes.shell.jobs import Job, find_job
 from multitudes.shell.trial import Trial, corrupted, in_original_units
 
 FEW = data.fashion("train").subset(range(96))
 TEST = data.fashion("test").subset(range(60))
-
-
-def small() -> Job:
-    return Job(
-        name="small", network=LeNet, train=FEW, test=TEST, validation=data.fashion("validation").subset(range(32)),
-        ood={"digits": data.digits().subset(range(40))}, recipe=mt.Recipe(epochs=2, batch=32, lr=0.01),
-        corruptions=("contrast", "pixelate"), corrupted=10,
-    )  # fmt: skip
+YACHT = find_job("yacht")
+JOBS = {
+    "yacht": YACHT,
+    "same": replace(YACHT, ood={"itself": YACHT.test}),
+    "small": Job(
+        name="small",
+        network=LeNet,
+        train=FEW,
+        test=TEST,
+        validation=data.fashion("validation").subset(range(32)),
+        ood={"digits": data.digits().subset(range(40))},
+        recipe=mt.Recipe(epochs=2, batch=32, lr=0.01),
+        corruptions=("contrast", "pixelate"),
+        corrupted=10,
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"small": small(), "yacht": job("yacht")}
-    monkeypatch.setattr(trial, "loaded", lambda task, root: found[task])
+    monkeypatch.setattr(trials, "load_job", lambda task, root: JOBS[task])
     corrupted.cache_clear()
 
 
-def tried(folder: Path, task: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
-    chosen = method or mt.Packed(members=2)
+def trial(folder: Path, task: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
     return Trial(
-        task=task, name="packed", method=chosen, seed=3, budget=Budget.read(budget), folder=folder, command="type this"
+        task=task,
+        name="packed",
+        method=method or mt.Packed(members=2),
+        seed=3,
+        budget=Budget.read(budget),
+        folder=folder,
+        command="type this",
     )
 
 
-def test_a_row_has_all_that_a_report_shows(tmp_path: Path) -> None:
-    row = tried(tmp_path / "a").run()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a trial that ran to its end."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "load_job", lambda task, root: JOBS[task])
+        trial(folder).run()
+    return folder
+
+
+def test_a_row_has_all_that_a_report_shows(finished: Path) -> None:
+    row = Row.load(finished)
     assert (row.name, row.seed, row.command, row.method) == ("packed", 3, "type this", repr(mt.Packed(members=2)))
     assert row.prediction is not None
     assert row.prediction.count == 2
@@ -54,60 +77,56 @@ def test_a_row_has_all_that_a_report_shows(tmp_path: Path) -> None:
     assert row.scores.intervals["accuracy"][0] <= row.scores["accuracy"] <= row.scores.intervals["accuracy"][1]
     assert "auroc/msp" in row.scores
     assert list(row.shifted) == [1, 2, 3, 4, 5]
-    assert all(0 <= found["accuracy"] <= 1 for found in row.shifted.values())
+    assert all(0 <= scores["accuracy"] <= 1 for scores in row.shifted.values())
     assert row.cost["parameters"] == 2 * row.cost["single_parameters"]
     assert row.settings["recipe"]["epochs"] == 2
     assert row.seconds is not None
 
 
-def test_scores_are_of_the_best_epoch(tmp_path: Path) -> None:
-    row = tried(tmp_path / "a").run()
-    best = mt.load(tmp_path / "a" / "best.multitude", LeNet())
-    assert row.scores["nll"] == pytest.approx(mt.score(mt.predict(best, TEST))["nll"], abs=1e-6)
+def test_scores_are_of_the_best_epoch(finished: Path) -> None:
+    best = mt.load(finished / "best.multitude", LeNet())
+    assert Row.load(finished).scores["nll"] == pytest.approx(mt.score(mt.predict(best, TEST))["nll"], abs=1e-6)
 
 
-def test_what_is_there_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = tried(tmp_path / "a")
-    first = one.run()
-    monkeypatch.setattr(trial, "fit", None)
-    again = one.run()
-    assert dict(again.scores) == dict(first.scores)
+def test_a_finished_trial_is_read_and_not_run(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "fit", None)
+    assert dict(trial(finished).run().scores) == dict(Row.load(finished).scores)
 
 
-def test_a_trial_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many epochs as it was begun with, though seconds would now say otherwise."""
-    whole = tried(tmp_path / "whole").run()
+def test_an_interrupted_trial_resumes(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its number of epochs, although a budget in seconds would now give another, and ends with the same scores."""
+    whole = Row.load(finished)
     monkeypatch.setattr(Budget, "epochs", lambda *args: 2)
-    one, predict = tried(tmp_path / "part", budget="5 s"), trial.predict
+    part, predict = trial(tmp_path / "part", budget="5 s"), trials.predict
 
     def stop(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trial, "predict", stop)
+    monkeypatch.setattr(trials, "predict", stop)
     with pytest.raises(KeyboardInterrupt):
-        one.run()
-    assert not one.done()
-    monkeypatch.setattr(trial, "predict", predict)
+        part.run()
+    assert not part.done()
+    monkeypatch.setattr(trials, "predict", predict)
     monkeypatch.setattr(Budget, "epochs", lambda *args: 9)
-    other = one.run()
-    assert dict(other.scores) == dict(whole.scores)
+    resumed = part.run()
+    assert dict(resumed.scores) == dict(whole.scores)
     assert json.loads((tmp_path / "part" / "config.json").read_text())["recipe"]["epochs"] == 2
 
 
-def test_another_trial_is_not_taken_up(tmp_path: Path) -> None:
-    """Neither its row, nor a run that is not done."""
-    tried(tmp_path / "a").run()
-    with pytest.raises(mt.FileError, match="another trial: budget was 2 epochs and is 3 epochs; take another --out"):
-        tried(tmp_path / "a", budget="3 epochs").run()
+def test_the_folder_of_another_trial_is_refused(tmp_path: Path, finished: Path) -> None:
+    """Its row is, and so is its unfinished run."""
+    folder = shutil.copytree(finished, tmp_path / "a")
+    with pytest.raises(mt.FileError, match=r"budget was 2 epochs and is 3 epochs.*--out"):
+        trial(folder, budget="3 epochs").run()
     with pytest.raises(mt.FileError, match=r"method was Packed\(members=2"):
-        tried(tmp_path / "a", method=mt.Deep(members=2)).run()
-    (tmp_path / "a" / "row.json").unlink()
-    with pytest.raises(mt.FileError, match=r"another run: recipe\.epochs was 2 and is 3"):
-        tried(tmp_path / "a", budget="3 epochs").run()
+        trial(folder, method=mt.Deep(members=2)).run()
+    (folder / "row.json").unlink()
+    with pytest.raises(mt.FileError, match=r"recipe\.epochs was 2 and is 3"):
+        trial(folder, budget="3 epochs").run()
 
 
 def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
-    row = tried(tmp_path / "a", "yacht", mt.Deep(members=2), "30 epochs").run()
+    row = trial(tmp_path / "a", "yacht", mt.Deep(members=2), "15 epochs").run()
     assert row.prediction is not None
     _, test = data.uci("yacht", 0)
     assert torch.allclose(row.prediction.targets, test.original(test.targets))
@@ -116,33 +135,31 @@ def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
     assert Row.load(tmp_path / "a").scores["rmse"] == row.scores["rmse"]
 
 
-def test_what_is_foreign_is_in_the_same_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test set itself as the out-of-distribution set cannot be told apart."""
-    what = job("yacht")
-    monkeypatch.setattr(trial, "loaded", lambda task, root: replace(what, ood={"itself": what.test}))
-    row = tried(tmp_path / "a", "yacht", mt.Deep(members=2), "2 epochs").run()
-    found = [row.scores[name] for name in row.scores if "auroc" in name]
-    assert found
-    assert found == pytest.approx([0.5] * len(found))
+def test_ood_sets_are_in_the_same_units(tmp_path: Path) -> None:
+    """With the test set as its own out-of-distribution set, every AUROC is a half."""
+    row = trial(tmp_path / "a", "same", mt.Deep(members=2), "2 epochs").run()
+    aurocs = [row.scores[name] for name in row.scores if "auroc" in name]
+    assert aurocs
+    assert aurocs == pytest.approx([0.5] * len(aurocs))
 
 
-def test_units() -> None:
-    """Means are moved and stretched, variances stretched twice; classes are left alone."""
-    held = data.Data(torch.zeros(4, 2), torch.zeros(4, 1), target_mean=[3.0], target_std=[2.0])
-    found = in_original_units(
-        mt.Prediction(mean=torch.ones(2, 4, 1), variance=torch.ones(2, 4, 1), targets=torch.zeros(4, 1)), held
+def test_original_units() -> None:
+    """Means are scaled and shifted, variances scaled twice; class probabilities are unchanged."""
+    dataset = data.Data(torch.zeros(4, 2), torch.zeros(4, 1), target_mean=[3.0], target_std=[2.0])
+    restored = in_original_units(
+        mt.Prediction(mean=torch.ones(2, 4, 1), variance=torch.ones(2, 4, 1), targets=torch.zeros(4, 1)), dataset
     )
-    assert torch.equal(found.members.mean, torch.full((2, 4, 1), 5.0))
-    assert torch.equal(found.members.variance, torch.full((2, 4, 1), 4.0))
-    assert torch.equal(found.targets, torch.full((4, 1), 3.0))
+    assert torch.equal(restored.members.mean, torch.full((2, 4, 1), 5.0))
+    assert torch.equal(restored.members.variance, torch.full((2, 4, 1), 4.0))
+    assert torch.equal(restored.targets, torch.full((4, 1), 3.0))
     classes = mt.Prediction(logits=torch.zeros(2, 4, 3))
-    assert in_original_units(classes, held) is classes
+    assert in_original_units(classes, dataset) is classes
 
 
 def test_milestones_move_with_the_epochs() -> None:
-    how = mt.Recipe(epochs=75, schedule="multistep", milestones=(25, 50))
-    assert trial._rescaled(how, 9) == {"epochs": 9, "milestones": (3, 6)}
-    assert trial._rescaled(how, 2) == {"epochs": 2, "milestones": (1,)}
+    recipe = mt.Recipe(epochs=75, schedule="multistep", milestones=(25, 50))
+    assert trials._rescaled(recipe, 9) == {"epochs": 9, "milestones": (3, 6)}
+    assert trials._rescaled(recipe, 2) == {"epochs": 2, "milestones": (1,)}
 
 
 def test_a_network_of_vectors_has_no_corruptions() -> None:

@@ -57,7 +57,7 @@ def test_the_fastest_executor_differs_by_rounding(example: ModuleType) -> None:
 
 
 def test_scores_are_in_the_units_of_the_target(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are what follows from each member by itself on its own split; and they are better than those of a constant."""
+    """They equal those of each member alone on its split, and are better than those of a constant."""
     found = example.main(["yacht", "--epochs", "20"])["yacht"]["stacked"]
     assert found.rmse.shape == found.density.shape == (20,)
     for s in (0, 19):

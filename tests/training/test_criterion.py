@@ -1,9 +1,11 @@
-"""Judging: what outputs and targets mean in training and in validation."""
+"""The criterion and the validation of a run: what outputs and targets mean."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,16 +16,18 @@ from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes import data
-from multitudes.training import criterion as judging
+from multitudes.training import validation
 from multitudes.training.criterion import TaskCriterion
+from multitudes.training.feed import ignore_of
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
 G = torch.Generator().manual_seed(0)
 TOKENS = torch.randint(20, (64, 5), generator=G)
 WORDS = TensorDataset(TOKENS, TOKENS % 5)
-IMAGES = torch.randn(40, 3, 6, 6, generator=G).double()
+IMAGES = torch.randn(40, 3, 4, 4, generator=G).double()
 PIXELS = IMAGES.argmax(1)
+FEW_TOKENS, FEW_IMAGES = TOKENS[:2], IMAGES[:2]
 
 
 class Tokens(nn.Module):
@@ -38,15 +42,24 @@ class Tokens(nn.Module):
         return {"logits": self.head(hidden), "hidden": hidden} if self.several else self.head(hidden)
 
 
-def words(**options: Any) -> mt.Ensemble:
+@functools.cache
+def converted(model: Callable[[], nn.Module], example: Tensor, method: mt.Method | None = None) -> mt.Ensemble:
     torch.manual_seed(0)
-    return mt.ensemble(Tokens(**options), mt.Deep(members=2), TOKENS[:2], seed=0)
+    return mt.ensemble(model(), method or mt.Deep(members=2), example, seed=0)
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Conv2d(8, 3, 1)).double()
+
+
+def words(model: Callable[[], nn.Module] = Tokens) -> mt.Ensemble:
+    """The same new ensemble each time."""
+    return copy.deepcopy(converted(model, FEW_TOKENS))
 
 
 def pixels(method: mt.Method | None = None) -> mt.Ensemble:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Conv2d(8, 3, 1)).double()
-    return mt.ensemble(net, method or mt.Deep(members=2), IMAGES[:2], seed=0)
+    """The same new ensemble each time."""
+    return copy.deepcopy(converted(dense, FEW_IMAGES, method))
 
 
 def holes(mark: int) -> Tensor:
@@ -55,7 +68,7 @@ def holes(mark: int) -> Tensor:
     return torch.where(lacking, mark, PIXELS)
 
 
-LONG = Recipe(epochs=20, batch=16, lr=1.0)
+LONG = Recipe(epochs=8, batch=16, lr=1.0)
 
 
 def test_classes_last() -> None:
@@ -72,29 +85,28 @@ def test_classes_last_of_a_criterion_of_ones_own() -> None:
         return F.cross_entropy(output.movedim(-1, 1), target)
 
     assert fit(words(), WORDS, LONG, val=WORDS, class_axis=-1, criterion=criterion).metrics[-1]["val_accuracy"] == 1
-    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken .* class_axis=-1"):
+    with pytest.warns(UserWarning, match=r"\[B, 5, 5\].*class_axis=-1"):
         fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, criterion=criterion)
 
 
 def test_classes_that_may_be_either_axis() -> None:
     """What they are taken for is said, unless the caller has said it."""
-    with pytest.warns(UserWarning, match=r"outputs are \[B, 5, 5\]: axis 1 is taken"):
+    with pytest.warns(UserWarning, match=r"\[B, 5, 5\].*class_axis=1"):
         fit(words(), WORDS, Recipe(epochs=1, batch=16))
     for axis in (1, -1):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             fit(words(), WORDS, Recipe(epochs=1, batch=16), val=WORDS, class_axis=axis)
-    with pytest.raises(mt.InputError, match=r"classes are the last axis, fit\(\.\.\., class_axis=-1\)"):
-        fit(words(classes=7), WORDS, Recipe(epochs=1, batch=16))
-    with pytest.raises(mt.InputError, match="class_axis=2: 1, or -1 for tokens"):
-        fit(words(), WORDS, LONG, class_axis=2)
+    with pytest.raises(mt.InputError, match="class_axis=-1"):
+        fit(words(lambda: Tokens(classes=7)), WORDS, Recipe(epochs=1, batch=16))
 
 
 def test_one_of_several_outputs() -> None:
-    run = fit(words(several=True), WORDS, LONG, val=WORDS, class_axis=-1, output="logits")
+    several = functools.partial(Tokens, several=True)
+    run = fit(words(several), WORDS, LONG, val=WORDS, class_axis=-1, output="logits")
     assert run.metrics[-1]["val_accuracy"] == 1
-    with pytest.raises(mt.InputError, match="say which is meant, output="):
-        fit(words(several=True), WORDS, LONG)
+    with pytest.raises(mt.InputError, match="output="):
+        fit(words(several), WORDS, LONG)
 
 
 @pytest.mark.parametrize("mark", [255, -100])
@@ -106,7 +118,7 @@ def test_pixels_without_a_label(mark: int, how: str) -> None:
     if how == "by the set":
         known = {"train": data.Data(IMAGES, labels, classes=("a", "b", "c"), ignore=mark)}
     ens = pixels()
-    run = fit(ens, recipe=Recipe(epochs=20, batch=10, lr=0.1), val=known["train"], **known)
+    run = fit(ens, recipe=Recipe(epochs=8, batch=10, lr=0.3), val=known["train"], **known)
     found = mt.score(mt.predict(ens, IMAGES), labels, ignore=mark)
     assert run.metrics[-1]["val_accuracy"] == pytest.approx(found["accuracy"])
     assert run.metrics[-1]["val_nll"] == pytest.approx(found["nll"])
@@ -117,39 +129,28 @@ def test_labels_as_torch_marks_them_need_no_word() -> None:
     """−100 is no label to torch's cross entropy, and so not to us."""
     train = TensorDataset(IMAGES, holes(-100))
     assert fit(pixels(), train, Recipe(epochs=1, batch=10), val=train).metrics[0]["val_accuracy"] > 0
-    with pytest.raises(mt.InputError, match=r"target 255 is no class: there are 0 to 2; .* or what ignore= says"):
-        fit(pixels(), TensorDataset(IMAGES, holes(255)), Recipe(epochs=1, batch=10))
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "batches"),
     [
-        mt.Deep(members=2),
-        mt.BatchEnsemble(members=2, feed="all"),
-        mt.MIMO(members=2, rho=1.0),
-        mt.MIMO(members=2, rho=1.0, repeat=2),
+        (mt.Deep(members=2), "same"),
+        (mt.Deep(members=2), "own"),
+        (mt.BatchEnsemble(members=2, feed="all"), "same"),
+        (mt.MIMO(members=2, rho=1.0), "same"),
+        pytest.param(mt.MIMO(members=2, rho=1.0, repeat=2), "same", marks=pytest.mark.slow),
     ],
-    ids=str,
 )
-def test_parts_of_a_step_count_what_has_a_label(method: mt.Method) -> None:
-    """In parts or whole, a step is the same, also where labels are many in one part and none in another."""
+def test_parts_of_a_step_count_labels(method: mt.Method, batches: Any) -> None:
+    """In parts or whole, a step is the same, also where labels are many in one part and none in another.
+
+    With batches of their own, each member's labels count in its own mean.
+    """
     train = TensorDataset(IMAGES, holes(-100))
     states = []
     for parts in (1, 4, 20):
         ens = pixels(method)
-        fit(ens, train, Recipe(epochs=3, batch=20, lr=0.5, accumulate=parts))
-        states.append(ens.state_dict())
-    for other in states[1:]:
-        torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
-
-
-def test_parts_of_members_own_batches() -> None:
-    """Each member's labels count in its own mean."""
-    train = TensorDataset(IMAGES, holes(-100))
-    states = []
-    for parts in (1, 4, 20):
-        ens = pixels()
-        fit(ens, train, Recipe(epochs=3, batch=20, lr=0.5, accumulate=parts, batches="own"))
+        fit(ens, train, Recipe(epochs=2, batch=20, lr=0.5, accumulate=parts, batches=batches))
         states.append(ens.state_dict())
     for other in states[1:]:
         torch.testing.assert_close(other, states[0], rtol=1e-9, atol=1e-12)
@@ -165,8 +166,7 @@ def test_one_label_in_a_step() -> None:
     assert losses[0] > 0.1
 
 
-@pytest.mark.parametrize("task", ["binary", "multilabel"])
-@pytest.mark.parametrize("kind", [torch.long, torch.float64, torch.uint8])
+@pytest.mark.parametrize(("task", "kind"), [("binary", torch.long), ("multilabel", torch.float64), ("multilabel", torch.uint8)])
 def test_yes_or_no_without_a_label(task: str, kind: torch.dtype) -> None:
     """They are neither learned from nor counted."""
     wanted = (IMAGES[:, :1] > 0).long() if task == "binary" else (IMAGES > 0).long()
@@ -189,55 +189,65 @@ def test_yes_or_no_without_a_label(task: str, kind: torch.dtype) -> None:
 def test_probabilities_of_classes_that_are_last() -> None:
     """They lie as outputs do."""
     soft = F.one_hot(TOKENS % 5, 5).float() * 0.9 + 0.02
-    found = [fit(words(), TensorDataset(TOKENS, y), Recipe(epochs=3, batch=16), class_axis=-1) for y in (soft, TOKENS % 5)]
-    right = mt.predict(fit(words(), TensorDataset(TOKENS, soft), LONG, class_axis=-1).ensemble, TOKENS, class_axis=-1)
-    assert bool((right.labels == TOKENS % 5).all())
+    found = [fit(words(), TensorDataset(TOKENS, y), LONG, class_axis=-1) for y in (soft, TOKENS % 5)]
+    assert bool((mt.predict(found[0].ensemble, TOKENS, class_axis=-1).labels == TOKENS % 5).all())
     assert found[0].metrics[-1]["loss"] > found[1].metrics[-1]["loss"]
 
 
-def test_sets_that_do_not_agree() -> None:
-    one, other = (data.Data(IMAGES, PIXELS, ignore=ignore) for ignore in (255, 0))
-    with pytest.raises(mt.InputError, match="training sets ignore 0 and 255"):
-        fit(pixels(), [one, other], LONG)
-    with pytest.raises(mt.InputError, match="val= says ignore=0, and training ignores 255"):
-        fit(pixels(), one, LONG, val=other)
-    part, _ = torch.utils.data.random_split(one, [30, 10])
-    assert judging.ignored_by(part) == 255
-    assert judging.ignored_by([one, one]) == 255
-    assert judging.ignored_by(WORDS) is None
+class Empty(torch.utils.data.IterableDataset[Any]):
+    """A stream without examples."""
+
+    def __iter__(self) -> Any:
+        return iter(())
 
 
-def test_criteria_that_are_none() -> None:
-    with pytest.raises(mt.InputError, match=r"the criterion gives \[16, 5\] numbers and not one: .*reduction='mean'"):
-        fit(words(), WORDS, LONG, criterion=nn.CrossEntropyLoss(reduction="none"))
-    with pytest.raises(mt.InputError, match="the criterion gives a tuple and not one"):
-        fit(words(), WORDS, LONG, criterion=lambda output, target: (1, 2))  # type: ignore[arg-type,return-value]
-    one = fit(
+BOUNDARY, GROUND = (data.Data(IMAGES, PIXELS, ignore=ignore) for ignore in (255, 0))
+DICTS = [(image, {"y": y}) for image, y in zip(IMAGES, PIXELS, strict=True)]
+NO_LABELS = TensorDataset(IMAGES, torch.full_like(PIXELS, -100))
+ALL_LABELS = TensorDataset(IMAGES, PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("ens", "train", "options", "nouns"),
+    [
+        (pixels, [BOUNDARY, GROUND], {}, "ignore=0 and 255"),
+        (pixels, BOUNDARY, {"val": GROUND}, "val= has ignore=0.*255"),
+        (words, WORDS, {"criterion": nn.CrossEntropyLoss(reduction="none")}, r"\[16, 5\].*reduction='mean'"),
+        (words, WORDS, {"criterion": lambda output, target: (1, 2)}, "criterion .*tuple"),
+        (words, WORDS, {"criterion": "ce"}, "criterion='ce'"),
+        (words, WORDS, {"class_axis": 2}, "class_axis=2"),
+        (words, WORDS, {"val": Empty(), "class_axis": -1}, "val= has no examples"),
+        (words, WORDS, {"val": [(TOKENS[:8], TOKENS[:8] % 5)], "class_axis": -1}, "list of batches"),
+        (words, WORDS, {"val": [WORDS, WORDS], "class_axis": -1}, "val= takes one dataset"),
+        (pixels, ALL_LABELS, {"val": NO_LABELS}, "val=.*no labels"),
+        (pixels, ALL_LABELS, {"val": data.Data(IMAGES, holes(255))}, "val=: target 255 .*ignore=255"),
+        (pixels, DICTS, {"val": DICTS, "criterion": lambda o, y: F.cross_entropy(o, y["y"])}, "targets are a dict.*split="),
+        (pixels, TensorDataset(IMAGES, holes(255)), {}, "target 255 .*0 to 2.*ignore="),
+        (pixels, TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), {}, "target 156"),
+    ],
+)
+def test_refusals(ens: Callable[[], mt.Ensemble], train: Any, options: dict[str, Any], nouns: str) -> None:
+    """The small type uint8 has no negative numbers: a byte of 156 is not −100."""
+    with pytest.raises(mt.InputError, match=nouns):
+        fit(ens(), train, Recipe(epochs=1, batch=16), **options)
+
+
+def test_labels_to_ignore_are_no_regressions() -> None:
+    with pytest.raises(mt.InputError, match=r"ignore=-100.*regression"):
+        TaskCriterion("regression", ignore=-100)
+
+
+def test_what_datasets_ignore() -> None:
+    part, _ = torch.utils.data.random_split(BOUNDARY, [30, 10])
+    assert ignore_of(part) == ignore_of([BOUNDARY, BOUNDARY]) == 255
+    assert ignore_of(WORDS) is None
+
+
+def test_a_criterion_may_return_one_number_in_any_shape() -> None:
+    run = fit(
         words(), WORDS, Recipe(epochs=1, batch=16), criterion=lambda output, target: F.cross_entropy(output, target)[None]
     )
-    assert one.metrics[0]["loss"] > 0
-    with pytest.raises(mt.InputError, match="ignore=-100 is for labels, and the task is regression"):
-        fit(mt.ensemble(nn.Linear(3, 1), mt.Deep(), torch.randn(2, 3), task="regression"), WORDS, LONG, ignore=-100)
-    with pytest.raises(mt.InputError, match="criterion='ce': give a loss"):
-        fit(words(), WORDS, LONG, criterion="ce")  # type: ignore[arg-type]
-
-
-def test_validations_that_are_none() -> None:
-    class Empty(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(())
-
-    with pytest.raises(mt.InputError, match="val= has no examples"):
-        fit(words(), WORDS, LONG, val=Empty(), class_axis=-1)
-    with pytest.raises(mt.InputError, match="val=: nothing in it has a label"):
-        fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=TensorDataset(IMAGES, torch.full_like(PIXELS, -100)))
-    with pytest.raises(mt.InputError, match="targets are a dict, and a prediction takes one tensor of them: split="):
-        told = [(image, {"y": y}) for image, y in zip(IMAGES, PIXELS, strict=True)]
-        fit(pixels(), told, LONG, val=told, criterion=lambda output, target: F.cross_entropy(output, target["y"]))
-    with pytest.raises(mt.InputError, match="this is a list of batches"):
-        fit(words(), WORDS, LONG, val=[(TOKENS[:8], TOKENS[:8] % 5)], class_axis=-1)
-    with pytest.raises(mt.InputError, match=r"val=: target 255 .*ignore=255 or whatever"):
-        fit(pixels(), TensorDataset(IMAGES, PIXELS), LONG, val=data.Data(IMAGES, holes(255)))
+    assert run.metrics[0]["loss"] > 0
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
@@ -273,7 +283,7 @@ def test_probabilities_of_members_own_batches(how: str) -> None:
     for parts in (1, 2):
         recipe = Recipe(epochs=1, batch=16, batches="own" if how == "own" else "same", accumulate=parts)
         assert fit(ens, train, recipe).metrics[0]["loss"] > 1
-    with pytest.raises(mt.InputError, match="must be probabilities"):
+    with pytest.raises(mt.InputError, match="probabilities"):
         fit(ens, TensorDataset(x, soft * 2), Recipe(epochs=1, batch=16))
 
 
@@ -295,9 +305,7 @@ def test_more_classes_than_a_small_type_counts(classes: int, kind: torch.dtype) 
 
 
 def test_small_types_have_no_negative_numbers() -> None:
-    """A byte of 156 is not −100."""
-    with pytest.raises(mt.InputError, match="target 156 is no class"):
-        fit(pixels(), TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), Recipe(epochs=1, batch=10))
+    """255 as a byte is ignored as 255 is."""
     train = TensorDataset(IMAGES, holes(255).byte())
     runs = [
         fit(pixels(), one, Recipe(epochs=2, batch=10), val=one, ignore=255)
@@ -328,8 +336,8 @@ def test_a_batch_without_labels_teaches_nothing() -> None:
 
 def test_the_embedded_scenes() -> None:
     """The set that the library makes has pixels without a label, and says so."""
-    train, val = data.scenes("train", examples=20), data.scenes("validation", examples=6)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, len(train.classes or ()), 1))
+    train, val = data.scenes("train", examples=10), data.scenes("validation", examples=4)
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, len(train.classes or ()), 1))
     run = fit(mt.ensemble(net, mt.Deep(members=2), train.batch([0, 1])[0]), train, Recipe(epochs=3, batch=5, lr=0.1), val=val)
     assert bool((val.targets == val.ignore).any())
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
@@ -340,10 +348,8 @@ def test_all_targets_of_a_validation_are_looked_at_first() -> None:
     bad = TOKENS % 5
     bad[50, 0] = 9
     for val in (TensorDataset(TOKENS, bad), data.Data(TOKENS, bad)):
-        with pytest.raises(mt.InputError, match=r"val=: target 9 of example 50 is no class: there are 0 to 4"):
+        with pytest.raises(mt.InputError, match=r"val=: target 9 of example 50.*0 to 4"):
             fit(words(), WORDS, LONG, val=val, class_axis=-1)
-    with pytest.raises(mt.InputError, match="val= is one set for all members"):
-        fit(words(), [WORDS, WORDS], LONG, val=[WORDS, WORDS], class_axis=-1)
 
 
 def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,8 +359,8 @@ def test_a_validation_is_in_the_recipes_precision(monkeypatch: pytest.MonkeyPatc
         seen.append(options["amp"])
         return predict(*args, **options)
 
-    predict = judging.predict
-    monkeypatch.setattr(judging, "predict", recorded)
+    predict = validation.predict
+    monkeypatch.setattr(validation, "predict", recorded)
     for precision in ("32", "bf16"):
         fit(words(), WORDS, Recipe(epochs=1, batch=16, precision=precision), val=WORDS, class_axis=-1)
     assert seen == [False, False, False, torch.bfloat16]

@@ -56,13 +56,13 @@ def test_fabrics_of_ones_own() -> None:
     ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
     check_fabric(Fabric(accelerator="cpu", devices=1), ens, Recipe())
     check_fabric(Fabric(accelerator="cpu", devices=2, strategy="ddp"), ens, Recipe())
-    with pytest.raises(mt.InputError, match=r"not ModelParallelStrategy; to shard, fully_shard\(ens\)"):
+    with pytest.raises(mt.InputError, match=r"ModelParallelStrategy.*fully_shard\(ens\)"):
         check_fabric(SimpleNamespace(strategy=ModelParallelStrategy(lambda module, mesh: module)), ens, Recipe())
     with pytest.raises(mt.InputError, match="not str"):
         check_fabric("cpu", ens, Recipe())
     half = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     check_fabric(half, ens, Recipe(precision="bf16"))
-    with pytest.raises(mt.InputError, match=r"Recipe\(precision='32'\) is Fabric\(precision='32-true'\), not 'bf16-mixed'"):
+    with pytest.raises(mt.InputError, match=r"Recipe\(precision='32'\).*Fabric\(precision='32-true'\).*'bf16-mixed'"):
         check_fabric(half, ens, Recipe())
 
 

@@ -82,7 +82,7 @@ def test_one_example_of_many() -> None:
 
 def test_some_numbers_of_very_large_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not rows, of which there may be few."""
-    monkeypatch.setattr(fingerprint, "MUCH", 1000)
+    monkeypatch.setattr(fingerprint, "LARGE", 1000)
     large = torch.zeros(1, 2000, dtype=torch.bool)
     before = tensor_fingerprint([large])
     large[0, -1] = True

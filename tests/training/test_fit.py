@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import csv
+import functools
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
 
 
-def made(method: mt.Method, **options: Any) -> mt.Ensemble:
+@functools.cache
+def converted(method: mt.Method, start: Any) -> mt.Ensemble:
     torch.manual_seed(0)
-    return mt.ensemble(network(), method, X[:2], seed=0, **options)
+    return mt.ensemble(network(), method, X[:2], seed=0, start=start)
+
+
+def made(method: mt.Method | None = None, start: str = "fresh") -> mt.Ensemble:
+    """The same new ensemble each time, by default two members."""
+    return copy.deepcopy(converted(method or mt.Deep(members=2), start))
 
 
 def same(a: mt.Ensemble, b: mt.Ensemble) -> bool:
@@ -53,11 +61,10 @@ def same(a: mt.Ensemble, b: mt.Ensemble) -> bool:
 def test_every_method_learns(kind: type[mt.Method]) -> None:
     """The loss falls and the accuracy rises, by the method's own steps."""
     ens = made(kind())
-    before = mt.score(mt.predict(ens, VAL))["accuracy"]
-    run = fit(ens, TRAIN, Recipe(epochs=8, batch=20, lr=0.1, schedule="cosine"), val=VAL)
+    run = fit(ens, TRAIN, Recipe(epochs=4, batch=20, lr=0.1, schedule="cosine"), val=VAL)
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
-    assert run.metrics[-1]["val_accuracy"] > max(before, 0.6)
-    assert [line["epoch"] for line in run.metrics] == list(range(1, 9))
+    assert run.metrics[-1]["val_accuracy"] > 0.6
+    assert [line["epoch"] for line in run.metrics] == [1, 2, 3, 4]
 
 
 def test_a_step_is_that_of_a_loop_by_hand() -> None:
@@ -65,7 +72,7 @@ def test_a_step_is_that_of_a_loop_by_hand() -> None:
     recipe = Recipe(
         epochs=2, batch=50, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, schedule="multistep", milestones=(1,)
     )
-    ens, hand = made(mt.Deep(members=2)), made(mt.Deep(members=2)).train()
+    ens, hand = made(), made().train()
     fit(ens, TRAIN, recipe)
     optimizer = torch.optim.SGD(hand.param_groups(lr=0.1, weight_decay=0.01), momentum=0.9, nesterov=True)
     feed = training.Feed(TRAIN, batch=50, seed=0, members=2, own=False, device=torch.device("cpu"))
@@ -82,16 +89,20 @@ def test_a_step_is_that_of_a_loop_by_hand() -> None:
 ADDED: list[dict[str, Any]] = [{}, {"optimizer": "adam", "lr": 0.01, "clip": 0.2, "l1": 0.02}, {"ema": 0.8, "clip": 0.2}]
 
 
-@pytest.mark.parametrize("settings", ADDED)
-@pytest.mark.parametrize("parts", [4, 10])
+@functools.cache
+def smooth() -> mt.Ensemble:
+    """Two heads without BatchNorm, in double precision."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    return mt.ensemble(net, mt.MultiHead(members=2), X[:2].double(), seed=0)
+
+
+@pytest.mark.parametrize(("settings", "parts"), [(ADDED[0], 10), (ADDED[1], 4), (ADDED[2], 10)])
 def test_accumulated_parts_are_one_step(settings: dict[str, Any], parts: int) -> None:
     """Without BatchNorm, up to rounding: what is clipped is the sum, and what the recipe adds is added once."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     data = TensorDataset(X[:200].double(), Y[:200])
     runs = []
     for accumulate in (1, parts):
-        one = mt.ensemble(net, mt.MultiHead(members=2), X[:2].double(), seed=0)
+        one = copy.deepcopy(smooth())
         runs.append(fit(one, data, Recipe(**{"epochs": 2, "batch": 100, "lr": 0.1, "accumulate": accumulate, **settings})))
     for name, value in runs[0].ensemble.state_dict().items():
         torch.testing.assert_close(value, runs[1].ensemble.state_dict()[name])
@@ -101,7 +112,7 @@ def test_accumulated_parts_are_one_step(settings: dict[str, Any], parts: int) ->
 @pytest.mark.parametrize("settings", ADDED[1:])
 def test_what_a_recipe_adds_is_that_of_a_loop_by_hand(settings: dict[str, Any]) -> None:
     """The sum of absolute weights, members' norms, Adam, and the average of all weights that there were."""
-    ens, hand = made(mt.Deep(members=2)), made(mt.Deep(members=2)).train()
+    ens, hand = made(), made().train()
     recipe = Recipe(**{"epochs": 2, "batch": 50, "lr": 0.1, **settings})
     fit(ens, TRAIN, recipe)
     groups = hand.param_groups(lr=recipe.lr)
@@ -135,41 +146,41 @@ def rates(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[float]:
         return step(work, batches)
 
     monkeypatch.setattr(training, "_step", noting)
-    fit(made(mt.Deep(members=2)), TRAIN, recipe)
+    fit(made(), TRAIN, recipe)
     return found
 
 
 def test_schedules_reach_the_optimiser(monkeypatch: pytest.MonkeyPatch) -> None:
     """One cycle as torch's own; a warm-up in even steps before a cosine."""
-    found = rates(monkeypatch, Recipe(epochs=4, batch=20, lr=0.2, schedule="onecycle"))
+    found = rates(monkeypatch, Recipe(epochs=4, batch=50, lr=0.2, schedule="onecycle"))
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.2, momentum=0.9)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=40, cycle_momentum=False)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=16, cycle_momentum=False)
     expected = []
-    for _ in range(40):
+    for _ in range(16):
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         cycle.step()
     assert found == pytest.approx(expected)
     monkeypatch.undo()
-    warm = rates(monkeypatch, Recipe(epochs=4, batch=20, lr=0.2, schedule="cosine", warmup=1))
-    assert warm[:10] == pytest.approx([0.02 * step for step in range(1, 11)])
-    assert warm[10:] == sorted(warm[10:], reverse=True)
+    warm = rates(monkeypatch, Recipe(epochs=4, batch=50, lr=0.2, schedule="cosine", warmup=1))
+    assert warm[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2])
+    assert warm[4:] == sorted(warm[4:], reverse=True)
     assert warm[-1] < 0.01
 
 
 def test_it_repeats_and_leaves_randomness_alone() -> None:
     """The same seed gives the same weights, whatever torch's generator is at."""
-    found = []
+    found, recipe = [], Recipe(epochs=2, batch=50, lr=0.1)
     for start in (1, 2):
         ens = made(mt.MCDropout(members=3, position="layers"))
         torch.manual_seed(start)
         before = torch.get_rng_state()
-        fit(ens, TRAIN, Recipe(epochs=2, batch=20, lr=0.1))
+        fit(ens, TRAIN, recipe)
         assert torch.equal(torch.get_rng_state(), before)
         found.append(ens)
     assert same(*found)
     other = made(mt.MCDropout(members=3, position="layers"))
-    fit(other, TRAIN, Recipe(epochs=2, batch=20, lr=0.1, seed=5))
+    fit(other, TRAIN, replace(recipe, seed=5))
     assert not same(found[0], other)
 
 
@@ -179,20 +190,25 @@ def test_it_repeats_and_leaves_randomness_alone() -> None:
 def test_sources_of_diversity(start: str, batches: Any, diverse: bool) -> None:
     """With all of them off members stay equal: their mutual information is exactly zero."""
     ens = made(mt.Deep(members=3), start=start)
-    fit(ens, TRAIN, Recipe(epochs=2, batch=20, lr=0.1, batches=batches, deterministic=True))
+    fit(ens, TRAIN, Recipe(epochs=2, batch=50, lr=0.1, batches=batches, deterministic=True))
     found = mt.predict(ens, VAL).mutual_information
     assert bool((found > 0).any()) == diverse
     assert diverse or float(found.max()) == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip": 0.1}, {"optimizer": "adam", "clip": 0.1}])
+@functools.cache
+def three_networks() -> mt.Ensemble:
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    return mt.ensemble(net, mt.Deep(members=3), X[:2], seed=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adam", "clip": 0.1}])
 def test_many_small_runs_as_one(settings: dict[str, Any]) -> None:
     """Members with sets of their own learn as they would alone, whatever the gradients of others are."""
     sets = [TensorDataset(X[:200].roll(m, 0) * 10**m, Y[:200].roll(m, 0)) for m in range(3)]
-    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-    ens = mt.ensemble(net, mt.Deep(members=3), X[:2], seed=0)
+    ens = copy.deepcopy(three_networks())
     alone = [ens.subset([m]) for m in range(3)]
-    recipe = Recipe(epochs=2, batch=20, lr=0.05, **settings)
+    recipe = Recipe(epochs=2, batch=50, lr=0.05, **settings)
     fit(ens, sets, recipe)
     for m in range(3):
         fit(alone[m], sets[m], recipe)
@@ -214,11 +230,9 @@ def test_tasks(task: str, outputs: int, target: Tensor) -> None:
     """Each has its loss and what its best epoch is best by."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, outputs))
-    ens = mt.ensemble(net, mt.Packed(members=2), X[:2], seed=0, task=task)
-    run = fit(
-        ens, TensorDataset(X[:200], target[:200]), Recipe(epochs=6, batch=20, lr=0.01, optimizer="adam"),
-        val=TensorDataset(X[200:], target[200:]),
-    )  # fmt: skip
+    ens = mt.ensemble(net, mt.Deep(members=2), X[:2], seed=0, task=task)
+    val = TensorDataset(X[200:], target[200:])
+    run = fit(ens, TensorDataset(X[:200], target[:200]), Recipe(epochs=3, batch=50, lr=0.01, optimizer="adam"), val=val)
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
     assert ("val_accuracy" in run.metrics[0]) == (task in ("binary", "multilabel"))
     assert run.best_epoch is not None
@@ -226,9 +240,9 @@ def test_tasks(task: str, outputs: int, target: Tensor) -> None:
 
 def test_pixels() -> None:
     """A dense classification."""
-    x = torch.randn(24, 3, 8, 8)
+    x = torch.randn(24, 3, 4, 4)
     y = (x.mean(1) > 0).long()
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))
     ens = mt.ensemble(net, mt.Deep(members=2), x[:2], seed=0)
     run = fit(ens, TensorDataset(x, y), Recipe(epochs=6, batch=8, lr=0.05, channels_last=True), val=TensorDataset(x, y))
     assert run.metrics[-1]["val_accuracy"] > 0.8
@@ -236,8 +250,8 @@ def test_pixels() -> None:
 
 def test_the_best_and_the_last(tmp_path: Path) -> None:
     """Both are in the folder, and the run can go back to its best."""
-    ens = made(mt.Deep(members=2))
-    run = fit(ens, TRAIN, Recipe(epochs=5, batch=20, lr=1.5, best="members"), val=VAL, out=tmp_path / "a")
+    ens = made()
+    run = fit(ens, TRAIN, Recipe(epochs=4, batch=50, lr=1.5, best="members"), val=VAL, out=tmp_path / "a")
     last, best = (mt.load(tmp_path / "a" / f"{name}.multitude", network()) for name in ("last", "best"))
     assert same(last, ens)
     assert mt.score(mt.predict(best, VAL))["member_accuracy"] >= max(
@@ -247,31 +261,36 @@ def test_the_best_and_the_last(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert lines == run.metrics
     with pytest.raises(mt.InputError, match="val="):
-        fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1)).use_best()
+        fit(made(), TRAIN, Recipe(epochs=1)).use_best()
 
 
-@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.EMP(members=3), mt.MIMO(members=2), mt.MCDropout(members=2)])
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw", "ema": 0.9, "clip": 1.0}])
+MANY: dict[str, Any] = {"optimizer": "adamw", "ema": 0.9, "clip": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (mt.Deep(members=2), {}),
+        (mt.EMP(members=3), MANY),
+        *(
+            pytest.param(method, settings, marks=pytest.mark.slow)
+            for method, settings in (
+                (mt.Deep(members=2), MANY),
+                (mt.EMP(members=3), {}),
+                (mt.MIMO(members=2), {}),
+                (mt.MIMO(members=2), MANY),
+                (mt.MCDropout(members=2), {}),
+                (mt.MCDropout(members=2), MANY),
+            )
+        ),
+    ],
+)
 def test_a_run_goes_on(method: mt.Method, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after any epoch, in the midst of another, it ends with the same weights and the same lines."""
-    recipe = Recipe(epochs=5, batch=20, lr=0.05, schedule="cosine", **settings)
+    recipe = Recipe(epochs=5, batch=50, lr=0.05, schedule="cosine", **settings)
     whole = fit(made(method), TRAIN, recipe, val=VAL, out=tmp_path / "whole")
-    steps, step = [0], training._step
-
-    def stopping(*args: Any) -> Tensor:
-        steps[0] += 1
-        if steps[0] in (17, 38):
-            raise KeyboardInterrupt
-        return step(*args)
-
-    monkeypatch.setattr(training, "_step", stopping)
-    for attempt in range(3):
-        ens = made(method)
-        try:
-            again = fit(ens, TRAIN, recipe, val=VAL, out=tmp_path / "parts", resume=attempt > 0)
-        except KeyboardInterrupt:
-            continue
-    assert same(ens, whole.ensemble)
+    again = in_parts(recipe, tmp_path / "parts", monkeypatch, {7, 15}, method, val=VAL)
+    assert same(again.ensemble, whole.ensemble)
     drop = [{k: v for k, v in line.items() if k != "seconds"} for line in again.metrics]
     assert drop == [{k: v for k, v in line.items() if k != "seconds"} for line in whole.metrics]
     for name in ("last", "best"):
@@ -280,18 +299,18 @@ def test_a_run_goes_on(method: mt.Method, settings: dict[str, Any], tmp_path: Pa
 
 
 def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
-    fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
-    with pytest.raises(mt.FileError, match="holds a run already"):
-        fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
+    fit(made(), TRAIN, Recipe(epochs=1), out=tmp_path)
+    with pytest.raises(mt.FileError, match="already has a run"):
+        fit(made(), TRAIN, Recipe(epochs=1), out=tmp_path)
     with pytest.raises(mt.FileError, match=r"another run: .*recipe\.lr"):
-        fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1, lr=0.3), out=tmp_path, resume=True)
+        fit(made(), TRAIN, Recipe(epochs=1, lr=0.3), out=tmp_path, resume=True)
     for train, options, says in (
         (TensorDataset(X[:200], (Y[:200] + 1) % 3), {}, "train was"),
         (TRAIN, {"val": VAL}, "val was None and is '40 examples, "),
         (TRAIN, {"criterion": nn.CrossEntropyLoss()}, "criterion.*CrossEntropyLoss"),
     ):
-        with pytest.raises(mt.FileError, match=f"another run: {says}"):
-            fit(made(mt.Deep(members=2)), train, Recipe(epochs=1), out=tmp_path, resume=True, **options)
+        with pytest.raises(mt.FileError, match=f"another run: .*{says}"):
+            fit(made(), train, Recipe(epochs=1), out=tmp_path, resume=True, **options)
 
 
 class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -311,7 +330,7 @@ def test_a_run_goes_on_with_noise_of_any_kind(tmp_path: Path) -> None:
     expected = random.random(), float(np.random.rand())
     random.seed(5)
     np.random.seed(5)
-    whole, parts = made(mt.Deep(members=2)), made(mt.Deep(members=2))
+    whole, parts = made(), made()
     fit(whole, Noisy(), Recipe(epochs=3, batch=20), out=tmp_path / "whole")
     assert (random.random(), float(np.random.rand())) == expected
 
@@ -322,7 +341,7 @@ def test_a_run_goes_on_with_noise_of_any_kind(tmp_path: Path) -> None:
         return x, y
 
     steps: list[int] = []
-    straight = made(mt.Deep(members=2))
+    straight = made()
     recipe = Recipe(epochs=3, batch=20, augment=stopping)
     with pytest.raises(KeyboardInterrupt):
         fit(parts, Noisy(), recipe, out=tmp_path / "parts")
@@ -336,24 +355,24 @@ def test_a_folder_is_free_again_after_a_refusal(tmp_path: Path) -> None:
     """What was refused in the first step can be mended, and trained there."""
     bad = Y[:200].clone()
     bad[7] = 9
-    with pytest.raises(mt.InputError, match="target 9 is no class"):
-        fit(made(mt.Deep(members=2)), TensorDataset(X[:200], bad), Recipe(epochs=1), out=tmp_path)
+    with pytest.raises(mt.InputError, match="target 9"):
+        fit(made(), TensorDataset(X[:200], bad), Recipe(epochs=1), out=tmp_path)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path).done == 1
+    assert fit(made(), TRAIN, Recipe(epochs=1), out=tmp_path).done == 1
 
 
 def test_a_loss_that_is_none_leaves_the_best(tmp_path: Path) -> None:
     """Without a folder, the ensemble has the weights of its best epoch."""
-    left = [25]
+    left = [10]
 
     def breaking(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         left[0] -= 1
         return (x * float("nan") if left[0] < 0 else x), y
 
-    ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.RunError, match=r"the ensemble has the weights of epoch \d again, its best"):
-        fit(ens, TRAIN, Recipe(epochs=5, batch=20, lr=0.1, augment=breaking), val=VAL)
-    assert mt.score(mt.predict(ens, VAL))["accuracy"] > 0.6
+    ens = made()
+    with pytest.raises(mt.RunError, match=r"weights of its best epoch, \d"):
+        fit(ens, TRAIN, Recipe(epochs=5, batch=50, lr=0.1, augment=breaking), val=VAL)
+    assert mt.score(mt.predict(ens, VAL))["accuracy"] > 0.5
 
 
 def test_the_layout_of_memory_is_the_recipes_alone() -> None:
@@ -370,76 +389,68 @@ def test_the_layout_of_memory_is_the_recipes_alone() -> None:
         assert ens.engine.channels_last == (before is torch.channels_last)
 
 
-def test_a_loss_that_is_none(tmp_path: Path) -> None:
-    """It stops, says where, and what was kept stays."""
-    ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.RunError, match=r"the loss is (nan|inf) in step \d+ of epoch \d+: a smaller lr"):
-        fit(ens, TRAIN, Recipe(epochs=5, batch=20, lr=1e30), out=tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("train", "recipe", "options", "says"),
+    ("train", "recipe", "options", "nouns"),
     [
         (TRAIN, {"epochs": 2}, {}, "fit takes a Recipe"),
-        (TRAIN, Recipe(epochs=1), {"resume": True}, "needs the folder"),
-        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X[:0], Y[:0])}, "no examples"),
-        (TensorDataset(X[:0], Y[:0]), Recipe(epochs=1), {}, "empty"),
-        (3, Recipe(epochs=1), {}, "cannot train on"),
-        (X, Recipe(epochs=1), {}, "cannot train on a Tensor"),
-        ((X, Y), Recipe(epochs=1), {}, "cannot train on a tuple"),
-        ("folder", Recipe(epochs=1), {}, "cannot train on a str"),
-        (DataLoader(TRAIN), Recipe(epochs=1), {}, "cannot train on a DataLoader"),
-        (TensorDataset(X), Recipe(epochs=1), {}, "inputs without targets"),
-        (TensorDataset(X, Y, Y), Recipe(epochs=1), {}, "a batch is a list of 3"),
-        (TensorDataset(X, Y + 1), Recipe(epochs=1), {}, "target 3 is no class: there are 0 to 2"),
-        (TensorDataset(X, Y - 1), Recipe(epochs=1), {}, "target -1 is no class: there are 0 to 2"),
-        (Data(X, Y + 1), Recipe(epochs=1), {}, "target 3 is no class"),
-        (TensorDataset(X, Y.float()), Recipe(epochs=1), {}, r"targets are \[128\] float32.* targets\.long\(\)"),
-        (TensorDataset(X, Y[:, None]), Recipe(epochs=1), {}, r"targets are \[128, 1\] int64.*whole numbers \[128\].*squeeze"),
-        (TensorDataset(X, F.one_hot(Y, 3)), Recipe(epochs=1), {}, r"targets\.argmax\(1\)"),
+        (TRAIN, Recipe(epochs=1), {"resume": True}, "folder"),
+        (X, Recipe(epochs=1), {}, "Tensor"),
+        (DataLoader(TRAIN), Recipe(epochs=1), {}, "DataLoader"),
+        (TensorDataset(X), Recipe(epochs=1), {}, "targets"),
+        (TensorDataset(X, Y, Y), Recipe(epochs=1), {}, "list of 3"),
+        (TensorDataset(X, Y + 1), Recipe(epochs=1), {}, "target 3 .*0 to 2"),
+        (TensorDataset(X, Y - 1), Recipe(epochs=1), {}, "target -1 .*0 to 2"),
+        (Data(X, Y + 1), Recipe(epochs=1), {}, "target 3 "),
+        (TensorDataset(X, Y.float()), Recipe(epochs=1), {}, r"\[128\] float32.* targets\.long\(\)"),
         (TensorDataset(X, Y[:, None].repeat(1, 2)), Recipe(epochs=1), {}, r"targets are \[128, 2\]"),
+        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X[:0], Y[:0])}, "val= has no examples"),
         (TRAIN, Recipe(epochs=1), {"val": X}, "there are no targets"),
         (TRAIN, Recipe(epochs=1), {"val": "folder"}, "may mean several things"),
-        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X, Y + 5)}, "is no class"),
-        (TRAIN, Recipe(epochs=1), {"val": iter([(X, Y)])}, "an iterator can be read once"),
-        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X * torch.nan, Y)}, "has a NaN"),
+        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X, Y + 5)}, "val=.* is no class"),
+        (TRAIN, Recipe(epochs=1), {"val": iter([(X, Y)])}, "val= is an iterator"),
+        (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X * torch.nan, Y)}, "NaN"),
     ],
 )
-def test_what_cannot_be_fitted(train: Any, recipe: Any, options: dict[str, Any], says: str) -> None:
-    ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.InputError, match=says):
+def test_refusals(train: Any, recipe: Any, options: dict[str, Any], nouns: str) -> None:
+    """And no weight has changed."""
+    ens = made()
+    with pytest.raises(mt.InputError, match=nouns):
         fit(ens, train, recipe, **options)
-    for name, p in made(mt.Deep(members=2)).named_parameters():
+    for name, p in made().named_parameters():
         assert torch.equal(ens.get_parameter(name), p)
 
 
-@pytest.mark.parametrize("where", ["train", "val"])
-@pytest.mark.parametrize("batches", ["same", "own"])
-@pytest.mark.parametrize("x", [torch.randn(80, 7), X[:80].double(), torch.ones(80, 6, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    ("where", "batches", "x"),
+    [
+        ("train", "same", torch.randn(80, 7)),
+        ("train", "own", X[:80].double()),
+        ("val", "same", torch.ones(80, 6, dtype=torch.uint8)),
+    ],
+)
 def test_inputs_of_another_kind(where: str, batches: Any, x: Tensor) -> None:
     """Another size or type is said, beside what the ensemble was made for, before an epoch is spent on it."""
     sets = {"train": TRAIN, "val": VAL, where: TensorDataset(x, Y[:80])}
-    ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.RunError, match=r"has Inputs\(.*, and the ensemble was made for Inputs\(\[2, 6\] torch\.float32\)"):
+    ens = made()
+    with pytest.raises(mt.RunError, match=r"has Inputs\(.* for Inputs\(\[2, 6\] torch\.float32\)"):
         fit(ens, sets["train"], Recipe(epochs=1, batch=20, batches=batches), val=sets["val"])
-    assert same(ens, made(mt.Deep(members=2)))
+    assert same(ens, made())
 
 
 def test_nothing_to_train() -> None:
     with pytest.raises(mt.InputError, match="all parameters are frozen"):
-        fit(made(mt.Deep(members=2)).requires_grad_(False), TRAIN, Recipe(epochs=1))
+        fit(made().requires_grad_(False), TRAIN, Recipe(epochs=1))
 
 
 def test_labels_of_other_types() -> None:
     """Whole numbers of any width, and probabilities that are sure, are the same labels; −100 is none."""
     runs = []
     for labels in (Y[:200], Y[:200].int(), Y[:200].to(torch.uint8), F.one_hot(Y[:200], 3).float()):
-        ens = made(mt.Deep(members=2))
-        runs.append(fit(ens, TensorDataset(X[:200], labels), Recipe(epochs=2, batch=20)))
+        runs.append(fit(made(), TensorDataset(X[:200], labels), Recipe(epochs=2, batch=100)))
     for run in runs:
         assert run.metrics[-1]["loss"] == pytest.approx(runs[0].metrics[-1]["loss"], rel=1e-5)
     some = torch.where(torch.arange(200) % 2 == 0, Y[:200], -100)
-    assert fit(made(mt.Deep(members=2)), TensorDataset(X[:200], some), Recipe(epochs=2, batch=20)).metrics[-1]["loss"] > 0
+    assert fit(made(), TensorDataset(X[:200], some), Recipe(epochs=1, batch=100)).metrics[-1]["loss"] > 0
 
 
 @pytest.mark.parametrize("batches", ["same", "own"])
@@ -467,17 +478,17 @@ def test_examples_as_dicts_beside_what_has_no_rows(batches: Any) -> None:
 def test_split_is_heard_for_sets_in_memory() -> None:
     found = []
     for train in (TRAIN, Data(X[:200], Y[:200])):
-        ens = made(mt.Deep(members=2))
-        fit(ens, train, Recipe(epochs=1, batch=20), split=lambda batch: (batch[0] * 2, batch[1]))
+        ens = made()
+        fit(ens, train, Recipe(epochs=1, batch=100), split=lambda batch: (batch[0] * 2, batch[1]))
         found.append(ens)
     assert same(*found)
-    assert not same(found[0], fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1, batch=20)).ensemble)
+    assert not same(found[0], fit(made(), TRAIN, Recipe(epochs=1, batch=100)).ensemble)
 
 
 def test_modes_of_parts_come_back() -> None:
     """A norm that was in eval mode by itself is so again; after an error too."""
     for train in (TRAIN, TensorDataset(X, Y + 1)):
-        ens = made(mt.Deep(members=2)).train()
+        ens = made().train()
         ens.get_submodule("1").eval()
         with contextlib.suppress(Exception):
             fit(ens, train, Recipe(epochs=1, batch=50))
@@ -493,7 +504,7 @@ def test_a_prior_takes_the_rows_that_a_step_has(
     counts = []
     monkeypatch.setattr(mt.Deep, "penalty", lambda method, ensemble, count: counts.append(count))
     data = TensorDataset(X[:examples], Y[:examples])
-    fit(made(mt.Deep(members=2)), data, Recipe(epochs=1, batch=128, accumulate=accumulate))
+    fit(made(), data, Recipe(epochs=1, batch=128, accumulate=accumulate))
     assert counts
     assert set(counts) == {rows}
 
@@ -510,32 +521,33 @@ def test_a_csv_logger_has_every_epoch(tmp_path: Path) -> None:
         return x, y
 
     left = [0]
-    for name, steps in (("whole", 1000), ("stopped", 25)):
+    for name, steps in (("whole", 1000), ("stopped", 10)):
         left[0] = steps
         with contextlib.suppress(KeyboardInterrupt):
-            recipe = Recipe(epochs=3, batch=20, augment=stopping)
-            fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, loggers=CSVLogger(tmp_path / name))
+            recipe = Recipe(epochs=3, batch=50, augment=stopping)
+            fit(made(), TRAIN, recipe, val=VAL, loggers=CSVLogger(tmp_path / name))
         with next((tmp_path / name).rglob("metrics.csv")).open() as file:
             lines = list(csv.DictReader(file))
         assert [line["step"] for line in lines] == ["1", "2", "3"][: 3 if name == "whole" else 2]
         assert all(float(line[key]) >= 0 for line in lines for key in ("loss", "val_accuracy", "val_nll"))
-    recipe, left[0] = Recipe(epochs=3, batch=20, augment=stopping), 25
+    recipe, left[0] = Recipe(epochs=3, batch=50, augment=stopping), 10
     with pytest.raises(KeyboardInterrupt):
-        fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path / "a", loggers=CSVLogger(tmp_path, "logs", version=0))
+        fit(made(), TRAIN, recipe, out=tmp_path / "a", loggers=CSVLogger(tmp_path, "logs", version=0))
     again = CSVLogger(tmp_path, "logs", version=0)  # which begins its file anew
-    fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path / "a", resume=True, loggers=again)
+    fit(made(), TRAIN, recipe, out=tmp_path / "a", resume=True, loggers=again)
     with next((tmp_path / "logs").rglob("metrics.csv")).open() as file:
         assert [line["step"] for line in csv.DictReader(file)] == ["1", "2", "3"]
     with pytest.raises(mt.InputError, match="loggers= without fabric="):
         fabric = Fabric(accelerator="cpu", devices=1)
-        fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), fabric=fabric, loggers=CSVLogger(tmp_path))
+        fit(made(), TRAIN, Recipe(epochs=1), fabric=fabric, loggers=CSVLogger(tmp_path))
 
 
-def test_modes_come_back() -> None:
+def test_modes_come_back(tmp_path: Path) -> None:
+    """In the ensemble and in its file."""
     for mode in (True, False):
-        ens = made(mt.Deep(members=2)).train(mode)
-        fit(ens, TRAIN, Recipe(epochs=1, batch=50))
-        assert ens.training == mode
+        ens = made().train(mode)
+        fit(ens, TRAIN, Recipe(epochs=1, batch=50), out=tmp_path / str(mode))
+        assert ens.training == mode == mt.load(tmp_path / str(mode) / "last.multitude", network()).training
 
 
 def test_augmentation_is_seeded() -> None:
@@ -545,10 +557,9 @@ def test_augmentation_is_seeded() -> None:
         return x + torch.randn(x.shape, generator=generator), y
 
     for batches in ("same", "own"):
-        runs = [made(mt.Deep(members=2)) for _ in range(3)]
-        fit(runs[0], TRAIN, Recipe(epochs=2, batch=20, augment=noise, batches=batches))
-        fit(runs[1], TRAIN, Recipe(epochs=2, batch=20, augment=noise, batches=batches))
-        fit(runs[2], TRAIN, Recipe(epochs=2, batch=20, batches=batches))
+        runs = [made() for _ in range(3)]
+        for ens, augment in zip(runs, (noise, noise, None), strict=True):
+            fit(ens, TRAIN, Recipe(epochs=2, batch=100, augment=augment, batches=batches))
         assert same(runs[0], runs[1])
         assert not same(runs[0], runs[2])
 
@@ -566,21 +577,28 @@ def stopped(moments: set[int]) -> Any:
     return stopping
 
 
-def in_parts(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, moments: set[int], **options: Any) -> training.Run:
-    """A run that is stopped at these steps, and taken up each time."""
+def in_parts(
+    recipe: Recipe,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moments: set[int],
+    method: mt.Method | None = None,
+    **options: Any,
+) -> training.Run:
+    """A run that is stopped at these steps, and resumed each time."""
     with monkeypatch.context() as patch:
         patch.setattr(training, "_step", stopped(moments))
         for attempt in range(len(moments)):
             with pytest.raises(KeyboardInterrupt):
-                fit(made(mt.Deep(members=2)), TRAIN, recipe, out=out, resume=attempt > 0, **options)
-    return fit(made(mt.Deep(members=2)), TRAIN, recipe, out=out, resume=True, **options)
+                fit(made(method), TRAIN, recipe, out=out, resume=attempt > 0, **options)
+    return fit(made(method), TRAIN, recipe, out=out, resume=True, **options)
 
 
 def test_each_members_best_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was best before a stop stays best after it, member by member."""
-    recipe = Recipe(epochs=6, batch=20, lr=3.0, best="members")
-    whole = fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, out=tmp_path / "whole")
-    parts = in_parts(recipe, tmp_path / "parts", monkeypatch, {25, 48}, val=VAL)
+    recipe = Recipe(epochs=6, batch=50, lr=3.0, best="members")
+    whole = fit(made(), TRAIN, recipe, val=VAL, out=tmp_path / "whole")
+    parts = in_parts(recipe, tmp_path / "parts", monkeypatch, {10, 21}, val=VAL)
     assert whole.best_state is not None
     assert parts.best_state is not None
     assert whole.best_epoch == parts.best_epoch
@@ -592,42 +610,37 @@ def test_each_members_best_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_damaged_checkpoint_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest is named, the one before it used, and the end is the same; so also when the run was over."""
-    recipe = Recipe(epochs=5, batch=20, lr=0.05)
-    whole = fit(made(mt.Deep(members=2)), TRAIN, recipe)
+    recipe = Recipe(epochs=5, batch=50, lr=0.05)
+    whole = fit(made(), TRAIN, recipe)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training, "_step", stopped({38}))
-        fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path)
+        patch.setattr(training, "_step", stopped({15}))
+        fit(made(), TRAIN, recipe, out=tmp_path)
     for name in ("000003", "000005"):
         newest = max((tmp_path / "checkpoints").iterdir())
         assert newest.name == f"{name}.safetensors"
         newest.write_bytes(newest.read_bytes()[:-100])
-        with pytest.warns(
-            UserWarning, match=rf"{name}\.safetensors is not a whole safetensors file.*checkpoint before it is used"
-        ):
-            again = fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path, resume=True)
+        with pytest.warns(UserWarning, match=rf"{name}\.safetensors is not a whole safetensors file.*checkpoint before it"):
+            again = fit(made(), TRAIN, recipe, out=tmp_path, resume=True)
         assert same(again.ensemble, whole.ensemble)
         assert same(mt.load(tmp_path / "last.multitude", network()), whole.ensemble)
-    assert (tmp_path / "log.txt").read_text().count("goes on behind epoch 2") == 1
-    assert (tmp_path / "log.txt").read_text().count("goes on behind epoch 4") == 1
+    assert (tmp_path / "log.txt").read_text().count("resumed after epoch 2") == 1
+    assert (tmp_path / "log.txt").read_text().count("resumed after epoch 4") == 1
 
 
 @pytest.mark.parametrize(
     ("call", "at"),
     [
         ("replace", 1),
-        ("replace", 2),
         ("fsync", 6),
-        ("replace", 6),
         ("replace", 7),
-        ("replace", 9),
-        ("replace", 10),
         ("replace", 11),
+        *(pytest.param("replace", at, marks=pytest.mark.slow) for at in (2, 6, 9, 10)),
     ],
 )
 def test_stopped_within_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, at: int) -> None:
     """Of the settings, a checkpoint, the last or the best: nothing half is there, and the end is the same."""
     recipe = Recipe(epochs=3, batch=100, lr=0.05)
-    whole = fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL)
+    whole = fit(made(), TRAIN, recipe, val=VAL)
     calls, real = [0], getattr(os, call)
 
     def dying(*args: Any) -> Any:
@@ -638,9 +651,9 @@ def test_stopped_within_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(os, call, dying)
-        fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, out=tmp_path)
+        fit(made(), TRAIN, recipe, val=VAL, out=tmp_path)
     assert [file for file in tmp_path.rglob(".*") if file.is_file()] == []
-    again = fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, out=tmp_path, resume=True)
+    again = fit(made(), TRAIN, recipe, val=VAL, out=tmp_path, resume=True)
     assert same(again.ensemble, whole.ensemble)
     assert same(mt.load(tmp_path / "best.multitude", network()), whole.use_best())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -648,15 +661,15 @@ def test_stopped_within_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert [line["epoch"] for line in lines] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("text", [b'{"epoch": 1, "lo', b"3\n[]\n", b"\xff\xfe", b'{"a": 1}\n', None])
+@pytest.mark.parametrize("text", [b'{"epoch": 1, "lo', b"\xff\xfe", None])
 def test_damaged_metrics_are_written_anew(tmp_path: Path, text: bytes | None) -> None:
     """A checkpoint has them too."""
-    first = fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2), out=tmp_path)
+    first = fit(made(), TRAIN, Recipe(epochs=2), out=tmp_path)
     if text is None:
         (tmp_path / "metrics.jsonl").unlink()
     else:
         (tmp_path / "metrics.jsonl").write_bytes(text)
-    again = fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2), out=tmp_path, resume=True)
+    again = fit(made(), TRAIN, Recipe(epochs=2), out=tmp_path, resume=True)
     assert again.metrics == first.metrics
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == first.metrics
 
@@ -664,12 +677,12 @@ def test_damaged_metrics_are_written_anew(tmp_path: Path, text: bytes | None) ->
 @pytest.mark.parametrize("wider", [True, False])
 def test_another_model_is_not_taken_up(tmp_path: Path, wider: bool) -> None:
     """What is another is named, and neither model nor folder are touched."""
-    fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2), out=tmp_path)
+    fit(made(), TRAIN, Recipe(epochs=2), out=tmp_path)
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) if wider else network()[::3]
     other = mt.ensemble(net, mt.Deep(members=2), X[:2], seed=0)
     before = {name: value.clone() for name, value in other.state_dict().items()}
     kept = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    says = r"0\.weight is \[2, 16, 6\] there and \[2, 8, 6\] here" if wider else r"it has 1\.weight"
+    says = r"0\.weight is \[2, 16, 6\] .* \[2, 8, 6\]" if wider else r"no 1\.weight"
     with pytest.raises(mt.FileError, match=f"is of another model: .*{says}"):
         fit(other, TRAIN, Recipe(epochs=2), out=tmp_path, resume=True)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
@@ -678,9 +691,9 @@ def test_another_model_is_not_taken_up(tmp_path: Path, wider: bool) -> None:
 
 def test_a_run_that_is_over_is_read(tmp_path: Path) -> None:
     """Taken up again it trains nothing, and is what it was."""
-    recipe = Recipe(epochs=3, batch=20, lr=0.05, ema=0.9)
-    first = fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, out=tmp_path)
-    again = fit(made(mt.Deep(members=2)), TRAIN, recipe, val=VAL, out=tmp_path, resume=True)
+    recipe = Recipe(epochs=3, batch=50, lr=0.05, ema=0.9)
+    first = fit(made(), TRAIN, recipe, val=VAL, out=tmp_path)
+    again = fit(made(), TRAIN, recipe, val=VAL, out=tmp_path, resume=True)
     assert same(first.ensemble, again.ensemble)
     assert first.metrics == again.metrics
     assert (first.best_epoch, first.done) == (again.best_epoch, again.done) == (again.best_epoch, 3)
@@ -689,19 +702,19 @@ def test_a_run_that_is_over_is_read(tmp_path: Path) -> None:
 
 def test_a_loss_that_becomes_none_loses_nothing(tmp_path: Path) -> None:
     """The message has the step and the checkpoint that is whole; once its cause is gone, the run goes on from there."""
-    bad = [26]
+    bad = [10]
 
     def noise(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         bad[0] -= 1
         return (x * float("nan") if bad[0] == 0 else x), y
 
-    recipe = Recipe(epochs=4, batch=20, lr=0.05, augment=noise)
-    ens = made(mt.Deep(members=2)).eval()
-    with pytest.raises(mt.RunError, match=r"nan in step 6 of epoch 3: .*; the checkpoint of epoch 2 is whole"):
+    recipe = Recipe(epochs=4, batch=50, lr=0.05, augment=noise)
+    ens = made().eval()
+    with pytest.raises(mt.RunError, match=r"nan in step 2 of epoch 3: .*checkpoint of epoch 2"):
         fit(ens, TRAIN, recipe, out=tmp_path)
     assert not ens.training
-    again = fit(made(mt.Deep(members=2)), TRAIN, recipe, out=tmp_path, resume=True)
-    assert same(again.ensemble, fit(made(mt.Deep(members=2)), TRAIN, recipe).ensemble)
+    again = fit(made(), TRAIN, recipe, out=tmp_path, resume=True)
+    assert same(again.ensemble, fit(made(), TRAIN, recipe).ensemble)
 
 
 def test_a_set_that_fails_loses_nothing(tmp_path: Path) -> None:
@@ -716,36 +729,35 @@ def test_a_set_that_fails_loses_nothing(tmp_path: Path) -> None:
                 raise OSError("the disk is gone")
             return super().__getitem__(index)
 
-    data, recipe = Failing(X[:200], Y[:200]), Recipe(epochs=3, batch=20, lr=0.05)
-    ens = made(mt.Deep(members=2)).eval()
+    data, recipe = Failing(X[:200], Y[:200]), Recipe(epochs=3, batch=50, lr=0.05)
+    ens = made().eval()
     before = torch.get_rng_state()
     with pytest.raises(OSError, match="the disk is gone"):
         fit(ens, data, recipe, out=tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
     assert not ens.training
-    again = fit(made(mt.Deep(members=2)), data, recipe, out=tmp_path, resume=True)
-    assert "goes on behind epoch 1" in (tmp_path / "log.txt").read_text()
-    assert same(again.ensemble, fit(made(mt.Deep(members=2)), TRAIN, recipe).ensemble)
+    again = fit(made(), data, recipe, out=tmp_path, resume=True)
+    assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
+    assert same(again.ensemble, fit(made(), TRAIN, recipe).ensemble)
 
 
-@pytest.mark.parametrize("where", ["file", "file/run", "/proc/run", "/dev/null/run"])
-def test_a_folder_that_cannot_be_written(tmp_path: Path, where: str) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """Said before anything is trained."""
     (tmp_path / "file").write_text("")
-    ens = made(mt.Deep(members=2))
-    with pytest.raises(mt.FileError, match="cannot make the folder"):
-        fit(ens, TRAIN, Recipe(epochs=1), out=tmp_path / where)
-    assert same(ens, made(mt.Deep(members=2)))
+    ens = made()
+    with pytest.raises(mt.FileError, match="cannot create the folder"):
+        fit(ens, TRAIN, Recipe(epochs=1), out=tmp_path / "file" / "run")
+    assert same(ens, made())
 
 
-@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[1]", b"{}"])
+@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[1]"])
 def test_a_damaged_config_is_named(tmp_path: Path, text: bytes) -> None:
     """And what was trained stays."""
-    fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path)
+    fit(made(), TRAIN, Recipe(epochs=1), out=tmp_path)
     (tmp_path / "config.json").write_bytes(text)
     kept = sorted(tmp_path.rglob("*"))
-    with pytest.raises(mt.FileError, match=r"config\.json cannot be read|is of another run"):
-        fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=1), out=tmp_path, resume=True)
+    with pytest.raises(mt.FileError, match=r"config\.json cannot be read|another run"):
+        fit(made(), TRAIN, Recipe(epochs=1), out=tmp_path, resume=True)
     assert sorted(tmp_path.rglob("*")) == kept
 
 
@@ -755,7 +767,7 @@ def test_validation_sets_of_every_kind() -> None:
         VAL, Data(X[200:], Y[200:]), list(zip(X[200:], Y[200:], strict=True)), DataLoader(VAL, 7),
         DataLoader(VAL, 16, shuffle=True, generator=torch.Generator()),
     ]  # fmt: skip
-    runs = [fit(made(mt.Deep(members=2)), TRAIN, Recipe(epochs=2, batch=20), val=val) for val in kinds]
+    runs = [fit(made(), TRAIN, Recipe(epochs=2, batch=100), val=val) for val in kinds]
     for run in runs:
         assert same(run.ensemble, runs[0].ensemble)
         for line, expected in zip(run.metrics, runs[0].metrics, strict=True):
@@ -775,8 +787,8 @@ def test_training_sets_of_every_kind(batches: Any) -> None:
     kinds = [TRAIN, Data(X[:200], Y[:200]), list(zip(X[:200], Y[:200].tolist(), strict=True)), TensorDataset(apart, Y[:200])]
     found = []
     for train in kinds:
-        ens = made(mt.Deep(members=2))
-        fit(ens, train, Recipe(epochs=2, batch=20, batches=batches, augment=noise))
+        ens = made()
+        fit(ens, train, Recipe(epochs=2, batch=50, batches=batches, augment=noise))
         found.append(ens)
     assert all(same(ens, found[0]) for ens in found)
 
@@ -801,7 +813,7 @@ def test_several_inputs_outputs_and_targets(batches: Any) -> None:
     kind, length = (ids * mask).sum(1).long() % 3, mask.sum(1, keepdim=True)
     ens = mt.ensemble(Masked(), mt.Deep(members=2), mt.Inputs(ids[:2], mask=mask[:2]), seed=0)
     run = fit(
-        ens, TensorDataset(ids, mask, kind, length), Recipe(epochs=10, batch=20, lr=0.01, optimizer="adam", batches=batches),
+        ens, TensorDataset(ids, mask, kind, length), Recipe(epochs=8, batch=20, lr=0.02, optimizer="adam", batches=batches),
         criterion=lambda out, goal: F.cross_entropy(out["kind"], goal["kind"]) + F.mse_loss(out["length"], goal["length"]),
         split=lambda batch: (mt.Inputs(batch[0], mask=batch[1]), {"kind": batch[2], "length": batch[3]}),
     )  # fmt: skip
@@ -810,10 +822,10 @@ def test_several_inputs_outputs_and_targets(batches: Any) -> None:
 
 def test_what_is_frozen_stays() -> None:
     """Under weight decay, the penalty, momentum and averages too, and frozen it is afterwards."""
-    ens = made(mt.Deep(members=2))
+    ens = made()
     ens.get_parameter("0.weight").requires_grad_(False)
     before = {name: p.detach().clone() for name, p in ens.named_parameters()}
-    fit(ens, TRAIN, Recipe(epochs=2, batch=20, weight_decay=0.1, l1=0.1, ema=0.9, clip=1.0))
+    fit(ens, TRAIN, Recipe(epochs=2, batch=50, weight_decay=0.1, l1=0.1, ema=0.9, clip=1.0))
     moved = [name for name, p in ens.named_parameters() if not torch.equal(p, before[name])]
     assert moved == [name for name in before if name != "0.weight"]
     assert not ens.get_parameter("0.weight").requires_grad
@@ -827,11 +839,11 @@ def test_an_ensemble_is_whole_afterwards(tmp_path: Path) -> None:
     mt.save(ens, tmp_path / "a.multitude")
     others = [copy.deepcopy(ens), pickle.loads(pickle.dumps(ens)), mt.load(tmp_path / "a.multitude", network())]
     first = {name: value.clone() for name, value in ens.state_dict().items()}
-    fit(ens, TRAIN, Recipe(epochs=2, batch=20, seed=1), val=VAL)
+    fit(ens, TRAIN, Recipe(epochs=2, batch=50, seed=1), val=VAL)
     assert not torch.equal(first["0.weight"], ens.state_dict()["0.weight"])
     for other in others:
         assert all(torch.equal(value, first[name]) for name, value in other.state_dict().items())
-        fit(other, TRAIN, Recipe(epochs=2, batch=20, seed=1), val=VAL)
+        fit(other, TRAIN, Recipe(epochs=2, batch=50, seed=1), val=VAL)
         assert same(other, ens)
     assert torch.equal(ens.to(torch.float64).to(torch.float32)(X[:5]), others[0](X[:5]))
 
@@ -840,15 +852,15 @@ def test_precisions() -> None:
     """Weights keep theirs: double is trained in double, and under bf16 they are single, and learn."""
     torch.manual_seed(0)
     ens = mt.ensemble(network().double(), mt.Deep(members=2), X[:2].double(), seed=0)
-    fit(ens, TensorDataset(X.double(), Y), Recipe(epochs=2, batch=20), val=TensorDataset(X.double(), Y))
+    fit(ens, TensorDataset(X.double(), Y), Recipe(epochs=2, batch=60), val=TensorDataset(X.double(), Y))
     assert {p.dtype for p in ens.parameters()} == {torch.float64}
-    single, half = made(mt.Deep(members=2)), made(mt.Deep(members=2))
-    fit(single, TRAIN, Recipe(epochs=8, batch=20, lr=0.1), val=VAL)
-    run = fit(half, TRAIN, Recipe(epochs=8, batch=20, lr=0.1, precision="bf16"), val=VAL)
+    single, half = made(), made()
+    fit(single, TRAIN, Recipe(epochs=4, batch=20, lr=0.1), val=VAL)
+    run = fit(half, TRAIN, Recipe(epochs=4, batch=20, lr=0.1, precision="bf16"), val=VAL)
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert run.metrics[-1]["val_accuracy"] > 0.6
     assert not same(single, half)
-    with pytest.raises(mt.InputError, match=r"fp16.*for GPUs"):
+    with pytest.raises(mt.InputError, match=r"fp16.*GPU"):
         fit(half, TRAIN, Recipe(epochs=1, precision="fp16"))
 
 
@@ -893,4 +905,4 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
     for name in ("last", "best"):
         assert same(*(mt.load(tmp_path / folder / f"{name}.multitude", net) for folder in ("whole", "parts")))
-    assert "goes on behind epoch" in (tmp_path / "parts" / "log.txt").read_text()
+    assert "resumed after epoch" in (tmp_path / "parts" / "log.txt").read_text()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
-from multitudes.prediction.targets import UNLABELLED
+from multitudes.data.labels import UNLABELLED
 from multitudes.prediction.tasks import FLOOR
 from multitudes.training.losses import CRITERIA
 
@@ -69,13 +69,13 @@ def test_targets_without_an_axis() -> None:
 @pytest.mark.parametrize(
     ("output", "target", "says"),
     [
-        ((7, 3), (7, 1), r"side by side \[B, 2 D, \.\.\.\]: \[7, 3\]"),
+        ((7, 3), (7, 1), r"\[7, 3\].*side by side"),
         ((7,), (7,), r"side by side"),
-        ((7, 4), (7,), r"targets are \[7\], and means \[7, 2\]"),
-        ((7, 2), (1, 7), r"targets are \[1, 7\], and means \[7, 1\]"),
-        ((7, 2), (7, 2), r"targets are \[7, 2\], and means \[7, 1\]"),
+        ((7, 4), (7,), r"targets are \[7\].*means.* \[7, 2\]"),
+        ((7, 2), (1, 7), r"targets are \[1, 7\].*means.* \[7, 1\]"),
+        ((7, 2), (7, 2), r"targets are \[7, 2\].*means.* \[7, 1\]"),
         ((7, 2), (6, 1), r"targets are \[6, 1\]"),
-        ((7, 4), (7, 1), r"targets are \[7, 1\], and means \[7, 2\]"),
+        ((7, 4), (7, 1), r"targets are \[7, 1\].*means.* \[7, 2\]"),
         ((7, 2), (), r"targets are \[\]"),
     ],
 )
@@ -87,7 +87,7 @@ def test_shapes_that_do_not_fit(output: tuple[int, ...], target: tuple[int, ...]
 
 def test_a_reduction_that_is_none() -> None:
     """Is refused when the loss is made."""
-    with pytest.raises(mt.InputError, match="reduction='median': say 'mean', 'sum' or 'none'"):
+    with pytest.raises(mt.InputError, match="reduction='median'"):
         mt.GaussianNLL("median")
 
 
@@ -128,7 +128,7 @@ def test_training_lowers_it() -> None:
 @pytest.mark.parametrize("labels", [[1, 2], [0, 255], [-1, 1], [0.5, float("nan")]])
 def test_labels_that_are_neither(task: str, labels: list[float]) -> None:
     """A loss of them would fall without end."""
-    with pytest.raises(mt.InputError, match="is neither 0 nor 1, nor a probability"):
+    with pytest.raises(mt.InputError, match="must be 0, 1, or a probability"):
         CRITERIA[task](torch.zeros(1, 2), torch.tensor([labels]))
     assert CRITERIA[task](torch.zeros(1, 2), torch.tensor([[0.5, 1]])) == pytest.approx(math.log(2))
 
@@ -137,11 +137,9 @@ def test_labels_that_are_neither(task: str, labels: list[float]) -> None:
 def test_targets_of_another_layout(task: str) -> None:
     """Only axes of length one may differ: entries of another order are other entries."""
     output = torch.zeros(4, 2, 3, 3)
-    with pytest.raises(
-        mt.InputError, match=r"outputs are \[4, 2, 3, 3\], and targets \[4, 3, 3, 2\]: targets\.movedim\(-1, 1\)"
-    ):
+    with pytest.raises(mt.InputError, match=r"\[4, 3, 3, 2\].*\[4, 2, 3, 3\].*movedim\(-1, 1\)"):
         CRITERIA[task](output, torch.zeros(4, 3, 3, 2))
-    with pytest.raises(mt.InputError, match="and targets"):
+    with pytest.raises(mt.InputError, match="targets"):
         CRITERIA[task](torch.zeros(6, 2), torch.zeros(4, 3))
     for shape in ((4, 1), (4,), (4, 1, 1)):
         assert CRITERIA[task](torch.zeros(4, 1), torch.zeros(shape)).shape == ()
@@ -149,7 +147,7 @@ def test_targets_of_another_layout(task: str) -> None:
 
 @pytest.mark.parametrize("target", [[[0.5, 0.6]], [[-0.5, 1.5]], [[3.0, -2.0]], [[0.0, 0.0]], [[float("nan"), 1.0]]])
 def test_probabilities_that_are_none(target: list[list[float]]) -> None:
-    with pytest.raises(mt.InputError, match="must be probabilities of classes, which sum up to 1"):
+    with pytest.raises(mt.InputError, match="probabilities of classes"):
         CRITERIA["classes"](torch.zeros(1, 2), torch.tensor(target))
 
 

@@ -20,26 +20,27 @@ from multitudes.training.recipes import recipe
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "nouns"),
     [
         ({"epochs": 0}, "epochs=0"), ({"epochs": 1.5}, "epochs=1.5"), ({"batch": True}, "batch=True"), ({"lr": -1}, "lr=-1"),
-        ({"lr": math.inf}, "lr=inf"), ({"optimizer": "lamb"}, "sgd"), ({"schedule": "step"}, "multistep"),
-        ({"schedule": "multistep"}, "milestones="), ({"clip": 0}, "clip=0"), ({"ema": 1.0}, "below 1"), ({"ema": "no"}, "ema"),
-        ({"batch": 10, "accumulate": 3}, "must be equal"), ({"precision": "16"}, "'32' or 'bf16' or 'fp16'"),
-        ({"best": "all"}, "best"), ({"augment": 3}, "function"), ({"seed": -1}, "seed=-1"), ({"compile": "yes"}, "compile"),
-        ({"compile": 1}, "compile=1"), ({"nesterov": None}, "nesterov"), ({"augment": Augment}, "as Augment"),
-        ({"lr": math.nan}, "lr=nan"), ({"clip": math.nan}, "clip=nan"), ({"clip": math.inf}, "clip=inf"),
-        ({"ema": math.nan}, "ema=nan"), ({"clip": True}, "clip=True"), ({"momentum": 1.0}, "momentum=1.0.*below 1"),
+        ({"lr": math.inf}, "lr=inf"), ({"lr": math.nan}, "lr=nan"), ({"optimizer": "lamb"}, "optimizer.*sgd"),
+        ({"schedule": "step"}, "multistep"), ({"clip": 0}, "clip=0"), ({"clip": math.inf}, "clip=inf"),
+        ({"ema": 1.0}, "below 1"), ({"ema": "no"}, "ema"), ({"momentum": 1.0}, "momentum=1.0.*below 1"),
+        ({"precision": "16"}, "'32', 'bf16' or 'fp16'"), ({"best": "all"}, "best"), ({"augment": 3}, "augment=3"),
+        ({"augment": Augment}, "augment.*class"), ({"seed": -1}, "seed"),
+        ({"compile": 1}, "compile=1"), ({"nesterov": None}, "nesterov"),
+        ({"epochs": 0, "lr": -1, "best": "all"}, "epochs.*lr.*best"),
+        ({"schedule": "multistep"}, "milestones="), ({"batch": 10, "accumulate": 3}, "batch=10, accumulate=3"),
         ({"nesterov": True, "momentum": 0}, "momentum=0"), ({"nesterov": True, "optimizer": "adam"}, "optimizer='adam'"),
-        ({"optimizer": "adam", "momentum": 0.5}, "momentum is SGD's"), ({"decay": 0.5}, "decay is for schedule='multistep'"),
-        ({"schedule": "onecycle", "warmup": 1}, "rises by itself"), ({"milestones": (2, 5)}, "for schedule='multistep'"),
-        ({"schedule": "cosine", "milestones": (2,)}, "milestones=()"),
-        *(({"schedule": "multistep", "milestones": wrong}, "that increase")
-          for wrong in ((5, 2), (2, 2), (0, 2), (-1,), (2.5,), (True,), "25", 25, ("2",), None, (math.nan,))),
+        ({"optimizer": "adam", "momentum": 0.5}, "momentum.*sgd"), ({"decay": 0.5}, "decay.*multistep"),
+        ({"schedule": "onecycle", "warmup": 1}, "warmup=0"), ({"milestones": (2, 5)}, "milestones.*multistep"),
+        ({"milestones": (2,), "decay": 0.5}, "milestones.*decay"),
+        *(({"schedule": "multistep", "milestones": wrong}, "milestones must")
+          for wrong in ((5, 2), (2, 2), (0, 2), (2.5,), (True,), "25", 25, ("2",), None, (math.nan,))),
     ],
 )  # fmt: skip
-def test_bad_settings(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(mt.InputError, match=says):
+def test_bad_settings(fields: dict[str, Any], nouns: str) -> None:
+    with pytest.raises(mt.InputError, match=nouns):
         Recipe(**fields)
 
 

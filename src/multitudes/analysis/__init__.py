@@ -1,1 +1,1 @@
-"""Analysis: what methods cost and gain on your network, measured."""
+"""Comparisons of methods on your network: costs are measured, results of papers are looked up."""

@@ -1,4 +1,4 @@
-"""Recommendation: candidates as `recommend` ranks them, with budgets, verdicts, reasons, and the line to type."""
+"""Recommendation: the candidates of `recommend` with verdicts, reasons and costs, and the code to type."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LEVELS = {
-    "none": "weights stay as they are",
-    "head": "the last layers are trained, the rest is frozen",
-    "finetune": "all is trained, from the given weights on",
-    "scratch": "all is trained, from new weights on",
+    "none": "keep the weights",
+    "head": "train the last layers, freeze the rest",
+    "finetune": "train all, from the given weights",
+    "scratch": "train all, from new weights",
 }
-"""How much training there may be, the least first."""
+"""Amounts of training, the least first."""
 
 SHOWN: dict[str, Callable[[float], str]] = {"latency": lambda seconds: f"{seconds * 1e3:.3g} ms", "memory": megabytes}
 TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -39,90 +39,91 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Limit:
-    """At most so much: a multiple of the single network's, or an amount in seconds or bytes."""
+    """An upper limit: a multiple of the single network's value, or an amount in seconds or bytes."""
 
     value: float
     ratio: bool
+    """Whether `value` is a multiple."""
 
     @classmethod
-    def read(cls, name: str, given: Any, units: Mapping[str, float], typed: str) -> Limit | None:
-        """A budget as it is typed; None stays None."""
-        if given is None:
+    def read(cls, name: str, limit: Any, units: Mapping[str, float], example: str) -> Limit | None:
+        """Parses an argument of `recommend`; None stays None."""
+        if limit is None:
             return None
-        found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-zµμ×]*)\s*", str(given).lower().replace("μ", "µ"))
-        unit = found[2] if found else ""
-        known = isinstance(given, (int, float)) or unit in units or unit in ("x", "×")
+        match = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-zµμ×]*)\s*", str(limit).lower().replace("μ", "µ"))
+        unit = match[2] if match else ""
+        known = isinstance(limit, (int, float)) or unit in units or unit in ("x", "×")
         try:
-            value = float(found[1]) if found and known and not isinstance(given, bool) else math.nan
+            value = float(match[1]) if match and known and not isinstance(limit, bool) else math.nan
         except ValueError:
             value = math.nan
         if not 0 < value < math.inf:
             raise InputError(
-                f"{name}={given!r}: give a multiple of the single network's, {name}=1.5 or {name}='1.5x', or {name}='{typed}'"
-                f" with one of {', '.join(units)}"
+                f"{name}={limit!r} is not a limit: type a multiple of the single network's, {name}=1.5 or {name}='1.5x', "
+                f"or an amount, {name}='{example}', in one of {', '.join(units)}"
             )
         return cls(value * units.get(unit, 1.0), unit not in units)
 
-    def limit(self, single: float) -> float:
-        """The most there may be, where the single network has so much."""
+    def amount(self, single: float) -> float:
+        """Returns the limit as an amount, given the single network's."""
         return self.value * single if self.ratio else self.value
 
     def shown(self, amount: float, single: float, name: str) -> str:
-        """An amount as the budget is given."""
+        """Formats an amount in the way the limit was typed: as a multiple, or with its unit."""
         return f"{amount / single:.4g} ×" if self.ratio else SHOWN[name](amount)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with its settings: whether it fits, why, and what it costs."""
+    """A method with its settings, whether it fits and why, and its cost."""
 
     method: Method
     verdict: str
-    """fits, too slow, too large, needs training, refused, alike (members would be) or too far (off the network)."""
+    """fits, too slow, too large, needs training, refused, alike (members stay equal) or too far (from the network)."""
     reason: str
     needs: str | None = None
-    """The least training it takes, one of `LEVELS`; None where that is not known."""
+    """The least training it needs, one of `LEVELS`; None if unknown."""
     cost: Cost | None = None
-    """As `cost` measures it. What compacts is trained before it does: its memory is the larger of the two."""
+    """The result of `cost`. If `compact` is set, memory is the larger of training before and predicting after."""
     start: str = "fresh"
     compact: bool = False
-    """Whether it is `ens.compact()` that predicts."""
+    """Whether predictions come from `ens.compact()`."""
     nll: float | None = None
-    """The negative log-likelihood to be expected, over the single network's, where a result is known."""
+    """Published negative log-likelihood relative to the single network's; None if there is none."""
     distance: float | None = None
-    """Without training: how far members are off the network's outputs, as a share of these."""
+    """Distance of untrained members from the network's outputs, relative to these."""
     axis: Any = 0
 
     @property
     def fits(self) -> bool:
-        """Whether it is within budgets and training."""
+        """Whether it keeps within latency, memory and training."""
         return self.verdict == "fits"
 
     def ratio(self, name: str) -> float | None:
-        """latency, memory, parameters or multiply_adds over the single network's; None where it was not measured."""
+        """Returns latency, memory, parameters or multiply_adds relative to the single network's; None if not measured."""
         single = getattr(self.cost.base, name) if self.cost else 0
         return getattr(self.cost.ensemble, name) / single if self.cost and single else None
 
     @property
     def label(self) -> str:
-        """The method as one would type it, without what is its default."""
-        usual = {f.name: f.default for f in dataclasses.fields(self.method)}
-        shown = [f"{n}={v!r}" for n, v in self.method.settings().items() if n == "members" or v != usual[n]]
+        """The method as code, with `members` and the settings that are not defaults."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self.method)}
+        shown = [f"{n}={v!r}" for n, v in self.method.settings().items() if n == "members" or v != defaults[n]]
         return f"{type(self.method).__name__}({', '.join(shown)})"
 
     @property
     def code(self) -> str:
-        """The line to type, for a model and an example x."""
-        ours = "mt." if type(self.method).__module__.startswith("multitudes.") else ""
+        """The line of code that makes this ensemble from `model` and an example `x`."""
+        prefix = "mt." if type(self.method).__module__.startswith("multitudes.") else ""
         more = (f", start={self.start!r}" if self.start != "fresh" else "") + (
             f", batch_axis={self.axis!r}" if self.axis else ""
         )
-        return f"mt.ensemble(model, {ours}{self.label}, x{more})" + ("  # train it, then .compact()" if self.compact else "")
+        return f"mt.ensemble(model, {prefix}{self.label}, x{more})" + ("  # train it, then .compact()" if self.compact else "")
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Candidates, those that fit first and the best of them first. Printed, it is a table."""
+    """Candidates, best first; those that do not fit come last. Prints as a table."""
 
     model: str
     training: str
@@ -132,23 +133,23 @@ class Recommendation:
 
     @property
     def best(self) -> Method | None:
-        """The method to take; None if nothing fits, and `why` says what stands against it."""
+        """The best method that fits; None if none does, and `why` has the reasons."""
         first = self.candidates[0] if self.candidates else None
         return first.method if first and first.fits else None
 
     @property
     def why(self) -> str:
-        """Why the best is the best, with the line to type, or why nothing fits."""
+        """The code and the reason of the best candidate, or the reasons why none fits."""
         if self.best is not None:
             return f"{self.candidates[0].code}\n{self.candidates[0].reason}"
         counts = Counter(candidate.verdict for candidate in self.candidates)
         parts = ["nothing fits: " + ", ".join(f"{verdict} {count}" for verdict, count in counts.items())]
         for name, verdict in (("latency", "too slow"), ("memory", "too large")):
-            found = [c.ratio(name) for c in self.candidates if c.verdict == verdict]
-            least = min((ratio for ratio in found if ratio is not None), default=None)
-            parts += [f"the least {name} of what is {verdict} is {least:.2f} × the single network's"] if least else []
+            ratios = [c.ratio(name) for c in self.candidates if c.verdict == verdict]
+            least = min((ratio for ratio in ratios if ratio is not None), default=None)
+            parts += [f"the lowest {name} is {least:.2f} × the single network's"] if least else []
         more = {c.needs for c in self.candidates if c.verdict == "needs training"}
-        parts += [f"training={level!r} would allow more" for level in LEVELS if level in more][:1]
+        parts += [f"training={level!r} would allow more methods" for level in LEVELS if level in more][:1]
         return "; ".join(parts)
 
     def __str__(self) -> str:
@@ -162,10 +163,8 @@ class Recommendation:
         head.add_row("training", f"{self.training}: {LEVELS[self.training]}")
         single = next((c.cost.base for c in self.candidates if c.cost), None)
         for name, shown in SHOWN.items():
-            budget: Limit | None = getattr(self, name)
-            most = (
-                "any" if budget is None else f"at most {budget.value:g} ×" if budget.ratio else f"at most {shown(budget.value)}"
-            )
+            limit: Limit | None = getattr(self, name)
+            most = "any" if limit is None else f"at most {limit.value:g} ×" if limit.ratio else f"at most {shown(limit.value)}"
             head.add_row(name, most + (f"; the single network has {shown(getattr(single, name))}" if single else ""))
         return head
 
@@ -179,37 +178,37 @@ class Recommendation:
         for index, candidate in enumerate(self.candidates):
             ratios = [candidate.ratio(name) for name in ("latency", "memory", "parameters", "multiply_adds")]
             cells = ["" if ratio is None else f"{ratio:.2f} ×" for ratio in ratios]
-            said = "" if candidate.fits else f"{candidate.verdict}: "
+            verdict = "" if candidate.fits else f"{candidate.verdict}: "
             name = candidate.label + ".compact()" * candidate.compact + " of copies" * (candidate.start == "copies")
             ends = candidate.fits and not any(other.fits for other in self.candidates[index + 1 :])
-            why = shorten(said + candidate.reason, 240, placeholder=" ...")
+            why = shorten(verdict + candidate.reason, 240, placeholder=" ...")
             table.add_row(name, *cells, candidate.needs or "", why, end_section=ends)
         return table
 
     def json(self) -> str:
-        """Everything, as JSON."""
-        found = {
+        """Returns the whole recommendation as JSON."""
+        limits = {
             key: value and dataclasses.asdict(value) for key, value in (("latency", self.latency), ("memory", self.memory))
         }
         listed = [
             {**vars(c), "method": type(c.method).__name__, "settings": c.method.settings(), "code": c.code,
              "cost": c.cost and dataclasses.asdict(c.cost)} for c in self.candidates
         ]  # fmt: skip
-        return json.dumps({"model": self.model, "training": self.training, **found, "candidates": listed}, indent=1)
+        return json.dumps({"model": self.model, "training": self.training, **limits, "candidates": listed}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Recommendation:
-        """A recommendation as `json` wrote it; its methods must be known here."""
+        """Reads what `json` wrote. The classes of its methods must be imported."""
         kinds = {kind.__name__: kind for kind in Method.all()}
         try:
-            found = json.loads(text)
+            content = json.loads(text)
             listed = []
-            for entry in found["candidates"]:
+            for entry in content["candidates"]:
                 method = kinds[entry["method"]](**entry.pop("settings"))
                 measured = entry["cost"] and Cost(*(CostRow(**entry["cost"][name]) for name in ("ensemble", "base")))
                 entry.pop("code")
                 listed.append(Candidate(**{**entry, "method": method, "cost": measured}))
-            budgets = [found[name] and Limit(**found[name]) for name in ("latency", "memory")]
-            return cls(found["model"], found["training"], budgets[0], budgets[1], tuple(listed))
+            limits = [content[name] and Limit(**content[name]) for name in ("latency", "memory")]
+            return cls(content["model"], content["training"], limits[0], limits[1], tuple(listed))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"this is no JSON of a recommendation: {type(error).__name__}: {error}") from error
+            raise FileError(f"this is not the JSON of a Recommendation: {type(error).__name__}: {error}") from error

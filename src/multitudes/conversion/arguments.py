@@ -6,14 +6,15 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from multitudes.conversion.anatomy.initialise import build
+from multitudes.conversion.anatomy.initialise import build, check_model
 from multitudes.engine.inputs import BatchAxis, checked_example
 from multitudes.engine.modules import names_matching
+from multitudes.engine.seeds import checked_seed
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
+from multitudes.settings import Count, check
 
 
 def checked_arguments(
@@ -53,21 +54,6 @@ def check_method(model: Any, method: Any) -> None:
     check_model(model)
 
 
-def check_model(model: Any) -> None:
-    """Checks that `model` is a module, or a factory of modules."""
-    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
-
-
-def checked_seed(seed: int | None) -> int:
-    """Returns the seed, or for None a new one from torch's global generator."""
-    if seed is None:
-        return int(torch.randint(2**62, (), device="cpu"))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed={seed!r}: give a whole number, or None")
-    return seed
-
-
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
     """Checks `start`, `chunk` and the type of `keep`."""
     if start not in ("fresh", "copies"):
@@ -75,8 +61,7 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
     if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
         glob = keep if isinstance(keep, str) else "layer4.*"
         raise InputError(f"keep={keep!r}: give a list of globs, as in keep=[{glob!r}]")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise InputError(f"chunk={chunk!r}: give the number of members to run at once, 1 or more, or None for all")
+    check("chunk", chunk, Count | None)
 
 
 def check_names(model: nn.Module, keep: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS, TRANSPOSED, channel_axis, product_of
 from multitudes.conversion.anatomy.structure import own_tensors
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
 
 ADDED = ("reads", "gives", "one")
@@ -159,7 +159,7 @@ def update_sizes(layer: Any) -> None:
         layer.num_parameters = len(layer.weight)
 
 
-class CutLayer(Converted):
+class CutLayer:
     """Mixin before a layer's class: a layer without some of its channels."""
 
     _buffers: dict[str, Tensor | None]

@@ -23,6 +23,7 @@ from multitudes.engine.modules import (
     copy_with,
     in_layout,
     inside,
+    join_name,
     named_tensors,
     owning_module,
 )
@@ -217,7 +218,7 @@ def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
         name = first.setdefault(id(module), alias)
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and name == alias:
-                tensors.append((f"{name}.{key}" if name else key, tensor))
+                tensors.append((join_name(name, key), tensor))
     return tensors
 
 
@@ -262,7 +263,7 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
     retyped = draft.method.keeps_weights or layout.summed  # layers of the network have types that the method added
     kinds = {name: type(part) for name, part in draft.given.model.named_modules()} if retyped else {}
     for name, module in draft.network.named_modules():
-        tensors = {f"{name}.{key}" if name else key for key in own_tensors(module)}
+        tensors = {join_name(name, key) for key in own_tensors(module)}
         if name in tied:
             refused.append(entry(draft.network, name, tied[name]))
         elif tensors & owned:

@@ -1,10 +1,29 @@
-"""Data: sets that come with multitudes, sets made from a seed, and loaders of what publishers ship. Nothing is downloaded.
+"""Datasets, image corruptions and augmentation. Nothing is ever downloaded.
+
+Included in the package    fashion, digits, uci("yacht"), uci("energy")
+Generated from a seed      sinusoids, noisy_function (1-D and 2-D toy tasks), scenes (segmentation)
+Read from downloads        cifar10, cifar100, mnist, fashion_mnist, kmnist, notmnist, svhn, uci
+  with distribution shift  cifar_c, imagenet_c (corruptions), objectnet, frames (videos)
+  image folders            folder: ImageNet and its variants, Textures, your own images
+Converted                  of: a torch or Hugging Face dataset
+
+Every loader returns `Data` (`uci` two, train and test; `frames` a `Frames`; `cifar_c` and `imagenet_c` a mapping of them).
+`Data` holds inputs, targets, class names and the normalisation. It is a torch Dataset for any DataLoader, goes into `mt.fit`
+and `mt.predict` as it is, and `data.batch(rows, device)` returns a whole normalised batch.
+
+Loaders of downloads look in `root=`, or in the folder that the environment variable MULTITUDES_DATA names. If files are
+missing, the error says which, where it looked, and from which page to get them.
+
+Beside the datasets there are `corrupt` and `corruptions` (the 19 corruptions of CIFAR-10-C), `Augment` and `RandAugment`
+(augmentation of training batches), and `grouped` (merges predictions for ImageNet's classes into groups of classes).
 
 >>> from multitudes import data
->>> data.fashion("train")
+>>> train = data.fashion("train")
+>>> train
 Data(fashion train: 6,000 × [1, 28, 28] uint8, 10 classes)
-
-Loaders look in `root`, or in the folder that the environment variable MULTITUDES_DATA names, and say what is missing there.
+>>> x, y = train.batch(range(32))
+>>> x.shape, y.shape
+(torch.Size([32, 1, 28, 28]), torch.Size([32]))
 """
 
 from multitudes.data.adapters import of as of

@@ -1,4 +1,4 @@
-"""Other datasets as Data: torch's, Hugging Face's, or anything with a length and items."""
+"""of: converts torch and Hugging Face datasets, and anything else with a length and items, to Data."""
 
 from __future__ import annotations
 
@@ -31,85 +31,85 @@ def of(
     std: Any = None,
     ignore: int | None = None,
 ) -> Data:
-    """A dataset of pairs, or of dicts such as Hugging Face's, as Data: read once into memory, or item by item with lazy=True.
+    """Converts a dataset of pairs, or of dicts such as Hugging Face's, to Data.
 
-    input, target  where they stand in an item: a place in a pair, or a key: of(hf, input="image", target="label")
-    targets        all targets, where the dataset's items need not be read for them
-    lazy           reads inputs when they are asked for, each time anew: for what does not fit, or is augmented there
-    name, classes, mean, std, ignore   as of Data, which says what they are
+    input, target  position in a pair, or key of a dict: of(hf, input="image", target="label")
+    targets        all targets, if they are known: items are then not read for them
+    lazy           False reads all inputs into memory once; True reads an input whenever a batch needs it, which suits
+                   datasets that are too large for memory or augment in their __getitem__
+    name, classes, mean, std, ignore   fields of Data
 
-    Images (Pillow's) become bytes ``[C, H, W]``; tensors and arrays stay as they are. Data, and torch's Subset or ConcatDataset
-    of Data, keep what they have, but for what is given here.
+    Pillow images become uint8 ``[C, H, W]``; tensors and arrays keep their dtype. A Data, and torch's Subset or ConcatDataset
+    of Data, keep all their settings except those given here.
+
+    >>> pairs = [([0.0, 1.0], 0), ([2.0, 3.0], 1)]
+    >>> of(pairs, classes=["cat", "dog"])
+    Data(list: 2 × [2] float32, 2 classes)
     """
-    mine = _data(dataset)
-    if mine is not None:
-        _refuse_places(mine, input, target, lazy)
-        given = {"targets": targets, "name": name, "classes": classes, "mean": mean, "std": std, "ignore": ignore}
-        return replace(mine, **{key: value for key, value in given.items() if value is not None})
+    data = _as_data(dataset)
+    if data is not None:
+        if (input, target) != (0, 1):
+            raise InputError(f"{data.name} is a Data: remove input={input!r}, target={target!r}, its fields are known")
+        if lazy and isinstance(data.inputs, Tensor):
+            raise InputError(f"{data.name} is a Data in memory: remove lazy=True")
+        changes = {"targets": targets, "name": name, "classes": classes, "mean": mean, "std": std, "ignore": ignore}
+        return replace(data, **{key: value for key, value in changes.items() if value is not None})
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise InputError(f"a {type(dataset).__name__} has no length or no items: data.of(list(dataset)) reads a stream whole")
+        raise InputError(f"a {type(dataset).__name__} has no length or no items: data.of(list(dataset)) reads all of a stream")
     if not len(dataset):
-        raise InputError(f"this {type(dataset).__name__} is empty")
-    items = Items(dataset, input)
-    inputs = Lazy(items, torch.arange(len(dataset)), (len(dataset), *items(0).shape))
-    if targets is None:
-        targets = _targets(dataset, target)
+        raise InputError(f"dataset= is an empty {type(dataset).__name__}")
+    read = ItemInput(dataset, input)
+    inputs = Lazy(read, torch.arange(len(dataset)), (len(dataset), *read(0).shape))
     return Data(
-        inputs if lazy else inputs.take(slice(None)), torch.as_tensor(targets), name or type(dataset).__name__,
-        classes if classes is not None else _names(dataset, target), mean, std, ignore=ignore,
-    )  # fmt: skip
+        inputs if lazy else inputs.take(slice(None)),
+        torch.as_tensor(_read_targets(dataset, target) if targets is None else targets),
+        name or type(dataset).__name__,
+        _class_names(dataset, target) if classes is None else classes,
+        mean,
+        std,
+        ignore=ignore,
+    )
 
 
-def _data(dataset: Any) -> Data | None:
-    """Data, or torch's parts and sums of it, as Data; None of anything else."""
+def _as_data(dataset: Any) -> Data | None:
+    """Returns a Data, a Subset of Data or a ConcatDataset of Data as one Data; None for any other dataset."""
     if isinstance(dataset, Data):
         return dataset
     if type(dataset) is Subset:
-        whole = _data(dataset.dataset)
+        whole = _as_data(dataset.dataset)
         return None if whole is None else whole.subset(list(dataset.indices))
     if type(dataset) is ConcatDataset:
-        parts = [part for part in map(_data, dataset.datasets) if part is not None]
+        parts = [part for part in map(_as_data, dataset.datasets) if part is not None]
         return reduce(add, parts) if len(parts) == len(dataset.datasets) else None
     return None
 
 
-def _refuse_places(mine: Data, input: int | str, target: int | str, lazy: bool) -> None:
-    """A Data knows where its inputs are, and cannot be unread."""
-    if (input, target) != (0, 1):
-        raise InputError(
-            f"{mine.name} is Data, whose inputs and targets are known: leave out input={input!r}, target={target!r}"
-        )
-    if lazy and isinstance(mine.inputs, Tensor):
-        raise InputError(f"{mine.name} is Data in memory: leave out lazy=True")
-
-
 @dataclass(frozen=True)
-class Items:
-    """The inputs of a dataset's items."""
+class ItemInput:
+    """Reads the input of one item of a dataset as a tensor."""
 
     dataset: Any
     key: int | str
 
-    def __call__(self, number: int) -> Tensor:
-        """One input, as a tensor."""
-        return _tensor(part(self.dataset[number], self.key))
+    def __call__(self, index: int) -> Tensor:
+        """Returns the input of item `index`."""
+        return _tensor(_entry(self.dataset[index], self.key))
 
 
-def part(item: Any, key: int | str) -> Any:
-    """What stands at a place or under a key of an item."""
+def _entry(item: Any, key: int | str) -> Any:
     try:
         return item[key]
     except (KeyError, IndexError, TypeError) as error:
-        known = f"a dict of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+        kind = f"a dict of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
         raise InputError(
-            f"an item is {known}, which has no {key!r}: data.of(dataset, input=..., target=...) says where they stand"
+            f"items are {kind} without {key!r}: name the entries, data.of(dataset, input=..., target=...)"
         ) from error
 
 
 def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    if hasattr(value, "convert") and hasattr(value, "getbands"):  # an image of Pillow
+    if hasattr(value, "convert") and hasattr(value, "getbands"):  # a Pillow image
         image = value if value.mode in ("L", "RGB") else value.convert("RGB")
         return torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1).contiguous()
     try:
@@ -118,19 +118,14 @@ def _tensor(value: Any) -> Tensor:
         raise InputError(f"an input is a {type(value).__name__}, not a tensor, array or image: {error}") from error
 
 
-def _targets(dataset: Any, target: int | str) -> Tensor:
-    """All targets; a column where there are columns, else item by item."""
+def _read_targets(dataset: Any, target: int | str) -> Tensor:
+    """Reads all targets: a Hugging Face column at once, otherwise item by item."""
     if isinstance(target, str) and target in (getattr(dataset, "column_names", None) or ()):
         return torch.as_tensor(list(dataset[target]))
-    found = [torch.as_tensor(part(dataset[number], target)) for number in range(len(dataset))]
-    if len({one.shape for one in found}) > 1:
-        raise InputError(f"targets have different shapes: {', '.join(sorted({str(list(one.shape)) for one in found}))}")
-    return torch.stack(found)
+    return torch.stack([torch.as_tensor(_entry(dataset[index], target)) for index in range(len(dataset))])
 
 
-def _names(dataset: Any, target: int | str) -> Sequence[str] | None:
-    """Classes' names, where the dataset says them."""
+def _class_names(dataset: Any, target: int | str) -> Sequence[str] | None:
+    """Class names of a Hugging Face label column, if it has any."""
     features = getattr(dataset, "features", None)
-    if isinstance(features, Mapping):
-        return getattr(features.get(target), "names", None)
-    return None
+    return getattr(features.get(target), "names", None) if isinstance(features, Mapping) else None

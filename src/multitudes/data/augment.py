@@ -1,54 +1,55 @@
-"""Augmentation of a whole batch on the device it is on: padded crop, flip, mixup, cutmix, RandAugment, label smoothing.
+"""Augmentation of whole batches on their device: padded crop, flip, RandAugment, mixup, cutmix, label smoothing.
 
 Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond Empirical Risk Minimization", ICLR 2018, https://arxiv.org/abs/1710.09412
 Yun, Han, Oh, Chun, Choe, Yoo, "CutMix", ICCV 2019, https://arxiv.org/abs/1905.04899
 
-    mixup    λ x_i + (1 − λ) x_j                  with λ ~ Beta(α, α), one for the batch, and j a permutation of it
-    cutmix   x_i with a box of x_j pasted in      the box's share of the image being 1 − λ, before its edges are cut off
+    mixup    λ x_i + (1 − λ) x_j                  with one λ ~ Beta(α, α) per batch, and j a permutation of the batch
+    cutmix   x_i with a box of x_j pasted in      the box covers 1 − λ of the image, before it is cut off at the edges
 
-Images are ``[B, C, H, W]``, uint8 or floats, and come back as such; they are never written to. All that is random comes from
-the generator, which may be on the CPU or on the images' device; drawn on the CPU it is the same for every device.
+Images are ``[B, C, H, W]``, uint8 or floats. Results have the same dtype; inputs are never modified. All randomness comes from
+the generator, on the CPU or on the images' device. A CPU generator gives the same augmentation on every device.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from multitudes.data.images import check_images
 from multitudes.data.rand_augment import RandAugment
 from multitudes.errors import InputError
+from multitudes.settings import Rate, above, at_least, between, check, check_settings
 
 
 class Pair(NamedTuple):
-    """The targets of two images in one."""
+    """Targets of images that are mixed from two."""
 
     first: Tensor
     second: Tensor
     weight: Tensor
-    """Of the first, as a tensor of one number; the second has the rest."""
+    """Weight of the first target, a scalar tensor; the second has the rest."""
 
     def soft(self, classes: int | None = None) -> Tensor:
-        """One target for both: classes ``[B]`` become ``[B, K]``; what is not whole numbers is averaged as it is."""
+        """Weighted mean of both targets. Labels ``[B]`` become one-hot ``[B, K]`` first; floats are averaged as they are."""
         first, second = (smooth(part, classes, 0.0) for part in (self.first, self.second))
         return self.weight.to(first) * first + (1 - self.weight).to(first) * second
 
 
 def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["zero", "reflect"] = "zero") -> Tensor:
-    """Each image moved by up to `padding` pixels up, down and to the sides; what comes in is zero, or its own reflection."""
+    """Shifts each image by up to `padding` pixels on each axis; `fill` pads with zeros or with a reflection of the image."""
     check_images(images)
-    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
-        raise InputError(f"crop(padding={padding!r}): give a whole number of at least 0")
+    check("padding", padding, Annotated[int, at_least(0)])
+    check("fill", fill, Literal["zero", "reflect"])
     batch, channels, height, width = images.shape
-    if fill not in ("zero", "reflect"):
-        raise InputError(f"crop(fill={fill!r}): say 'zero' or 'reflect'")
     if fill == "reflect" and padding >= min(height, width):
-        raise InputError(f"crop(padding={padding}, fill='reflect'): less than the side of the images, {min(height, width)}")
+        raise InputError(
+            f"crop(padding={padding}, fill='reflect'): give less than the side of the images, {min(height, width)}"
+        )
     device = images.device
     start = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device).to(device)
     rows, columns = (start[i] + torch.arange(size, device=device) for i, size in enumerate((height, width)))
@@ -63,14 +64,14 @@ def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["
 
 
 def flip(images: Tensor, generator: Generator) -> Tensor:
-    """Every other image, by chance, as in a mirror."""
+    """Mirrors each image with probability 1/2."""
     check_images(images)
-    turned = torch.rand(len(images), 1, 1, 1, generator=generator, device=generator.device) < 0.5
-    return torch.where(turned.to(images.device), images.flip(-1), images)
+    mirrored = torch.rand(len(images), 1, 1, 1, generator=generator, device=generator.device) < 0.5
+    return torch.where(mirrored.to(images.device), images.flip(-1), images)
 
 
 def mixup(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Pair]:
-    """Every image mixed with another of the batch, and the targets of both."""
+    """Mixes each image with another of the batch, and returns the targets of both."""
     other, share = _partners(images, targets, alpha, generator)
     whole = images.dtype == torch.uint8
     values = images.to(torch.float32) if whole else images
@@ -79,7 +80,7 @@ def mixup(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -
 
 
 def cutmix(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Pair]:
-    """Every image with a box of another of the batch, at the same place for all, and the targets of both, weighted by area."""
+    """Pastes a box of another image of the batch into each, at the same place, and returns both targets weighted by area."""
     other, share = _partners(images, targets, alpha, generator)
     height, width = images.shape[-2:]
     middle = torch.rand(2, generator=generator, device=generator.device).to(images.device)
@@ -94,7 +95,7 @@ def cutmix(images: Tensor, targets: Tensor, alpha: float, generator: Generator) 
 
 
 def smooth(targets: Tensor, classes: int | None, smoothing: float = 0.1) -> Tensor:
-    """Soft targets ``[B, K]``: 1 − s of what is right and s spread over all K classes; of classes ``[B]`` or soft ``[B, K]``.
+    """Smooths labels ``[B]`` or soft targets ``[B, K]`` to (1 − s) target + s / K, ``[B, K]``.
 
     >>> smooth(torch.tensor([1]), 4, 0.1)
     tensor([[0.0250, 0.9250, 0.0250, 0.0250]])
@@ -103,22 +104,24 @@ def smooth(targets: Tensor, classes: int | None, smoothing: float = 0.1) -> Tens
         raise InputError(f"smooth(smoothing={smoothing!r}): give a number from 0 to less than 1")
     if not targets.is_floating_point():
         if classes is None or targets.ndim != 1:
-            raise InputError(f"to mix or smooth classes {list(targets.shape)}: give [B] and the number of classes, classes=10")
+            raise InputError(
+                f"mixing or smoothing labels {list(targets.shape)} needs labels [B] and the number of classes: set classes=10"
+            )
         targets = _one_hot(targets, classes)
     if not smoothing:
         return targets
     if targets.ndim != 2 or classes not in (None, targets.shape[1]):
         raise InputError(
-            f"smoothing is of soft targets [B, {'K' if classes is None else classes}]: they are {list(targets.shape)}"
+            f"smoothing needs labels [B] or soft targets [B, {'K' if classes is None else classes}], not {list(targets.shape)}"
         )
     return targets * (1 - smoothing) + smoothing / targets.shape[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """What is done to a training batch, in this order: crop, flip, RandAugment, mixup or cutmix, label smoothing.
+    """Augments a training batch by crop, flip, RandAugment, mixup or cutmix, and label smoothing, in this order.
 
-    Settings are plain values: ``Augment(**json.loads(json.dumps(augment.settings())))`` is the same again.
+    Settings are plain values: ``Augment(**json.loads(json.dumps(augment.settings())))`` equals `augment`.
 
     >>> medium = Augment(mixup=0.5, cutmix=0.2, rand_augment=RandAugment(magnitude=9, n=2, std=1), smoothing=0.1, classes=100)
     >>> images, targets = torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8)
@@ -127,71 +130,49 @@ class Augment:
     torch.Size([8, 100])
     """
 
-    crop: int = 4
-    """Pixels that an image may move; 0 for none."""
+    crop: Annotated[int, at_least(0)] = 4
+    """Largest shift in pixels; 0 for none."""
 
     fill: Literal["zero", "reflect"] = "zero"
-    """What comes in when it does: zeros (black, or the mean if images are normalised) or its own reflection."""
+    """Padding of shifted images: zeros (black, or the mean if images are normalised) or a reflection of the image."""
 
     flip: bool = True
-    """Whether every other image is mirrored."""
+    """Whether each image is mirrored with probability 1/2."""
 
-    mixup: float = 0.0
+    mixup: Annotated[float, at_least(0)] = 0.0
     """α of mixup; 0 for none."""
 
-    cutmix: float = 0.0
+    cutmix: Annotated[float, at_least(0)] = 0.0
     """α of cutmix; 0 for none."""
 
-    switch: float = 0.5
-    """How often a batch is cut rather than mixed, when both are on."""
+    switch: Annotated[float, between(0, 1)] = 0.5
+    """Probability of cutmix rather than mixup for a batch, if both are on."""
 
     rand_augment: RandAugment | None = None
-    """RandAugment's settings; images must then be uint8, or floats from 0 to 1 that are not yet normalised."""
+    """Settings of RandAugment, or None. It needs uint8 images, or floats from 0 to 1 that are not yet normalised."""
 
-    smoothing: float = 0.0
-    """Of labels."""
+    smoothing: Rate = 0.0
+    """Label smoothing s."""
 
-    classes: int | None = None
-    """How many there are: needed to mix or smooth targets that are whole numbers."""
+    classes: Annotated[int, at_least(2)] | None = None
+    """Number of classes, needed to mix or smooth integer labels."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rand_augment, Mapping):
             object.__setattr__(self, "rand_augment", RandAugment(**self.rand_augment))
-        for name, wrong, want in self._wrong():
-            if wrong:
-                raise InputError(f"Augment({name}={getattr(self, name)!r}): give {want}")
-
-    def _wrong(self) -> list[tuple[str, bool, str]]:
-        """Each setting, whether it is wrong and what it should be."""
-        alphas = [
-            (name, not _number(getattr(self, name), 0, math.inf), "a number of at least 0") for name in ("mixup", "cutmix")
-        ]
-        return [
-            ("crop", isinstance(self.crop, bool) or not isinstance(self.crop, int) or self.crop < 0, "pixels, 0 for none"),
-            ("fill", self.fill not in ("zero", "reflect"), "'zero' or 'reflect'"),
-            ("flip", not isinstance(self.flip, bool), "True or False"),
-            *alphas,
-            ("switch", not (_number(self.switch, 0, 1) or self.switch == 1), "a number from 0 to 1"),
-            ("rand_augment", not isinstance(self.rand_augment, RandAugment | None), "RandAugment() or None"),
-            ("smoothing", not _number(self.smoothing, 0, 1), "a number from 0 to less than 1"),
-            (
-                "classes",
-                not (self.classes is None or (type(self.classes) is int and self.classes > 1)),
-                "their number, or None",
-            ),
-        ]
+        check_settings(self)
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain values, for JSON."""
+        """Returns all settings as plain values, for JSON."""
         return asdict(self)
 
     def __call__(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Images ``[B, C, H, W]`` and targets ``[B]`` or ``[B, K]``, augmented: classes become soft if mixed or smoothed."""
+        """Augments images ``[B, C, H, W]`` with targets ``[B]`` or ``[B, K]``. Labels become soft if mixed or smoothed."""
         check_images(images)
         if not isinstance(generator, Generator):
-            raise InputError(f"a torch.Generator is needed, torch.Generator().manual_seed(0), not {type(generator).__name__}")
+            raise InputError(f"generator= is a {type(generator).__name__}: give torch.Generator().manual_seed(0)")
         if targets.ndim not in (1, 2) or len(targets) != len(images):
-            raise InputError(f"targets must be [B] or [B, K] for {len(images)} images: they are {list(targets.shape)}")
+            raise InputError(f"targets= must be [B] or [B, K] for {len(images)} images, not {list(targets.shape)}")
         if self.crop:
             images = crop(images, generator, self.crop, self.fill)
         if self.flip:
@@ -199,34 +180,24 @@ class Augment:
         if self.rand_augment is not None:
             images = self.rand_augment(images, generator)
         if self.mixup or self.cutmix:
-            images, pair = self._mixed(images, targets, generator)
+            images, pair = self._mix(images, targets, generator)
             targets = pair.soft(self.classes)
         return images, smooth(targets, self.classes, self.smoothing) if self.smoothing else targets
 
-    def _mixed(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Pair]:
-        """Mixed or cut, by chance if both are on."""
+    def _mix(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Pair]:
+        """Applies mixup or cutmix, one of them at random if both are on."""
         cut = bool(self.cutmix)
         if self.mixup and self.cutmix:
             cut = bool(torch.rand((), generator=generator, device=generator.device) < self.switch)
         return cutmix(images, targets, self.cutmix, generator) if cut else mixup(images, targets, self.mixup, generator)
 
 
-def check_images(images: Any) -> None:
-    """Refuses what is no batch of images."""
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"images must be a tensor [B, C, H, W]: this is {shape}")
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise InputError(f"images must be uint8 or floats: they are {images.dtype}")
-
-
 def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Whom each image is mixed with, ``[B]``, and how much of it stays: both on the images' device."""
+    """Draws the partner of each image, ``[B]``, and the weight λ of the image itself; both on the images' device."""
     check_images(images)
-    if not _number(alpha, 0, math.inf) or not alpha:
-        raise InputError(f"alpha={alpha!r}: give a number above 0")
+    check("alpha", alpha, Annotated[float, above(0)])
     if len(targets) != len(images):
-        raise InputError(f"there are {len(images)} images and {len(targets)} targets")
+        raise InputError(f"there are {len(images)} images but {len(targets)} targets")
     device = generator.device
     share = torch._sample_dirichlet(torch.full((2,), float(alpha), device=device), generator=generator)[0]
     other = torch.randperm(len(images), generator=generator, device=device)
@@ -234,14 +205,9 @@ def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generato
 
 
 def _one_hot(targets: Tensor, classes: int) -> Tensor:
-    """Classes ``[B]`` as ``[B, K]``. One that does not exist is an error, or NaN on a device, which need not be waited for."""
+    """One-hot labels ``[B, K]``. A label out of range is an error on the CPU, and NaN on a GPU to avoid a synchronisation."""
     wrong = (targets < 0) | (targets >= classes)
     if targets.device.type == "cpu" and bool(wrong.any()):
-        raise InputError(f"classes={classes}: there are targets from {int(targets.min())} to {int(targets.max())}")
-    found = (targets[:, None] == torch.arange(classes, device=targets.device)).float()
-    return found.masked_fill(wrong[:, None], torch.nan)
-
-
-def _number(value: Any, least: float, limit: float) -> bool:
-    """Whether it is a number from `least` to less than `limit`."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < limit
+        raise InputError(f"classes={classes}, but labels are from {int(targets.min())} to {int(targets.max())}")
+    one_hot = (targets[:, None] == torch.arange(classes, device=targets.device)).float()
+    return one_hot.masked_fill(wrong[:, None], torch.nan)

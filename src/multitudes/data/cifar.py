@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
-from multitudes.data.sources import Root, Source, chosen
+from multitudes.data.sources import Root, Source, check_labels, check_split
 from multitudes.errors import FileError, InputError
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -29,40 +29,53 @@ CIFAR100 = Source(
 )  # fmt: skip
 CLASSES10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
 NORMAL10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Mean and standard deviation of the training images, channel by channel."""
+"""Mean and standard deviation of each channel over the training images."""
 NORMAL100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def cifar10(split: str = "train", root: Root = None, *, verify: bool = True) -> Data:
-    """CIFAR-10, "train" (50,000) or "test" (10,000); `verify` holds the files against their md5."""
-    train = chosen("cifar10", split, ("train", "test")) == "train"
+    """CIFAR-10: 3×32×32 images in 10 classes, "train" (50,000) or "test" (10,000).
+
+    Reads the binary version, data_batch_*.bin and test_batch.bin, from the folder cifar-10-batches-bin in `root` or
+    MULTITUDES_DATA. `verify` checks the files' MD5. Images are normalised by the mean and deviation of the training images.
+
+    >>> test = cifar10("test")  # doctest: +SKIP
+    """
+    train = check_split("cifar10", split, ("train", "test")) == "train"
     files = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     folder = CIFAR10.folder(root, files)
     parts = [_read(CIFAR10, folder / name, 1, verify) for name in files]
     images, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    _in_range(folder, labels[:, 0], 10)
+    check_labels(folder, len(images), labels, 0, 9)
     return Data(images, labels[:, 0], f"cifar10 {split}", CLASSES10, *NORMAL10)
 
 
 def cifar100(split: str = "train", root: Root = None, *, labels: str = "fine", verify: bool = True) -> Data:
-    """CIFAR-100, "train" (50,000) or "test" (10,000), with its 100 "fine" labels or the 20 "coarse" ones."""
-    chosen("cifar100", split, ("train", "test"))
+    """CIFAR-100: 3×32×32 images, "train" (50,000) or "test" (10,000), with 100 "fine" or 20 "coarse" labels.
+
+    Reads the binary version, train.bin and test.bin, from the folder cifar-100-binary in `root` or MULTITUDES_DATA; class names
+    from the text files beside them, if they are there. `verify` checks the files' MD5. Images are normalised by the mean and
+    deviation of the training images.
+
+    >>> test = cifar100("test", labels="coarse")  # doctest: +SKIP
+    """
+    check_split("cifar100", split, ("train", "test"))
     if labels not in ("fine", "coarse"):
-        raise InputError(f"cifar100: labels={labels!r}: say 'fine' (100) or 'coarse' (20)")
+        raise InputError(f"cifar100: labels={labels!r}: give 'fine' (100 classes) or 'coarse' (20)")
     folder = CIFAR100.folder(root, [f"{split}.bin"])
     images, both = _read(CIFAR100, folder / f"{split}.bin", 2, verify)
     count = 100 if labels == "fine" else 20
     targets = both[:, 1 if labels == "fine" else 0]
-    _in_range(folder / f"{split}.bin", targets, count)
+    check_labels(folder / f"{split}.bin", len(images), targets, 0, count - 1)
     return Data(images, targets, f"cifar100 {split}", _names(folder / f"{labels}_label_names.txt", count), *NORMAL100)
 
 
 def _read(source: Source, path: Path, labels: int, verify: bool) -> tuple[Tensor, Tensor]:
-    """Images ``[N, 3, 32, 32]`` and labels ``[N, L]``."""
+    """Reads images ``[N, 3, 32, 32]`` and `labels` labels of each, ``[N, labels]``."""
     rows = np.frombuffer(bytearray(source.content(path, verify)), np.uint8)
     if not len(rows) or len(rows) % (labels + PIXELS):
         raise FileError(
-            f"{path} is damaged: {len(rows):,} bytes are no whole number of images of {labels + PIXELS} bytes. "
+            f"{path} is damaged: {len(rows):,} bytes are not a multiple of the {labels + PIXELS} bytes of an image. "
             f"Unpack {source.get} again"
         )
     rows = rows.reshape(-1, labels + PIXELS)
@@ -70,14 +83,9 @@ def _read(source: Source, path: Path, labels: int, verify: bool) -> tuple[Tensor
     return images, torch.from_numpy(rows[:, :labels].copy())
 
 
-def _in_range(path: Path, labels: Tensor, classes: int) -> None:
-    if int(labels.max()) >= classes:
-        raise FileError(f"{path} has a label {int(labels.max())}: there are 0 to {classes - 1}. Is this the binary version?")
-
-
 def _names(path: Path, count: int) -> list[str]:
-    """The names beside the data; numbers where they were left out."""
+    """Reads class names; numbers if the file is missing."""
     names = path.read_text().split() if path.is_file() else [str(i) for i in range(count)]
     if len(names) != count:
-        raise FileError(f"{path} names {len(names)} classes, not {count}")
+        raise FileError(f"{path} has {len(names)} class names, not {count}")
     return names

@@ -1,7 +1,7 @@
-"""What comes with multitudes: a part of Fashion-MNIST, and the optical digits, which are foreign to it.
+"""Datasets included in the package: a part of Fashion-MNIST, and optical digits that are out-of-distribution (OOD) for it.
 
 Fashion-MNIST: Xiao, Rasul, Vollgraf (2017), MIT licence. Optical digits: Alpaydin and Kaynak (1998), UCI, CC BY 4.0.
-LICENSES.md beside this file has all of it; docs/embed_data.py made the files.
+LICENSES.md beside this file holds the licences; docs/embed_data.py made the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from multitudes.data.dataset import Data
 from multitudes.data.mnist import DIGITS, FASHION_CLASSES, NORMAL_FASHION
-from multitudes.data.sources import chosen
+from multitudes.data.sources import check_split
 from multitudes.errors import FileError
 
 SHA256 = {
@@ -26,42 +26,46 @@ SHA256 = {
     "imagenet.txt": "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15",
     "regression.npz": "2472a3695ba019388dd7a5f472d81a673e1d2743e58da85727b13692f382ac04",
 }
-"""Of the files that come with multitudes."""
+"""Checksums of the included files."""
 
 
 def content(name: str) -> bytes:
-    """A file that comes with multitudes, held against its checksum."""
-    try:
-        found = resources.files("multitudes.data").joinpath("files").joinpath(name).read_bytes()
-    except OSError as error:
-        raise FileError(f"{name}, which comes with multitudes, cannot be read: {error}. Install multitudes again") from error
-    if hashlib.sha256(found).hexdigest() != SHA256[name]:
-        raise FileError(f"{name}, which comes with multitudes, is damaged: install multitudes again")
-    return found
+    """Reads an included file and checks its SHA-256."""
+    stored = resources.files("multitudes.data").joinpath("files").joinpath(name).read_bytes()
+    if hashlib.sha256(stored).hexdigest() != SHA256[name]:
+        raise FileError(f"{name}, a file of the multitudes package, is damaged: install multitudes again")
+    return stored
 
 
 def stored(name: str) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of an embedded .npz."""
+    """Arrays of an included .npz file, by name."""
     with np.load(io.BytesIO(content(name)), allow_pickle=False) as file:
         return {key: file[key] for key in file.files}
 
 
 def fashion(split: str = "train") -> Data:
-    """A part of Fashion-MNIST with each class alike: "train" (6,000), "validation" (1,000) or "test" (2,000).
+    """Fashion-MNIST, a class-balanced part included in the package: "train" (6,000), "validation" (1,000) or "test" (2,000).
 
-    Training and validation images are from the published training images, test images from the published test images.
+    Images are 1×28×28 in 10 classes, normalised by the mean and deviation of all of Fashion-MNIST's training images. "train"
+    and "validation" are from its training images, "test" from its test images. All of it: `fashion_mnist`.
 
     >>> fashion("test")
     Data(fashion test: 2,000 × [1, 28, 28] uint8, 10 classes)
     """
-    chosen("fashion", split, ("train", "validation", "test"))
+    check_split("fashion", split, ("train", "validation", "test"))
     arrays = stored("fashion.npz")
     images, labels = (torch.from_numpy(arrays[f"{split}_{part}"]) for part in ("images", "labels"))
     return Data(images.unsqueeze(1), labels, f"fashion {split}", FASHION_CLASSES, *NORMAL_FASHION)
 
 
 def digits() -> Data:
-    """1,797 handwritten digits of 8×8 pixels, drawn larger to 28×28 and normalised as `fashion`, to which they are foreign."""
+    """UCI's optical digits, 1,797 images included in the package: an out-of-distribution (OOD) set for `fashion`.
+
+    The 8×8 images are enlarged to 28×28 and normalised like `fashion`.
+
+    >>> digits()
+    Data(digits: 1,797 × [1, 28, 28] uint8, 10 classes)
+    """
     arrays = stored("digits.npz")
     small = torch.from_numpy(arrays["images"]).float().unsqueeze(1) * (255 / 16)
     images = F.interpolate(small, (28, 28), mode="bilinear", align_corners=False).round().to(torch.uint8)

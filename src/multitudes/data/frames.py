@@ -1,4 +1,4 @@
-"""Frames of videos around anchor frames: ImageNet-Vid-Robust and YTBB-Robust.
+"""Video frames around anchor frames: ImageNet-Vid-Robust and YTBB-Robust.
 
 Shankar et al., "Do image classifiers generalize across time?", https://arxiv.org/abs/1906.02168
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 from multitudes.data.dataset import Data
 from multitudes.data.imagenet import groups_of, imagenet_class, read_mapping
 from multitudes.data.images import NORMAL_IMAGENET, image_files
-from multitudes.data.sources import Root, either, top_folder
-from multitudes.data.ytbb import ANNOTATIONS, Around, reviewed, ytbb_classes
+from multitudes.data.sources import Root, find_file, top_folder
+from multitudes.data.ytbb import ANNOTATIONS, AnchorSet, read_anchor_sets, ytbb_classes
 from multitudes.errors import FileError, InputError
 
 PAGE = "https://modestyachts.github.io/natural-perturbations-website/"
@@ -24,92 +24,105 @@ PMSETS = "metadata/pmsets.json"
 
 
 class Frames(NamedTuple):
-    """Frames, and the anchor that each lies around."""
+    """Video frames, each with its anchor frame and all its labels."""
 
     data: Data
-    """The frames; an anchor comes before the frames around it. A target is the first of a frame's labels."""
+    """The frames as a dataset; each anchor comes before the frames around it. Targets are the first label of each frame."""
 
     anchors: Tensor
-    """The row of each frame's anchor, ``[N]``; an anchor's is its own."""
+    """Row of each frame's anchor, ``[N]``; an anchor's is its own row."""
 
     labels: tuple[tuple[int, ...], ...]
-    """All labels of each frame."""
+    """All correct labels of each frame."""
 
     def correct(self, answers: Tensor) -> Tensor:
-        """Whether each answer ``[N]`` is one of the frame's labels, as the publishers count; for `scores.shift.stability`."""
+        """Checks each predicted class ``[N]`` against all labels of its frame, as the publishers do.
+
+        `scores.shift.stability` takes the result together with `anchors`.
+        """
         if answers.shape != self.anchors.shape:
-            raise InputError(f"answers are {list(answers.shape)} for {len(self.anchors)} frames")
-        return torch.tensor([int(a) in known for a, known in zip(answers.tolist(), self.labels, strict=True)])
+            raise InputError(
+                f"answers= has shape {list(answers.shape)}: give one class for each of the {len(self.anchors)} frames"
+            )
+        return torch.tensor([int(a) in labels for a, labels in zip(answers.tolist(), self.labels, strict=True)])
 
 
 def frames(root: Root = None, *, size: int = 224, resize: int | None = None) -> Frames:
-    """The frames of ImageNet-Vid-Robust (metadata/pmsets.json) or YTBB-Robust (anchor_labels.json), read when asked for.
+    """ImageNet-Vid-Robust or YTBB-Robust: video frames around anchor frames, to test stability over time. Needs Pillow.
 
-    Networks for ImageNet answer by `grouped(pred.probs, frames.data.groups, by="max")`.
+    Reads the dataset's own folder `root`, or imagenet-vid-robust or ytbb-robust in MULTITUDES_DATA. It is ImageNet-Vid-Robust
+    if it has metadata/pmsets.json, YTBB-Robust if it has anchor_labels.json. Frames are read on access; `size`, `resize` and
+    the normalisation are those of `folder`. `data.groups` maps ImageNet's classes to the classes of the videos:
+
+    >>> videos = frames("imagenet-vid-robust")  # doctest: +SKIP
+    >>> probs = grouped(mt.predict(ens, videos.data).probs, videos.data.groups, by="max")  # doctest: +SKIP
+    >>> videos.correct(probs.argmax(-1)).float().mean()  # doctest: +SKIP
     """
     top = top_folder("frames", root)
     places = [top / name for name in ("imagenet-vid-robust", "ytbb-robust")] if root is None else [top]
-    found = [place for place in places if (place / PMSETS).is_file() or either(place, ANNOTATIONS)]
-    if not found:
-        raise FileError(
-            f"frames: looked in {' and '.join(map(str, places))} for {PMSETS} (ImageNet-Vid-Robust) or "
-            f"{ANNOTATIONS.split('|')[0]} (YTBB-Robust). Get one of them from {PAGE}"
-        )
-    place = found[0]
-    vid = (place / PMSETS).is_file()
-    sets = _pmsets(place) if vid else reviewed(place)
-    classes = _vid_classes(place) if vid else ytbb_classes(place)
-    return _frames(place, sets, classes, size, resize)
+    for place in places:
+        if (place / PMSETS).is_file():
+            return _frames(place, _vid_anchor_sets(place), _vid_classes(place), size, resize)
+        if find_file(place, ANNOTATIONS):
+            return _frames(place, read_anchor_sets(place), ytbb_classes(place), size, resize)
+    raise FileError(
+        f"frames: looked in {' and '.join(map(str, places))} for {PMSETS} (ImageNet-Vid-Robust) or "
+        f"{ANNOTATIONS.split('|')[0]} (YTBB-Robust). Get one of them from {PAGE}"
+    )
 
 
-def _frames(place: Path, sets: Iterable[Around], classes: dict[str, list[int]], size: int, resize: int | None) -> Frames:
+def _frames(place: Path, sets: Iterable[AnchorSet], classes: dict[str, list[int]], size: int, resize: int | None) -> Frames:
     paths: list[Path] = []
     anchors: list[int] = []
     labels: list[tuple[int, ...]] = []
-    for around in sets:
+    for anchor_set in sets:
         first = len(paths)
-        for name, known in zip((around.anchor, *around.frames), around.labels, strict=True):
+        for name, known in zip((anchor_set.anchor, *anchor_set.frames), anchor_set.labels, strict=True):
             if not known or max(known) >= len(classes) or min(known) < 0:
-                raise FileError(f"{place}: {name} has labels {list(known)}: there are 0 to {len(classes) - 1}")
+                raise FileError(f"{place}: {name} has labels {list(known)}: labels must be 0 to {len(classes) - 1}")
             paths.append(place / name)
             anchors.append(first)
             labels.append(known)
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
-        raise FileError(f"{len(missing)} of {len(paths)} frames are not there, first {missing[0]}. Get them from {PAGE}")
+        raise FileError(f"{len(missing)} of {len(paths)} frames are missing, first {missing[0]}. Get them from {PAGE}")
     if not paths:
         raise FileError(f"{place} names no frames")
     data = Data(
-        image_files(paths, size, resize), torch.tensor([known[0] for known in labels]), place.name, tuple(classes),
-        *NORMAL_IMAGENET, groups=groups_of(classes),
-    )  # fmt: skip
+        image_files(paths, size, resize),
+        torch.tensor([known[0] for known in labels]),
+        place.name,
+        tuple(classes),
+        *NORMAL_IMAGENET,
+        groups=groups_of(classes),
+    )
     return Frames(data, torch.tensor(anchors), tuple(labels))
 
 
-def _pmsets(place: Path) -> list[Around]:
-    """ImageNet-Vid-Robust: the frames around each anchor, each with labels of its own."""
+def _vid_anchor_sets(place: Path) -> list[AnchorSet]:
+    """Anchors of ImageNet-Vid-Robust with the frames around them; every frame has its own labels."""
     labels = read_mapping(place / "metadata" / "labels.json")
     sets = read_mapping(place / PMSETS)
     unlabelled = [name for anchor, others in sets.items() for name in (anchor, *others) if name not in labels]
     if unlabelled:
         raise FileError(f"{place / 'metadata' / 'labels.json'} has no labels for {unlabelled[0]}")
     return [
-        Around(anchor, tuple(others), tuple(tuple(int(x) for x in labels[name]) for name in (anchor, *others)))
+        AnchorSet(anchor, tuple(others), tuple(tuple(int(x) for x in labels[name]) for name in (anchor, *others)))
         for anchor, others in sets.items()
     ]
 
 
 def _vid_classes(place: Path) -> dict[str, list[int]]:
-    """The thirty classes, in order, with ImageNet's classes for each."""
+    """ImageNet's classes of each of the thirty classes, in order."""
     index = read_mapping(place / "misc" / "imagenet_vid_class_index.json")
-    theirs = read_mapping(place / "misc" / "wnid_map.json")
+    groups = read_mapping(place / "misc" / "wnid_map.json")
     try:
         numbers = {index[key][0]: int(key) for key in index}
         classes: dict[str, list[int]] = {str(index[str(k)][1]): [] for k in range(len(index))}
-        for wordnet_id, group in theirs.items():
+        for wordnet_id, group in groups.items():
             number = imagenet_class(wordnet_id)
             if number is not None:
                 classes[list(classes)[numbers[group]]].append(number)
     except (KeyError, IndexError, TypeError) as error:
-        raise FileError(f"{place / 'misc'}: the files do not fit together: {error}") from error
+        raise FileError(f"{place / 'misc'}: the files contradict each other: {error}") from error
     return classes

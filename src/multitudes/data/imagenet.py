@@ -1,4 +1,4 @@
-"""ImageNet's 1000 classes by their WordNet ids in order, and sets whose classes are groups of them."""
+"""ImageNet's 1000 classes by WordNet id, and datasets whose classes are groups of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from multitudes.errors import FileError, InputError
 
 @cache
 def wordnet_ids() -> tuple[str, ...]:
-    """The WordNet ids of ImageNet's classes; class k of a network is the k-th."""
+    """WordNet ids of ImageNet's classes, in the order of a network's outputs."""
     return tuple(content("imagenet.txt").decode().split())
 
 
 def imagenet_class(name: str) -> int | None:
-    """The class that a folder's name means: a WordNet id, or a number from 0 to 999."""
+    """Class index of a folder named by a WordNet id or by a number from 0 to 999; None for any other name."""
     if name.isdecimal() and name.isascii():
         return int(name) if int(name) < 1000 else None
     ids = wordnet_ids()
@@ -30,47 +30,43 @@ def imagenet_class(name: str) -> int | None:
 
 
 def grouped(values: Tensor, groups: Tensor, *, by: str = "sum") -> Tensor:
-    """Probabilities or scores of a network's outputs ``[..., K]`` as those of classes that are groups of outputs.
+    """Merges predictions ``[..., K]`` for a network's classes into predictions ``[..., G]`` for groups of these classes.
 
-    groups  the class of each output, −1 for none: `data.groups`
-    by      "sum", for probabilities; or "max", as ImageNet-Vid-Robust is scored
+    values  probabilities or scores
+    groups  index of each output's group, −1 for none, ``[K]``: `data.groups`
+    by      "sum" adds probabilities; "max" takes the largest, as ImageNet-Vid-Robust is scored
+
+    >>> grouped(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([1, -1, 0, 1]))
+    tensor([0.3000, 0.5000])
     """
     if by not in ("sum", "max"):
-        raise InputError(f"by={by!r}: say 'sum' or 'max'")
+        raise InputError(f"by={by!r}: give 'sum' or 'max'")
     if groups.ndim != 1 or values.shape[-1:] != groups.shape:
-        raise InputError(f"groups are {list(groups.shape)} for values {list(values.shape)}: one for each output")
-    kept = groups >= 0
-    numbers = groups[kept].to(values.device).expand(*values.shape[:-1], -1)
+        raise InputError(f"groups= has shape {list(groups.shape)}, values= {list(values.shape)}: give one group per output")
+    used = groups >= 0
+    index = groups[used].to(values.device).expand(*values.shape[:-1], -1)
     empty = values.new_zeros(*values.shape[:-1], int(groups.max()) + 1)
-    return empty.scatter_reduce(
-        -1, numbers, values[..., kept.to(values.device)], f"a{by}" if by == "max" else by, include_self=False
-    )
-
-
-def read_json(path: Path) -> Any:
-    """A publisher's JSON file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise FileError(f"{path} is no JSON: {error}") from error
+    reduce = "amax" if by == "max" else "sum"
+    return empty.scatter_reduce(-1, index, values[..., used.to(values.device)], reduce, include_self=False)
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """A publisher's JSON file that maps names to values."""
-    found = read_json(path)
-    if not isinstance(found, dict) or not found:
-        raise FileError(f"{path} must map names to values, and does not")
-    return found
+    """Reads a publisher's JSON file that holds an object."""
+    try:
+        mapping = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileError(f"{path} is not JSON: {error}") from error
+    if not isinstance(mapping, dict) or not mapping:
+        raise FileError(f"{path} must hold a JSON object that is not empty")
+    return mapping
 
 
 def groups_of(classes: Mapping[str, list[int]]) -> Tensor:
-    """The number of the class that each of ImageNet's 1000 belongs to, −1 for none."""
+    """Group index of each of ImageNet's 1000 classes, −1 for none, from the ImageNet classes of each group."""
     groups = torch.full((1000,), -1)
     for number, (name, members) in enumerate(classes.items()):
         wrong = [m for m in members if not 0 <= m < 1000]
         if wrong:
-            raise FileError(f"{name} is said to be ImageNet's class {wrong[0]}: there are 0 to 999")
+            raise FileError(f"{name} is mapped to ImageNet's class {wrong[0]}: classes must be 0 to 999")
         groups[members] = number
     return groups

@@ -1,4 +1,4 @@
-"""Image files, read when they are asked for and brought to one size; Pillow opens them."""
+"""Image files read lazily and cropped to one size by Pillow; and the check of batches of images."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from multitudes.errors import FileError, InputError
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 NORMAL_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation that networks for ImageNet are trained with, channel by channel."""
+"""Mean and standard deviation of each channel with which networks for ImageNet are trained."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Files by number: the shorter side resized (bilinear), then the centre cut out, as ImageNet is tested."""
+    """Reads image files by index: resizes the shorter side (bilinear), then crops the centre, as for testing on ImageNet."""
 
     paths: tuple[Path, ...]
     size: int
-    """The side of the square that is cut out."""
+    """Side of the square crop, in pixels."""
 
     resize: int
-    """What the shorter side is brought to first."""
+    """Length of the shorter side before cropping."""
 
     border: int = 0
-    """Pixels around the image that are cut off before."""
+    """Pixels removed on every side before resizing."""
 
-    def __call__(self, number: int) -> Tensor:
-        """``[3, size, size]`` bytes."""
-        image = opened(self.paths[number])
+    def __call__(self, index: int) -> Tensor:
+        """Returns one image as uint8 ``[3, size, size]``."""
+        image = open_image(self.paths[index])
         if self.border:
             image = image.crop((self.border, self.border, image.width - self.border, image.height - self.border))
         short = min(image.width, image.height)
@@ -47,35 +47,45 @@ class ImageFiles:
 
 
 def image_files(paths: list[Path], size: int, resize: int | None, border: int = 0) -> Lazy:
-    """These files as the inputs of a Data; `resize` is 8/7 of `size` unless it is given (256 for 224)."""
+    """Returns image files as lazy inputs of a Data. `resize` is 8/7 of `size` by default, 256 for 224."""
     _pillow()
     resize = size * 8 // 7 if resize is None else resize
     if not 1 <= size <= resize:
-        raise InputError(f"size={size}, resize={resize}: the square cut out cannot be larger than the shorter side")
-    read = ImageFiles(tuple(paths), size, resize, border)
-    return Lazy(read, torch.arange(len(paths)), (len(paths), 3, size, size))
+        raise InputError(f"size={size}, resize={resize}: the crop cannot be larger than the resized image")
+    return Lazy(ImageFiles(tuple(paths), size, resize, border), torch.arange(len(paths)), (len(paths), 3, size, size))
 
 
-def opened(path: Path) -> Any:
-    """An image in three colours."""
+def open_image(path: Path) -> Any:
+    """Opens an image file as an RGB Pillow image."""
     pillow = _pillow()
     try:
         with pillow.open(path) as image:
             return image.convert("RGB")
-    except FileNotFoundError as error:
-        raise FileError(f"there is no file {path} any more") from error
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise FileError(f"{path} is not a whole image: {error}") from error
+        raise FileError(f"{path} cannot be read as an image: {error}") from error
 
 
-def listed(folder: Path) -> list[Path]:
-    """The images in a folder and below, in order."""
+def list_images(folder: Path) -> list[Path]:
+    """Lists the image files in a folder and its subfolders, sorted."""
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file() and not p.name.startswith("."))
+
+
+def check_images(images: Any, *, unit: bool = False) -> None:
+    """Checks that images are a tensor ``[B, C, H, W]``, uint8 or floats; with `unit` grey or RGB, and floats from 0 to 1."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"images must be a tensor [B, C, H, W], not {shape}")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise InputError(f"images must be uint8 or floats, not {images.dtype}")
+    if unit and (images.shape[1] not in (1, 3) or 0 in images.shape[1:]):
+        raise InputError(f"images must be [B, C, H, W] with 1 or 3 channels, not {list(images.shape)}")
+    if unit and images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
+        raise InputError("images must be uint8, or floats from 0 to 1: apply this before they are normalised")
 
 
 def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise FileError("image files are read by Pillow: pip install 'multitudes[data]'") from error
+        raise FileError("image files need Pillow: pip install 'multitudes[data]'") from error
     return Image

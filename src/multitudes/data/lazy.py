@@ -1,68 +1,94 @@
-"""Inputs that are read when they are asked for: image files, and the items of other datasets; and how inputs are joined."""
+"""Values computed on access: inputs read from files or datasets (Lazy), and mappings of datasets (LazyMapping)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from multitudes.errors import InputError
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 @dataclass(frozen=True)
 class Lazy:
-    """Inputs that stay where they are until a batch takes them."""
+    """Inputs of a dataset that are read one by one whenever a batch needs them."""
 
     read: Callable[[int], Tensor]
-    """Gives one input by its number there."""
+    """Reads one input, by its index in the source (a list of files, another dataset)."""
 
     rows: Tensor
-    """Which inputs, by their numbers there."""
+    """Indices into the source, ``[N]``."""
 
     shape: tuple[int, ...]
-    """The shape of all: N, and then that of one input."""
+    """``(N, *shape of one input)``."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, index: Tensor | slice) -> Tensor:
-        """These inputs, read now, ``[B, ...]``."""
-        found = [self.read(row) for row in self.rows[index].tolist()]
-        for row, one in zip(self.rows[index].tolist(), found, strict=True):
-            if tuple(one.shape) != self.shape[1:]:
+        """Reads the inputs at `index` now, ``[B, ...]``."""
+        rows = self.rows[index].tolist()
+        inputs = [self.read(row) for row in rows]
+        for row, x in zip(rows, inputs, strict=True):
+            if tuple(x.shape) != self.shape[1:]:
                 raise InputError(
-                    f"input {row} is {list(one.shape)}, and the first one {list(self.shape[1:])}: make all one size"
+                    f"input {row} has shape {list(x.shape)}, the first one {list(self.shape[1:])}: resize all to one shape"
                 )
-        return torch.stack(found) if found else torch.empty(0, *self.shape[1:])
+        return torch.stack(inputs) if inputs else torch.empty(0, *self.shape[1:])
 
-    def only(self, index: Tensor | slice) -> Lazy:
-        """These inputs, still unread."""
+    def subset(self, index: Tensor | slice) -> Lazy:
+        """Returns the inputs at `index` without reading them."""
         rows = self.rows[index]
         return replace(self, rows=rows, shape=(len(rows), *self.shape[1:]))
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Reads from some inputs, and beyond their end from others."""
+class Concatenated:
+    """Reads input i of `first`, or input i − len(first) of `second`."""
 
     first: Lazy
     second: Lazy
 
-    def __call__(self, number: int) -> Tensor:
-        """One input, by its number in both."""
-        beyond = number - len(self.first)
-        return self.first.take(slice(number, number + 1))[0] if beyond < 0 else self.second.take(slice(beyond, beyond + 1))[0]
+    def __call__(self, index: int) -> Tensor:
+        """Returns input `index` of both."""
+        part, at = (self.first, index) if index < len(self.first) else (self.second, index - len(self.first))
+        return part.take(slice(at, at + 1))[0]
 
 
-def joined(first: Tensor | Lazy, second: Tensor | Lazy) -> Tensor | Lazy:
-    """Inputs and then others of the same shape, in memory if both are and unread if both are."""
+def concatenate(first: Tensor | Lazy, second: Tensor | Lazy) -> Tensor | Lazy:
+    """Concatenates inputs along the batch axis. The result is a Lazy if both are."""
     if isinstance(first, Lazy) and isinstance(second, Lazy):
         count = len(first) + len(second)
-        return Lazy(Joined(first, second), torch.arange(count), (count, *first.shape[1:]))
+        return Lazy(Concatenated(first, second), torch.arange(count), (count, *first.shape[1:]))
     if isinstance(first, Lazy) or isinstance(second, Lazy):
-        raise InputError("one set is in memory and the other is read when asked for: in_memory() reads all of it")
-    if first.dtype != second.dtype:
-        raise InputError(f"inputs of type {first.dtype} and {second.dtype} cannot be joined: make them one type")
+        raise InputError("one dataset is in memory and the other is lazy: call in_memory() on the lazy one before adding them")
+    if first.dtype != second.dtype:  # torch.cat would convert silently, and floats are not divided by 255
+        raise InputError(f"inputs have dtypes {first.dtype} and {second.dtype}: convert one of them before adding the datasets")
     return torch.cat([first, second])
+
+
+class LazyMapping(Mapping[K, V]):
+    """A mapping that computes a value on each access and does not keep it."""
+
+    def __init__(self, keys: tuple[K, ...], value: Callable[[K], V]) -> None:
+        self._keys, self._value = keys, value
+
+    def __getitem__(self, key: K) -> V:
+        if key not in self._keys:
+            raise KeyError(f"there is no {key!r}: choose from {', '.join(map(str, self._keys))}")
+        return self._value(key)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"LazyMapping({', '.join(map(str, self._keys))})"

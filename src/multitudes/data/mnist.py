@@ -1,4 +1,4 @@
-"""MNIST and its relatives from idx files, gzipped or not: a header of type and sizes, then bytes."""
+"""MNIST, Fashion-MNIST, KMNIST and notMNIST from idx files, gzipped or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
-from multitudes.data.sources import Root, Source, chosen, either, same_count
+from multitudes.data.sources import Root, Source, check_labels, check_split, find_file
 from multitudes.errors import FileError
 
 Normal = tuple[tuple[float, ...], tuple[float, ...]]
@@ -22,7 +22,7 @@ NORMAL_KMNIST: Normal = (0.1918,), (0.3483,)
 FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 DIGITS = tuple("0123456789")
 
-# Of MNIST and Fashion-MNIST the unpacked contents, so that a file packed again is known too; of KMNIST the packed files.
+# MD5 of the unpacked content for MNIST and Fashion-MNIST, so that repacked files pass; of the packed files for KMNIST.
 MNIST = Source(
     "mnist", "https://yann.lecun.com/exdb/mnist/", "the four idx files", ("mnist", "MNIST/raw"),
     {
@@ -53,50 +53,72 @@ KMNIST = Source(
 )  # fmt: skip
 NOTMNIST = Source(
     "notmnist", "https://github.com/davidflanagan/notMNIST-to-MNIST", "the idx files", ("notmnist", "notMNIST"),
-    apart=(MNIST, FASHION, KMNIST),
+    confusable=(MNIST, FASHION, KMNIST),
 )  # fmt: skip
 
 
 def mnist(split: str = "train", root: Root = None, *, verify: bool = True) -> Data:
-    """MNIST, "train" (60,000) or "test" (10,000); `verify` holds the files against their md5."""
+    """MNIST: handwritten digits, 1×28×28, "train" (60,000) or "test" (10,000).
+
+    Reads the idx files (train-images-idx3-ubyte, ... with or without .gz) from the folder mnist or MNIST/raw in `root` or
+    MULTITUDES_DATA. `verify` checks their MD5. Images are normalised by the mean and deviation of the training images.
+
+    >>> test = mnist("test")  # doctest: +SKIP
+    """
     return _read(MNIST, split, root, verify, DIGITS, NORMAL_MNIST)
 
 
 def fashion_mnist(split: str = "train", root: Root = None, *, verify: bool = True) -> Data:
-    """Fashion-MNIST, "train" (60,000) or "test" (10,000); a part of it comes with multitudes, `data.fashion()`."""
+    """Fashion-MNIST: clothes, 1×28×28 in 10 classes, "train" (60,000) or "test" (10,000). `fashion` needs no files.
+
+    Reads the idx files (as `mnist`) from the folder fashion-mnist, fashion_mnist or FashionMNIST/raw in `root` or
+    MULTITUDES_DATA. `verify` checks their MD5. Images are normalised by the mean and deviation of the training images.
+
+    >>> test = fashion_mnist("test")  # doctest: +SKIP
+    """
     return _read(FASHION, split, root, verify, FASHION_CLASSES, NORMAL_FASHION)
 
 
 def kmnist(split: str = "train", root: Root = None, *, verify: bool = True) -> Data:
-    """Kuzushiji-MNIST, ten characters, "train" (60,000) or "test" (10,000)."""
+    """Kuzushiji-MNIST: ten cursive Japanese characters, 1×28×28, "train" (60,000) or "test" (10,000).
+
+    Reads the idx files (as `mnist`) from the folder kmnist or KMNIST/raw in `root` or MULTITUDES_DATA. `verify` checks the MD5
+    of packed files. Images are normalised by the mean and deviation of the training images.
+
+    >>> test = kmnist("test")  # doctest: +SKIP
+    """
     classes = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
     return _read(KMNIST, split, root, verify, classes, NORMAL_KMNIST)
 
 
 def notmnist(split: str = "test", root: Root = None) -> Data:
-    """notMNIST, the letters A to J, as idx files; normalised as MNIST, to which it is foreign, and whose files are refused."""
+    """notMNIST: the letters A to J, 1×28×28, "train" or "test"; an out-of-distribution (OOD) set for MNIST, normalised like it.
+
+    Reads the idx files (as `mnist`) from the folder notmnist or notMNIST in `root` or MULTITUDES_DATA. They have the names of
+    MNIST's files, so files of MNIST, Fashion-MNIST and KMNIST are recognised by their MD5 and refused.
+
+    >>> ood = notmnist("test")  # doctest: +SKIP
+    """
     return _read(NOTMNIST, split, root, False, tuple("ABCDEFGHIJ"), NORMAL_MNIST)
 
 
 def _read(source: Source, split: str, root: Root, verify: bool, classes: tuple[str, ...], normal: Normal) -> Data:
-    stem = {"train": "train", "test": "t10k"}[chosen(source.name, split, ("train", "test"))]
+    stem = {"train": "train", "test": "t10k"}[check_split(source.name, split, ("train", "test"))]
     names = [f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"]
     folder = source.folder(root, [f"{name}.gz|{name}" for name in names])
-    image_file, label_file = (either(folder, f"{name}.gz|{name}") or folder for name in names)
+    image_file, label_file = (find_file(folder, f"{name}.gz|{name}") or folder for name in names)
     images, labels = read_idx(source, image_file, 3, verify), read_idx(source, label_file, 1, verify)
-    same_count(str(image_file), len(images), len(labels))
-    if int(labels.max()) >= len(classes):
-        raise FileError(f"{label_file} has a label {int(labels.max())}: there are 0 to {len(classes) - 1}")
+    check_labels(label_file, len(images), labels, 0, len(classes) - 1)
     return Data(images.unsqueeze(1), labels, f"{source.name} {split}", classes, *normal)
 
 
 def read_idx(source: Source, path: Path, axes: int, verify: bool) -> Tensor:
-    """An idx file of bytes with so many axes: 0, 0, type 8, axes, their sizes as big-endian int32, the bytes."""
+    """Reads an idx file of bytes: 0, 0, type 8, number of axes, their sizes as big-endian int32, then the bytes."""
     content = source.content(path, verify)
     start = 4 + 4 * axes
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
-        raise FileError(f"{path} is no idx file of bytes with {axes} axes: it begins with {content[:4].hex(' ')}")
+        raise FileError(f"{path} is not an idx file of bytes with {axes} axes: it begins with {content[:4].hex(' ')}")
     sizes = [int(size) for size in np.frombuffer(content, ">i4", axes, 4)]
     if min(sizes) < 0 or len(content) != start + math.prod(sizes):
-        raise FileError(f"{path} is damaged: {len(content) - start:,} bytes follow a header that promises {sizes}")
+        raise FileError(f"{path} is damaged: its header says {sizes}, but {len(content) - start:,} bytes follow")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).copy()).view(sizes)

@@ -1,23 +1,24 @@
-"""RandAugment: operations by chance on each image, those of one kind done together.
+"""RandAugment: random operations on each image of a batch, computed together for all images with the same operation.
 
 Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", CVPR workshops 2020,
-https://arxiv.org/abs/1909.13719, with the fifteen operations, their ranges and chances of timm's "rand-m9-n2-mstd1".
+https://arxiv.org/abs/1909.13719, with the fifteen operations, ranges and probabilities of timm's "rand-m9-n2-mstd1".
 
-Operations are defined on 256 levels as in Pillow, and floats from 0 to 1 are taken to those levels. Turned, sheared and moved
-images are interpolated bilinearly, and what comes in is mid-grey (timm takes bilinear or bicubic by chance).
+Operations work on 256 levels as in Pillow; floats from 0 to 1 are rounded to them. Rotation, shear and translation interpolate
+bilinearly and fill with mid-grey (timm chooses bilinear or bicubic at random).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from multitudes.errors import InputError
+from multitudes.data.images import check_images
+from multitudes.settings import Count, at_least, between, check_settings
 
 MOST = 10.0
 """The largest magnitude."""
@@ -27,37 +28,31 @@ GREY = 128.0
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugment:
-    """So many operations on each image, drawn with replacement and each done with some chance.
+    """Applies `n` operations to each image, drawn with replacement, each with probability `chance`.
 
     >>> images = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
     >>> RandAugment(magnitude=9, n=2, std=1)(images, torch.Generator().manual_seed(0)).shape
     torch.Size([4, 3, 32, 32])
     """
 
-    magnitude: float = 9
-    """From 0 to 10. In timm's ranges most operations grow with it, but posterize and solarize do more the lower it is, and
-    color, contrast, brightness and sharpness do nothing at 5, less than the image has below and more above."""
+    magnitude: Annotated[float, between(0, MOST)] = 9
+    """Strength from 0 to 10, in timm's ranges. Most operations grow with it. posterize and solarize are stronger the lower it
+    is. color, contrast, brightness and sharpness do nothing at 5, weaken the image below and strengthen it above."""
 
-    n: int = 2
-    """Operations drawn for an image."""
+    n: Count = 2
+    """Number of operations drawn for an image."""
 
-    std: float = 1
-    """The deviation of the magnitude, which is drawn anew for each operation and image and kept within 0 and 10."""
+    std: Annotated[float, at_least(0)] = 1
+    """Standard deviation of the magnitude, drawn for each operation and image and clipped to 0 and 10."""
 
-    chance: float = 0.5
-    """That an operation, once drawn, is done."""
+    chance: Annotated[float, between(0, 1)] = 0.5
+    """Probability that a drawn operation is applied."""
 
     def __post_init__(self) -> None:
-        for name, most in (("magnitude", MOST), ("std", math.inf), ("chance", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most or value == math.inf:
-                limit = f"from 0 to {most:g}" if most < math.inf else "of at least 0"
-                raise InputError(f"RandAugment({name}={value!r}): give a number {limit}")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(f"RandAugment(n={self.n!r}): give a whole number of at least 1")
+        check_settings(self)
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        """Images ``[B, C, H, W]``, grey or RGB, uint8 or floats from 0 to 1, as new ones of that kind."""
+        """Returns augmented copies of images ``[B, C, H, W]``, grey or RGB, uint8 or floats from 0 to 1."""
         values, device = levels(images), generator.device
         for _ in range(self.n):
             batch = (len(images),)
@@ -66,40 +61,31 @@ class RandAugment:
             level = (self.magnitude + self.std * torch.randn(batch, generator=generator, device=device)).clamp(0, MOST) / MOST
             sign = torch.randint(2, batch, generator=generator, device=device) * 2 - 1
             for k, operation in enumerate(OPERATIONS.values()):
-                chosen = (done & (kind == k)).nonzero()[:, 0]
-                if len(chosen):
-                    where = chosen.to(values.device)
-                    arguments = (part[chosen].to(values.device)[:, None, None, None] for part in (level, sign))
+                rows = (done & (kind == k)).nonzero()[:, 0]
+                if len(rows):
+                    where = rows.to(values.device)
+                    arguments = (part[rows].to(values.device)[:, None, None, None] for part in (level, sign))
                     values[where] = operation(values[where], *arguments)
         return values.to(torch.uint8) if images.dtype == torch.uint8 else (values / 255).to(images.dtype)
 
 
-def rand_augment(images: Tensor, generator: Generator, magnitude: float = 9, n: int = 2, std: float = 1) -> Tensor:
-    """Images ``[B, C, H, W]``, uint8 or floats from 0 to 1, after RandAugment with these settings."""
-    return RandAugment(magnitude=magnitude, n=n, std=std)(images, generator)
-
-
 def levels(images: Tensor) -> Tensor:
-    """Images as whole numbers from 0 to 255, a new tensor of floats."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
-        shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"RandAugment takes images [B, C, H, W] with 1 or 3 channels: this is {shape}")
+    """Copies images to floats with whole values from 0 to 255."""
+    check_images(images, unit=True)
     if images.dtype == torch.uint8:
         return images.to(torch.float32)
-    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
-        raise InputError("RandAugment takes uint8 or floats from 0 to 1: augment before images are normalised")
     return (images.detach().to(torch.float32) * 255).round()
 
 
 def autocontrast(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Each channel stretched to all of its range; one of a single value stays."""
+    """Stretches each channel to the full range; a channel of a single value stays."""
     low, high = x.double().amin((2, 3), keepdim=True), x.double().amax((2, 3), keepdim=True)
     scale = torch.full_like(low, 255) / (high - low).clamp(min=1)  # a number over a tensor is rounded twice
     return torch.where(high > low, (x * scale - low * scale).floor().clamp(0, 255), x.double()).to(x)
 
 
 def equalize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Each channel's values spread so that each range of them holds as many pixels."""
+    """Equalises the histogram of each channel."""
     count, pixels = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
     flat = x.reshape(count, pixels).long()
     histogram = torch.zeros(count, 256, dtype=torch.long, device=x.device).scatter_add_(1, flat, torch.ones_like(flat))
@@ -111,43 +97,43 @@ def equalize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def invert(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Dark for light."""
+    """Inverts dark and light."""
     return 255 - x
 
 
 def posterize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """The first 0 to 4 bits: fewer with less magnitude, as in timm."""
+    """Keeps the highest 0 to 4 bits: fewer at a lower level, as in timm."""
     step = torch.exp2(8 - (level * 4).floor())
     return (x / step).floor() * step
 
 
 def solarize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Inverted from a value on."""
+    """Inverts values from a threshold on: 256 times the level."""
     return torch.where(x < (level * 256).floor(), x, 255 - x)
 
 
 def solarize_add(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Up to 110 more where it is darker than mid-grey."""
+    """Adds up to 110 to values below 128."""
     return torch.where(x < 128, (x + (level * 110).floor()).clamp(max=255), x)
 
 
 def color(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """From nearly grey to nearly twice the colour."""
+    """Changes the saturation, from 0.1 to 1.9 times."""
     return _blend(_grey(x), x, level)
 
 
 def contrast(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Towards the image's mean grey, or away from it."""
+    """Blends with the image's mean grey: contrast from 0.1 to 1.9 times."""
     return _blend((_grey(x).mean((2, 3), keepdim=True) + 0.5).floor(), x, level)
 
 
 def brightness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Towards black, or away from it."""
+    """Blends with black: brightness from 0.1 to 1.9 times."""
     return _blend(torch.zeros_like(x), x, level)
 
 
 def sharpness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Towards the smoothed image, or away from it; the outermost pixels stay."""
+    """Blends with the smoothed image: sharpness from 0.1 to 1.9 times; the outermost pixels stay."""
     if min(x.shape[-2:]) < 3:
         return x
     kernel = torch.ones(1, 1, 3, 3, device=x.device)
@@ -159,7 +145,7 @@ def sharpness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """By up to 30° either way, about the middle."""
+    """Rotates by up to 30° about the centre."""
     angle = torch.deg2rad(-30 * level * sign)
     cos, sin, height, width = angle.cos(), angle.sin(), x.shape[-2], x.shape[-1]
     right = width / 2 - cos * width / 2 - sin * height / 2
@@ -167,25 +153,25 @@ def rotate(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def shear_x(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Rows moved by up to 0.3 of their height in the image."""
+    """Shears rows by up to 0.3 pixels per row."""
     one, none = torch.ones_like(level), torch.zeros_like(level)
     return _affine(x, one, 0.3 * level * sign, none, none, one, none)
 
 
 def shear_y(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Columns likewise."""
+    """Shears columns by up to 0.3 pixels per column."""
     one, none = torch.ones_like(level), torch.zeros_like(level)
     return _affine(x, one, none, none, 0.3 * level * sign, one, none)
 
 
 def translate_x(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """To the side by up to 0.45 of the width."""
+    """Moves sideways by up to 0.45 of the width."""
     one, none = torch.ones_like(level), torch.zeros_like(level)
     return _affine(x, one, none, 0.45 * level * sign * x.shape[-1], none, one, none)
 
 
 def translate_y(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Up or down by up to 0.45 of the height."""
+    """Moves up or down by up to 0.45 of the height."""
     one, none = torch.ones_like(level), torch.zeros_like(level)
     return _affine(x, one, none, none, none, one, 0.45 * level * sign * x.shape[-2])
 
@@ -197,11 +183,11 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         shear_x, shear_y, translate_x, translate_y,
     )
 }  # fmt: skip
-"""Each takes images ``[b, C, H, W]`` of whole numbers from 0 to 255, with levels from 0 to 1 and signs ``[b, 1, 1, 1]``."""
+"""Operations on images ``[b, C, H, W]`` of whole values from 0 to 255, with levels from 0 to 1 and signs ``[b, 1, 1, 1]``."""
 
 
 def _grey(x: Tensor) -> Tensor:
-    """``[b, 1, H, W]``, in Pillow's weights and rounding."""
+    """Grey images ``[b, 1, H, W]``, with Pillow's weights and rounding."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.long().unbind(1)
@@ -209,12 +195,12 @@ def _grey(x: Tensor) -> Tensor:
 
 
 def _blend(dull: Tensor, x: Tensor, level: Tensor) -> Tensor:
-    """From a tenth of the way between the dull image and this one, to nearly as far beyond it."""
+    """Computes dull + factor (x − dull), with a factor from 0.1 to 1.9."""
     return (dull + (0.1 + 1.8 * level) * (x - dull)).clamp(0, 255).floor()
 
 
 def _affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> Tensor:
-    """The image at (a x + b y + c, d x + e y + f) for each pixel's centre (x, y), and grey beyond its edges."""
+    """Samples the image at (a x + b y + c, d x + e y + f) for each pixel centre (x, y); grey outside the image."""
     height, width = x.shape[-2:]
     across = torch.arange(width, device=x.device) + 0.5
     down = (torch.arange(height, device=x.device) + 0.5)[:, None]
@@ -222,10 +208,10 @@ def _affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f:
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     column, row = column - 0.5, row - 0.5
     left, top = column.floor(), row.floor()
-    flat, found = x.flatten(2), torch.zeros_like(x)
+    flat, result = x.flatten(2), torch.zeros_like(x)
     for y, share in ((top, 1 - (row - top)), (top + 1, row - top)):
         for z, part in ((left, 1 - (column - left)), (left + 1, column - left)):
             index = (y.clamp(0, height - 1) * width + z.clamp(0, width - 1)).long().flatten(1)
             values = flat.gather(2, index[:, None].expand(-1, x.shape[1], -1)).reshape(x.shape)
-            found += values * (share * part)[:, None]
-    return torch.where(inside[:, None], found.round().clamp(0, 255), torch.full_like(x, GREY))
+            result += values * (share * part)[:, None]
+    return torch.where(inside[:, None], result.round().clamp(0, 255), torch.full_like(x, GREY))

@@ -1,4 +1,4 @@
-"""Scenes: images of shapes with a label for each pixel, made from a seed; small enough to learn segmentation on a CPU."""
+"""Scenes: generated images of shapes with a label per pixel, small enough to train segmentation on a CPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from multitudes.data.dataset import Data
-from multitudes.data.generated import SPLITS, counted, generator
-from multitudes.data.sources import chosen
+from multitudes.data.generated import SPLITS, check_examples, generator
+from multitudes.data.sources import check_split
 from multitudes.errors import InputError
 
 IGNORE = 255
-"""The label of pixels between two regions."""
+"""Label of pixels on the border of two regions."""
 
 MOST = 5
-"""Shapes in an image, at most."""
+"""Largest number of shapes in an image."""
 
 Shape = Callable[[Tensor, Tensor], Tensor]
-"""Where (u, v), in units of the shape's radius, lies inside."""
+"""Mask of the points (u, v), in units of the radius, that lie inside the shape."""
 
 SHAPES: dict[str, Shape] = {
     "disc": lambda u, v: u.square() + v.square() < 1,
@@ -32,26 +32,26 @@ SHAPES: dict[str, Shape] = {
 
 
 def scenes(split: str = "train", *, examples: int | None = None, size: int = 48, seed: int = 0) -> Data:
-    """Discs, squares, triangles and rings on a shaded ground, ``[N, 3, size, size]`` with labels ``[N, size, size]``.
+    """Segmentation of discs, squares, triangles and rings: images ``[N, 3, size, size]``, labels ``[N, size, size]``.
 
-    Shapes turn, overlap and have any colour; one pixel on either side of a border has the label 255, which does not count
-    (`score(..., ignore=255)`). 400 examples to train, 100 to validate and 100 to test, unless `examples` says otherwise.
+    Shapes are rotated, overlap, and have any colour on a shaded ground. One pixel on either side of a border has the label 255,
+    to be left out of losses and scores (`score(..., ignore=255)`). By default "train" has 400 examples, "validation" and "test"
+    100 each. Images are normalised to about mean 0 and deviation 1.
 
     >>> scenes(examples=2)
     Data(scenes train: 2 × [3, 48, 48] uint8, 5 classes)
     """
-    rng = generator(seed, chosen("scenes", split, SPLITS))
-    count = counted("scenes", (400 if split == "train" else 100) if examples is None else examples)
+    rng = generator(seed, check_split("scenes", split, SPLITS))
+    count = check_examples("scenes", (400 if split == "train" else 100) if examples is None else examples)
     if size < 16:
-        raise InputError(f"scenes: size={size}: at least 16 pixels, or shapes cannot be told apart")
-    images, labels = _drawn(count, size, rng)
-    return Data(
-        images, _bordered(labels), f"scenes {split}", ("ground", *SHAPES), (0.48,) * 3, (0.19,) * 3, ignore=IGNORE
-    )  # fmt: skip
+        raise InputError(f"scenes: size={size}: give at least 16 pixels, shapes are not recognisable below")
+    images, labels = _draw_scenes(count, size, rng)
+    labels = _ignore_borders(labels)
+    return Data(images, labels, f"scenes {split}", ("ground", *SHAPES), (0.48,) * 3, (0.19,) * 3, ignore=IGNORE)
 
 
-def _drawn(count: int, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images as bytes ``[N, 3, H, W]``, and the class of each pixel ``[N, H, W]``; two to five shapes, the last on top."""
+def _draw_scenes(count: int, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws images, uint8 ``[N, 3, H, W]``, and the class of each pixel, ``[N, H, W]``: 2 to 5 shapes, the last on top."""
     across = torch.linspace(-1, 1, size)
     y, x = torch.meshgrid(across, across, indexing="ij")
     angle = 2 * math.pi * torch.rand(count, 1, 1, generator=rng)
@@ -60,7 +60,7 @@ def _drawn(count: int, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]
     labels = torch.zeros(count, size, size, dtype=torch.long)
     shapes = torch.randint(2, MOST + 1, (count, 1, 1), generator=rng)
     for number in range(MOST):
-        kinds, inside = _shapes(x, y, count, rng)
+        kinds, inside = _draw_shapes(x, y, count, rng)
         inside &= number < shapes
         images = torch.where(inside.unsqueeze(1), _colours(count, rng) * (0.85 + 0.15 * x), images)
         labels = torch.where(inside, kinds + 1, labels)
@@ -68,8 +68,8 @@ def _drawn(count: int, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]
     return (images.clamp(0, 1) * 255).round().to(torch.uint8), labels
 
 
-def _shapes(x: Tensor, y: Tensor, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The number of a shape for each image ``[N, 1, 1]``, and where it lies ``[N, H, W]``."""
+def _draw_shapes(x: Tensor, y: Tensor, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws one shape per image: its index ``[N, 1, 1]`` and its mask ``[N, H, W]``."""
     kinds = torch.randint(len(SHAPES), (count, 1, 1), generator=rng)
     left, top, radius, turn = torch.rand(4, count, 1, 1, generator=rng)
     radius, turn = 0.25 + 0.3 * radius, 2 * math.pi * turn
@@ -82,8 +82,8 @@ def _colours(count: int, rng: torch.Generator) -> Tensor:
     return torch.rand(count, 3, 1, 1, generator=rng) * 0.8 + 0.1
 
 
-def _bordered(labels: Tensor) -> Tensor:
-    """255 where the pixel or one of its four neighbours is of another class."""
+def _ignore_borders(labels: Tensor) -> Tensor:
+    """Sets the label of each pixel with a neighbour (left, right, above, below) of another class to 255."""
     padded = F.pad(labels.float().unsqueeze(1), (1, 1, 1, 1), mode="replicate").squeeze(1)
     middle = padded[:, 1:-1, 1:-1]
     around = (padded[:, :-2, 1:-1], padded[:, 2:, 1:-1], padded[:, 1:-1, :-2], padded[:, 1:-1, 2:])

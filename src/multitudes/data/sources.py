@@ -1,4 +1,4 @@
-"""Places: where the publishers' files are looked for, what is said when they are missing, and their checksums."""
+"""Finds the files that a publisher distributes, says what is missing and where to get it, and checks their MD5."""
 
 from __future__ import annotations
 
@@ -11,90 +11,79 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
+from torch import Tensor
+
 from multitudes.errors import FileError, InputError
 
 VARIABLE = "MULTITUDES_DATA"
-"""The environment variable that names the folder of all sets."""
+"""Environment variable that names the folder of all datasets."""
 
 Root = str | PathLike[str] | None
-"""A folder; None for that of MULTITUDES_DATA."""
+"""A folder; None for the one that MULTITUDES_DATA names."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A published set: where it comes from and what its files are called."""
+    """Where a published dataset comes from, and the names and checksums of its files."""
 
     name: str
     page: str
-    """The publisher's page."""
+    """The publisher's web page."""
 
     get: str
-    """What to take from there."""
+    """What to download from there."""
 
     folders: tuple[str, ...]
-    """What its folder may be called."""
+    """Names that its folder may have."""
 
     md5: Mapping[str, str] = field(default_factory=dict)
-    """Checksums of files, as published or of the published archive's contents."""
+    """MD5 by file name: of the published file, or of its unpacked content."""
 
-    apart: tuple[Source, ...] = ()
-    """Sets whose files are called the same: theirs are known by their checksums, and refused."""
+    confusable: tuple[Source, ...] = ()
+    """Datasets with the same file names: their files are recognised by MD5 and refused."""
 
     def folder(self, root: Root, files: Sequence[str]) -> Path:
-        """The folder that holds all these files (`a|b` for either name)."""
+        """Finds the folder with all these files; `a|b` stands for either name."""
         top = top_folder(self.name, root, f". Get {self.get} from {self.page}")
         places = list(dict.fromkeys([*(top / name for name in self.folders), top]))
-        lacking = {place: [name for name in files if either(place, name) is None] for place in places}
-        for place in places:
-            if not lacking[place]:
-                return place
-        some = [place for place in places if len(lacking[place]) < len(files)]
-        if some:
-            raise FileError(f"{self.name}: {some[0]} lacks {', '.join(lacking[some[0]])}. {self._advice(top)}")
-        looked = " and ".join(map(str, places))
-        missing = "" if top.is_dir() else f" ({top} is no folder)"
+        missing = {place: [name for name in files if find_file(place, name) is None] for place in places}
+        best = min(places, key=lambda place: len(missing[place]))
+        if not missing[best]:
+            return best
+        if len(missing[best]) < len(files):
+            raise FileError(f"{self.name}: {best} lacks {', '.join(missing[best])}. {self._advice(top)}")
+        looked = " and ".join(map(str, places)) + ("" if top.is_dir() else f" ({top} is not a folder)")
         wanted = ", ".join(name.replace("|", " or ") for name in files)
-        raise FileError(f"{self.name} is not there: looked in {looked}{missing} for {wanted}. {self._advice(top)}")
+        raise FileError(f"{self.name} was not found: looked in {looked} for {wanted}. {self._advice(top)}")
 
     def _advice(self, top: Path) -> str:
-        packed = next((p for f in ("", *self.folders) if (p := top / f / self.get).is_file()), None)
-        if packed is not None and packed.name.endswith((".tar.gz", ".tgz", ".tar")):
-            return f"It is still packed: tar xf {packed} -C {packed.parent}"
-        return f"Get {self.get} from {self.page}, and put it there, unpacked; or name another folder by root= or {VARIABLE}"
+        archive = next((path for name in ("", *self.folders) if (path := top / name / self.get).is_file()), None)
+        if archive is not None and archive.name.endswith((".tar.gz", ".tgz", ".tar")):
+            return f"It is still packed: tar xf {archive} -C {archive.parent}"
+        return f"Get {self.get} from {self.page} and unpack it there, or name another folder by root= or {VARIABLE}"
 
     def content(self, path: Path, verify: bool) -> bytes:
-        """All of a file, unpacked if it ends in .gz, and checked against its checksum if there is one."""
-        try:
-            stored = path.read_bytes()
-        except OSError as error:
-            raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+        """Reads a file, unpacks it if it ends in .gz, and with `verify` compares it with its published MD5."""
+        stored = path.read_bytes()
         try:
             unpacked = gzip.decompress(stored) if path.suffix == ".gz" else stored
         except (OSError, EOFError, zlib.error) as error:
-            raise FileError(f"{path} is not a whole gzip file ({error}). {self._again(path)}") from error
-        if verify:
-            self._verify(path, stored, unpacked)
-        self._refuse_others(path, stored, unpacked)
+            raise FileError(f"{path} is not a complete gzip file ({error}). {self._again()}") from error
+        names = {path.name, path.name.removesuffix(".gz")}
+        expected = {self.md5[name] for name in names if name in self.md5} if verify else set()
+        digests = _md5(stored, unpacked) if expected or self.confusable else set()
+        if expected and not expected & digests:
+            raise FileError(
+                f"{path} is not the published file: its MD5 is {', '.join(sorted(digests))}, "
+                f"not {' or '.join(sorted(expected))}. {self._again()}, or read it all the same with verify=False"
+            )
+        for other in self.confusable:
+            for name, digest in other.md5.items():
+                if digest in digests:
+                    raise FileError(f"{path} is not from {self.name}: it is {name} from {other.name}. {self._again()}")
         return unpacked
 
-    def _verify(self, path: Path, stored: bytes, unpacked: bytes) -> None:
-        plain = path.name.removesuffix(".gz")
-        known = {self.md5[name] for name in {path.name, plain} if name in self.md5}
-        found = _md5(stored, unpacked) if known else set()
-        if known and not known & found:
-            raise FileError(
-                f"{path} is not the published file: its md5 is {', '.join(sorted(found))}, not {' or '.join(sorted(known))}. "
-                f"{self._again(path)}; if it is meant to differ, verify=False"
-            )
-
-    def _refuse_others(self, path: Path, stored: bytes, unpacked: bytes) -> None:
-        found = _md5(stored, unpacked) if self.apart else set()
-        for other in self.apart:
-            for name, known in other.md5.items():
-                if known in found:
-                    raise FileError(f"{path} is not of {self.name}: it is the {name} of {other.name}. {self._again(path)}")
-
-    def _again(self, path: Path) -> str:
+    def _again(self) -> str:
         return f"Get {self.get} again from {self.page}"
 
 
@@ -102,31 +91,34 @@ def _md5(*contents: bytes) -> set[str]:
     return {hashlib.md5(content, usedforsecurity=False).hexdigest() for content in contents}
 
 
-def either(folder: Path, name: str) -> Path | None:
-    """The file of one of the names in `a|b`."""
-    return next((folder / one for one in name.split("|") if (folder / one).is_file()), None)
+def find_file(folder: Path, name: str) -> Path | None:
+    """Returns the first existing file in a folder; `a|b` stands for either name."""
+    return next((folder / part for part in name.split("|") if (folder / part).is_file()), None)
 
 
 def top_folder(name: str, root: Root, advice: str = "") -> Path:
-    """The folder given, or that of the environment variable."""
+    """Returns the folder of all datasets: `root`, or the one that MULTITUDES_DATA names."""
     if root is not None and not isinstance(root, (str, PathLike)):
-        raise InputError(f"{name}: root is a folder's path, not {root!r}")
-    given = root if root is not None else os.environ.get(VARIABLE)
-    if not given:
-        raise FileError(f"{name}: which folder? Give root=, or set {VARIABLE} to the folder that holds your sets{advice}")
-    return Path(given).expanduser()
+        raise InputError(f"{name}: root={root!r} is not the path of a folder")
+    folder = root if root is not None else os.environ.get(VARIABLE)
+    if not folder:
+        raise FileError(f"{name}: give root=, or set {VARIABLE} to the folder that holds your datasets{advice}")
+    return Path(folder).expanduser()
 
 
-def chosen(name: str, split: str, known: Sequence[str]) -> str:
-    """A split that exists."""
-    if split not in known:
-        raise InputError(f"{name}: split={split!r}: there are {', '.join(map(repr, known))}")
+def check_split(name: str, split: str, splits: Sequence[str]) -> str:
+    """Checks that a dataset has this split."""
+    if split not in splits:
+        raise InputError(f"{name}: split={split!r}: choose from {', '.join(map(repr, splits))}")
     return split
 
 
-def same_count(name: str, images: int, labels: int) -> None:
-    """As many images as labels, and some."""
+def check_labels(path: Path, images: int, labels: Tensor, first: int, last: int) -> None:
+    """Checks that a file has as many labels as images, at least one, and that labels lie between `first` and `last`."""
     if not images:
-        raise FileError(f"{name} holds no images")
-    if images != labels:
-        raise FileError(f"{name} has {images} images and {labels} labels")
+        raise FileError(f"{path} has no images")
+    if images != len(labels):
+        raise FileError(f"{path} has {images} images and {len(labels)} labels")
+    wrong = labels[(labels < first) | (labels > last)]
+    if len(wrong):
+        raise FileError(f"{path} has a label {int(wrong[0])}: labels must be {first} to {last}")

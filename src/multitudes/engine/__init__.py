@@ -1,4 +1,4 @@
-"""Executors: ways to run a template whose tensors carry members, all with the same meaning."""
+"""Executors: the loop, vmap and fold all compute the outputs of M members from one template module."""
 
 from multitudes.engine.fold import (
     batch_coupled,

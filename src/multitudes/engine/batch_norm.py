@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics, estimated anew: for members that start with channels of a trained network."""
+"""Estimates BatchNorm's running statistics again, for members that start from parts of a trained network."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from multitudes.errors import InputError
 
 @torch.no_grad()
 def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
-    """Sets running means and variances to their plain averages over the batches; modes and weights stay as they are.
+    """Sets running means and variances to their averages over the batches; modes and weights stay unchanged.
 
-    A batch is an input of the module, an `Inputs`, or a pair of an input and a target, as loaders give them.
+    A batch is an input of the module, an `Inputs`, or a pair of input and target as a dataloader yields.
     """
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
     modes = {part: part.training for part in module.modules()}
     momenta = [norm.momentum for norm in norms]
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     if isinstance(batches, torch.Tensor):
-        raise InputError("give batches, not one tensor: ens.estimate_norms([x])")
-    seen, done = 0, False
+        raise InputError("estimate_norms takes a list of batches, not one tensor: ens.estimate_norms([x])")
+    batch, done = None, False
     try:
         module.train()
         for part in module.modules():
@@ -35,14 +35,13 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
                 part.eval()
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the average of all batches, each counting the same
+            norm.momentum = None  # a plain average over all batches
         for batch in batches:
             call = Inputs.of(batch[0] if isinstance(batch, (list, tuple)) else batch)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"\w+ trains by parts")
                 module(*call.args, **call.kwargs)
-            seen += 1
-        done = seen > 0
+        done = batch is not None
     finally:
         for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
             norm.momentum = momentum
@@ -51,4 +50,4 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
         for part, mode in modes.items():
             part.training = mode
     if not done:
-        raise InputError("no batches were given, so BatchNorm's statistics stay as they are")
+        raise InputError("estimate_norms got no batches, so BatchNorm's statistics are unchanged")

@@ -1,4 +1,4 @@
-"""Converted layers: a layer's own class with a mixin before it, which can be pickled."""
+"""Converted layers: a mixin placed before a layer's class; the resulting class can be pickled."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import functools
 from typing import Any
 
 
-class Converted:
-    """A layer of some kind with something before its own forward: a class that is made of the two, and can be pickled."""
+def converted_class(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...] = ()) -> Any:
+    """Returns a subclass of a mixin and a layer's class, with class attributes; equal arguments give the same class.
 
-    made_of: tuple[type, type, tuple[tuple[str, Any], ...]]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickle, type(self).made_of, vars(self)
-
-
-def converted_class(first: type, own: type, more: tuple[tuple[str, Any], ...] = ()) -> Any:
-    """The class of a layer of some kind with something before its forward: the same for the same."""
-    return _converted_class(first, own, more)
+    The mixin comes first, so that it can override the layer's forward. The class can be pickled and remembers these
+    arguments as `made_of`.
+    """
+    return _converted_class(mixin, layer_class, attributes)
 
 
 @functools.cache
-def _converted_class(first: Any, own: Any, more: tuple[tuple[str, Any], ...]) -> type:
-    values = {key: staticmethod(value) if callable(value) else value for key, value in more}
-    return type(f"{first.__name__}{own.__name__}", (first, own), {**values, "made_of": (first, own, more)})
+def _converted_class(mixin: Any, layer_class: Any, attributes: tuple[tuple[str, Any], ...]) -> type:
+    values = {key: staticmethod(value) if callable(value) else value for key, value in attributes}
+    name = f"{mixin.__name__}{layer_class.__name__}"
+    values |= {"made_of": (mixin, layer_class, attributes), "__reduce_ex__": _reduce}
+    return type(name, (mixin, layer_class), values)
 
 
-def _unpickle(first: type, own: type, more: tuple[tuple[str, Any], ...]) -> Any:
-    kind = converted_class(first, own, more)
+def _reduce(self: Any, protocol: Any) -> Any:
+    return _unpickle, type(self).made_of, vars(self)
+
+
+def _unpickle(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...]) -> Any:
+    kind = converted_class(mixin, layer_class, attributes)
     return kind.__new__(kind)

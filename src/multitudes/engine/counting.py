@@ -1,4 +1,4 @@
-"""Counting: what one call multiplies, and what it keeps for backward."""
+"""Counts of one call: its multiply-adds, and the numbers it stores for backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multitudes.engine.modules import plain_attention
 
 
 def multiply_adds(run: Callable[[], Any]) -> int:
-    """Multiply-adds of one call, by torch's own formulas."""
+    """Counts the multiply-adds of one call, by torch's formulas."""
     counter = _Counter()
     with plain_attention(), counter, torch.no_grad(), torch.random.fork_rng():  # the fused path has no formula
         run()
@@ -22,7 +22,7 @@ def multiply_adds(run: Callable[[], Any]) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """As torch's FlopCounterMode, without the import of the compiler that comes with it."""
+    """Counts operations like torch's FlopCounterMode, which would import the compiler."""
 
     flops = 0
 
@@ -43,7 +43,7 @@ class _Counter(TorchDispatchMode):
 
 
 def saved_numbers(run: Callable[[], Any]) -> int:
-    """How many numbers one call keeps for backward, weights apart."""
+    """Counts the numbers that one call stores for backward, without the weights."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""BatchNorm that members share, in training under vmap: one set of statistics over the rows of all members.
+"""Shared BatchNorm in training under vmap: one set of statistics over the rows of all members.
 
-Inside vmap a layer sees one member's rows. Two operators of our own look beyond: `member_sum` adds up what members have, and
-`member_count` says how many there are; both give something that is no member's own.
+Inside vmap a layer sees the rows of one member. Two custom operators reach the others: `member_sum` sums a tensor over
+members, and `member_count` returns their number. Their results have no member axis.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _(info: Any, dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, None]
 
 
 class CoupledNorms(TorchFunctionMode):
-    """While it lasts, these norms take their statistics over the rows of all members."""
+    """Makes these norms use statistics over the rows of all members, in a with-block."""
 
     def __init__(self, norms: list[nn.Module]) -> None:
         super().__init__()
@@ -66,17 +66,17 @@ class CoupledNorms(TorchFunctionMode):
     ) -> Tensor:
         if not training or not any(t is mark for mark in self.marks for t in (mean, weight)):
             return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
-        given, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        dtype, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         axes = [0, *range(2, x.ndim)]
         count = torch.ops.multitudes.member_count(x) * (x.numel() // x.shape[1])
-        here = torch.ops.multitudes.member_sum(x.sum(axes)) / count
+        batch_mean = torch.ops.multitudes.member_sum(x.sum(axes)) / count
         shape = [1, -1, *(1 for _ in axes[1:])]
-        centred = x - here.view(shape)
-        spread = torch.ops.multitudes.member_sum((centred * centred).sum(axes)) / count
+        centred = x - batch_mean.view(shape)
+        batch_variance = torch.ops.multitudes.member_sum((centred * centred).sum(axes)) / count
         if mean is not None and variance is not None:
             with torch.no_grad():
-                mean.mul_(1 - momentum).add_(here.detach() * momentum)
-                variance.mul_(1 - momentum).add_(spread.detach() * (count / (count - 1)) * momentum)
-        y = centred * (spread + eps).rsqrt().view(shape)
+                mean.mul_(1 - momentum).add_(batch_mean.detach() * momentum)
+                variance.mul_(1 - momentum).add_(batch_variance.detach() * (count / (count - 1)) * momentum)
+        y = centred * (batch_variance + eps).rsqrt().view(shape)
         y = y if weight is None else y * weight.view(shape)
-        return (y if bias is None else y + bias.view(shape)).to(given)
+        return (y if bias is None else y + bias.view(shape)).to(dtype)

@@ -1,7 +1,7 @@
-"""Fold: all members' rows in one batch, member-major, and each layer that owns member tensors run on its members' rows.
+"""Fold: puts all members' rows into one batch, member-major; layers with member tensors run each member on its rows.
 
-What is shared sees all rows at once. So a BatchNorm layer shared by members takes one set of statistics over the rows of
-all of them, which a loop cannot say: in training with shared BatchNorm, fold is the meaning.
+Shared layers see all rows at once. So a shared BatchNorm layer computes one set of statistics over the rows of all members,
+which the loop cannot do. In training with shared BatchNorm, fold therefore defines the right result.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from multitudes.engine import tree
-from multitudes.engine.inputs import Inputs, count_rows, join_slots, take_rows, tile_rows
+from multitudes.engine.inputs import Inputs, add_row, count_rows, join_slots, row_axis, tile_rows
 from multitudes.engine.loop import OUTPUT, output_axes, slices
-from multitudes.engine.modules import batch_norms, has_attention, named_tensors, owning_module, plain_attention, uses_batch
+from multitudes.engine.modules import (
+    batch_norms,
+    has_attention,
+    inside,
+    named_tensors,
+    owning_module,
+    plain_attention,
+    uses_batch,
+)
 from multitudes.engine.state import SEEDS, Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
 
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
-    """All members at once, on M times the rows. Shape: ``[M, B, ...]``."""
+    """Runs all members at once, on M times the rows. Shape: ``[M, B, ...]``."""
     folded = join_slots(inputs, engine.batch_axis) if per_member else tile_rows(inputs, engine.batch_axis, engine.members)
     count = count_rows(folded, engine.batch_axis) // engine.members
     if takes_rows(engine):
         with _counted_once(engine) if not per_member else contextlib.nullcontext():
-            output = call(engine, _of_rows(engine, count), folded)[0]
+            output = call(engine, _tensors_per_row(engine, count), folded)[0]
     else:
         places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
         output = _run(engine, folded, places, tiled=not per_member)
@@ -38,93 +46,93 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     unfolded = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None or tensor.ndim <= axis or tensor.shape[axis] != engine.members * count:
-            raise RunError(f"an output of shape {tuple(tensor.shape)} does not have one entry for each of its rows")
+            raise RunError(f"an output of shape {tuple(tensor.shape)} does not have one entry per row")
         unfolded.append(torch.stack(tensor.split(count, dim=axis)))
     return tree.refill(output, unfolded)
 
 
 def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
-    """Each row by the member that `members` ``[B]`` gives it. Shape: ``[B, ...]``."""
+    """Runs each row by its member; `members` ``[B]`` names the member of each row. Shape: ``[B, ...]``."""
     return _run(engine, inputs, [(members == m).nonzero().flatten() for m in range(engine.members)])
 
 
 def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
-    """The same in one pass, where every layer with member tensors takes those of each row, ``[B, ...]``."""
-    own = [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
-    return call(engine, {name: tensor[members.to(tensor.device)] for name, tensor in own}, inputs)[0]
+    """Does the same in one pass, for layers that accept member tensors with one entry per row, ``[B, ...]``."""
+    return call(engine, {name: t[members.to(t.device)] for name, t in _member_tensors(engine)}, inputs)[0]
 
 
-def _of_rows(engine: Engine, count: int) -> dict[str, Tensor]:
-    """Each row's own tensors, where each member has so many rows: ``[(M B), ...]``."""
-    own = [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
-    return {name: t.unsqueeze(1).expand(-1, count, *t.shape[1:]).flatten(0, 1) for name, t in own}
+def _tensors_per_row(engine: Engine, count: int) -> dict[str, Tensor]:
+    """Repeats the member tensors for `count` rows of each member: ``[(M B), ...]``."""
+    return {n: t.unsqueeze(1).expand(-1, count, *t.shape[1:]).flatten(0, 1) for n, t in _member_tensors(engine)}
+
+
+def _member_tensors(engine: Engine) -> list[tuple[str, Tensor]]:
+    return [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
 
 
 def takes_rows(engine: Engine) -> bool:
-    """Whether every layer with member tensors can take those of each row: it says so, and its rows are the first axis.
+    """Checks whether every layer with member tensors accepts one entry of them per row.
 
-    That a row's entries lie together is what fold takes for granted too: only where it is proven.
+    Such a layer's class has `takes_rows = True`, and its batch axis must be the first. Fold must be proven in eval mode.
     """
     if not rows_lie_together(engine):
         return False
-    found = sites(engine)
-    first = all(call_[0][0] == 0 for name in found for call_ in engine.row_axes.get(name, [[[None]]]))
-    return first and all(getattr(type(site), "takes_rows", False) for site in found.values())
+    layers = sites(engine)
+    first = all(call_[0][0] == 0 for name in layers for call_ in engine.row_axes.get(name, [[[None]]]))
+    return first and all(getattr(type(site), "takes_rows", False) for site in layers.values())
 
 
 def rows_lie_together(engine: Engine) -> bool:
-    """Whether each row has its own entries, equally many, next to each other: proven by fold on the example."""
+    """Checks whether each row has the same number of entries, next to each other. A proof of fold on the example shows it."""
     return "fold" in engine.proven["eval"] and not engine.traits.ragged
 
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
-    """The outermost modules that own member tensors themselves."""
+    """Returns the outermost modules that hold member tensors directly, by name."""
     owners = {owning_module(name) for name in engine.owned if name != SEEDS}
     names = [n for n, _ in engine.template.named_modules() if n in owners]
-    outermost = [n for n in names if not any(o != n and (o == "" or n.startswith(f"{o}.")) for o in owners)]
+    outermost = [n for n in names if not inside(n, frozenset(owners - {n}))]
     return {name: engine.template.get_submodule(name) for name in outermost}
 
 
 def forbidden(engine: Engine) -> str | None:
-    """Why fold would not be right in training, if it would not: a shared BatchNorm layer inside a layer run by members."""
-    found = sites(engine)
+    """Returns why fold is wrong in training: a shared BatchNorm inside a layer with member tensors. None if it is right."""
+    layers = sites(engine)
     for name in sorted(engine.shared_norms):
-        inside = [site for site in found if site in ("", name) or name.startswith(f"{site}.")]
-        if inside:
-            return f"the shared BatchNorm {name} lies inside {inside[0] or 'the model'}, which owns member tensors"
+        around = [site for site in layers if inside(name, [site])]
+        if around:
+            return f"the shared BatchNorm {name} lies inside {around[0] or 'the model'}, which owns member tensors"
     return None
 
 
 def learn_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
-    """Where the rows are in what goes into and comes out of each site, call by call.
+    """Finds the batch axes in the inputs and outputs of each site, call by call.
 
-    Seen from one member at two batch sizes: the axis that grows is the rows'. Nothing is guessed from a size.
+    One member runs at two batch sizes. The axis that grows is the batch axis; nothing is guessed from a size.
     """
     count = count_rows(inputs, engine.batch_axis)
-    more = take_rows(inputs, engine.batch_axis, torch.tensor([*range(count), 0]))
-    first, second = _shapes(engine, inputs), _shapes(engine, more)
+    small, large = _shapes(engine, inputs), _shapes(engine, add_row(inputs, engine.batch_axis))
     learned: dict[str, list[Any]] = {}
-    for name in first:
-        if len(first[name]) != len(second[name]):
-            raise RunError(f"{name} is called another number of times when there are more rows")
-        pairs = zip(first[name], second[name], strict=True)
+    for name in small:
+        if len(small[name]) != len(large[name]):
+            raise RunError(f"the number of calls of {name} depends on the number of rows")
         learned[name] = [
-            [[_grown(name, *p, count) for p in zip(*side, strict=True)] for side in zip(*pair, strict=True)] for pair in pairs
+            [[_row_axis(name, *shapes, count) for shapes in zip(*side, strict=True)] for side in zip(*pair, strict=True)]
+            for pair in zip(small[name], large[name], strict=True)
         ]
     return learned
 
 
 def learn_output(engine: Engine, inputs: Inputs) -> list[int | None]:
-    """Where the rows are in each tensor of an output, seen from one member at two batch sizes."""
-    count = count_rows(inputs, engine.batch_axis)
-    more = take_rows(inputs, engine.batch_axis, torch.tensor([*range(count), 0]))
+    """Finds the batch axis of each output tensor, by running one member at two batch sizes."""
+    count, more = count_rows(inputs, engine.batch_axis), add_row(inputs, engine.batch_axis)
     with torch.no_grad():
         few, many = (tree.tensors(call(engine, next(slices(engine)), one)[0]) for one in (inputs, more))
-    return [_grown(OUTPUT, tuple(a.shape), tuple(b.shape), count) for a, b in zip(few, many, strict=True)]
+    return [_row_axis(OUTPUT, tuple(a.shape), tuple(b.shape), count) for a, b in zip(few, many, strict=True)]
 
 
 def _shapes(engine: Engine, inputs: Inputs) -> dict[str, list[tuple[list[tuple[int, ...]], list[tuple[int, ...]]]]]:
-    """For each site and call, the shapes of the tensors that go in and come out."""
+    """Returns the shapes of the input and output tensors of each site, call by call."""
     seen: dict[str, list[Any]] = {name: [] for name in sites(engine)}
 
     def note(name: str, args: Any, kwargs: Any, output: Any) -> None:
@@ -143,19 +151,11 @@ def _shapes(engine: Engine, inputs: Inputs) -> dict[str, list[tuple[list[tuple[i
     return seen
 
 
-def _axes(name: str, few: list[tuple[int, ...]], more: list[tuple[int, ...]], count: int) -> list[int | None]:
-    return [_grown(name, a, b, count) for a, b in zip(few, more, strict=True)]
-
-
-def _grown(name: str, small: tuple[int, ...], large: tuple[int, ...], count: int) -> int | None:
-    """The axis that grows with the rows; None if there is none."""
-    axes = [axis for axis, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
-    if not axes:
-        return None
-    axis = axes[0]
-    if len(axes) > 1 or small[axis] % count or large[axis] * count != small[axis] * (count + 1):
-        raise RunError(f"the rows of what {name} works on cannot be told apart: {list(small)} becomes {list(large)}")
-    return axis
+def _row_axis(name: str, small: tuple[int, ...], large: tuple[int, ...], count: int) -> int | None:
+    try:
+        return row_axis(small, large, count)
+    except ValueError as error:
+        raise RunError(f"a tensor of {name}: {error}") from error
 
 
 def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = False) -> Tree:
@@ -169,18 +169,17 @@ def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = Fal
 
 @contextlib.contextmanager
 def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
-    """While it lasts, each site runs its members on their own rows."""
+    """Makes each site run its members on their rows, in a with-block."""
     parts = list(slices(engine))
     changed: list[tuple[nn.Module, bool, Any]] = []
     try:
         for name, site in sites(engine).items():
             prefix = f"{name}." if name else ""
-            known = {n for n, _ in named_tensors(site)}
-            own = [{n.removeprefix(prefix): t for n, t in part.items() if n.startswith(prefix)} for part in parts]
-            own = [{n: t for n, t in tensors.items() if n in known} for tensors in own]
+            names = {f"{prefix}{n}": n for n, _ in named_tensors(site)}
+            tensors = [{names[n]: t for n, t in part.items() if n in names} for part in parts]
             changed.append((site, "forward" in vars(site), vars(site).get("forward")))
             fold = _Fold(name, places, total, engine.row_axes.get(name, []))
-            site.forward = functools.partial(fold.run, _Inner(site, site.forward), own)
+            site.forward = functools.partial(fold.run, _Inner(site, site.forward), tensors)
         yield
     finally:
         for site, had, before in changed:
@@ -191,7 +190,7 @@ def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _counted_once(engine: Engine) -> Iterator[None]:
-    """While it lasts, a BatchNorm layer of the trunk sees each row once: all members' are the same there."""
+    """Shows each row once to BatchNorm layers of the trunk, in a with-block: all members' rows are equal there."""
     changed = []
     norms = batch_norms(engine.template)
 
@@ -213,7 +212,7 @@ def _counted_once(engine: Engine) -> Iterator[None]:
 
 
 class _Inner(nn.Module):
-    """The site as a child, so that its tensors can be replaced while its own forward runs, hooks not called twice."""
+    """Wraps a site as a child, so that functional_call can replace its tensors without running its hooks twice."""
 
     def __init__(self, site: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -225,7 +224,7 @@ class _Inner(nn.Module):
 
 
 class _Fold:
-    """One site in one pass: which rows belong to which member, and where the rows are, call by call."""
+    """Runs one site in one pass: knows the rows of each member, and the batch axes of each call."""
 
     def __init__(self, name: str, places: list[Tensor], total: int, calls: list[Any]) -> None:
         self.name = name
@@ -233,16 +232,16 @@ class _Fold:
         self.total = total
         self.calls = iter(calls)
 
-    def run(self, inner: _Inner, own: list[dict[str, Tensor]], *args: Any, **kwargs: Any) -> Tree:
-        """The site's output, each member's rows by its own tensors."""
+    def run(self, inner: _Inner, members: list[dict[str, Tensor]], *args: Any, **kwargs: Any) -> Tree:
+        """Returns the site's output; each member's rows are computed with its tensors."""
         before, after = next(self.calls, ([], []))
-        given = tree.tensors((args, kwargs))
-        if not after or len(before) != len(given):
-            raise RunError(f"{self.name} is called otherwise than on the example, so its rows cannot be told apart")
+        inputs = tree.tensors((args, kwargs))
+        if not after or len(before) != len(inputs):
+            raise RunError(f"{self.name} is called differently than on the example, so its batch axes are unknown")
         pieces = []
-        for tensors, place in zip(own, self.places, strict=True):
+        for tensors, place in zip(members, self.places, strict=True):
             if len(place):
-                mine = tree.refill((args, kwargs), [self._rows_of(t, a, place) for t, a in zip(given, before, strict=True)])
+                mine = tree.refill((args, kwargs), [self._rows_of(t, a, place) for t, a in zip(inputs, before, strict=True)])
                 output, buffers = functional_call(inner, {f"site.{n}": t for n, t in tensors.items()}, mine)
                 pieces.append(output)
                 with torch.no_grad():
@@ -255,10 +254,10 @@ class _Fold:
         return tensor if axis is None else tensor.index_select(axis, self._index(tensor, axis, place))
 
     def _index(self, tensor: Tensor, axis: int, place: Tensor) -> Tensor:
-        """Where these rows' entries are: several in a run for each, where a row has been taken apart (windows)."""
+        """Returns the positions of these rows' entries: several per row where rows were split (attention windows)."""
         each, rest = divmod(tensor.shape[axis], self.total)
         if rest or not each:
-            raise RunError(f"{self.name} works on {tensor.shape[axis]} entries for {self.total} rows")
+            raise RunError(f"{self.name} has {tensor.shape[axis]} entries for {self.total} rows, which is no multiple")
         place = place.to(tensor.device)
         return place if each == 1 else (place[:, None] * each + torch.arange(each, device=place.device)).flatten()
 
@@ -268,7 +267,7 @@ class _Fold:
         joined = []
         for column, axis in zip(columns, axes, strict=True):
             if axis is None:
-                raise RunError(f"{self.name} gives something without rows, which differs by member")
+                raise RunError(f"an output of {self.name} has no batch axis, so it cannot differ between members")
             whole = torch.cat(column, dim=axis)
             joined.append(whole.index_select(axis, self._index(whole, axis, order)))
         return tree.refill(pieces[0], joined)
@@ -279,7 +278,7 @@ def _device(engine: Engine) -> torch.device:
 
 
 def batch_coupled(engine: Engine, per_member: bool = False) -> list[str]:
-    """The shared BatchNorm layers that would now take statistics over the rows of all members."""
+    """Returns the shared BatchNorm layers that would now use statistics over the rows of all members."""
     norms = batch_norms(engine.template)
     names = engine.shared_norms if per_member else engine.traits.coupled
     return sorted(name for name in names if uses_batch(norms[name]))

@@ -1,8 +1,8 @@
-"""What a model is called with, and where its batch axis is."""
+"""Inputs: the arguments of a model's call, and the batch axis of each tensor among them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ from multitudes.engine.modules import named_tensors
 from multitudes.errors import InputError
 
 BatchAxis = Any
-"""An axis for all tensor inputs, or a list with an axis (None: no batch axis) for each of them in order."""
+"""One axis for all tensor inputs, or a list with one axis for each of them in order; None means no batch axis."""
 
 
 class Inputs:
     """The arguments of one call: `Inputs(ids, attention_mask=mask)` for a model called `model(ids, attention_mask=mask)`.
 
-    A tensor stands for itself, so it is only needed for several arguments; a tuple or dict is one argument.
+    A model with one argument needs no Inputs: pass the argument itself. A tuple or dict is one argument.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,25 +32,25 @@ class Inputs:
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
-        """`x` itself if it is one already, else a call with `x` as its only argument."""
+        """Returns `x` if it is an Inputs, otherwise an Inputs with `x` as its only argument."""
         return x if isinstance(x, Inputs) else cls(x)
 
     def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments, in order."""
+        """Returns all tensors among the arguments, in order."""
         return tree.tensors((self.args, self.kwargs))
 
     def refill(self, values: list[Tensor]) -> Inputs:
-        """The same call with other tensors."""
+        """Returns the same call with other tensors."""
         args, kwargs = tree.refill((self.args, self.kwargs), values)
         return Inputs(*args, **kwargs)
 
     def described(self) -> dict[str, Any]:
-        """The call as JSON: its structure, its constants, shapes and dtypes, without values."""
+        """Describes the call as JSON: structure, constants, shapes and dtypes, without tensor values."""
         return {"args": [_described(a) for a in self.args], "kwargs": {k: _described(v) for k, v in self.kwargs.items()}}
 
     @classmethod
     def like(cls, description: Mapping[str, Any], device: torch.device) -> Inputs:
-        """A call of the described structure, on ones, and zeros for whole numbers."""
+        """Builds a call from its description. Float and bool tensors are filled with ones, integer tensors with zeros."""
         args = [_like(a, device) for a in description["args"]]
         return cls(*args, **{key: _like(value, device) for key, value in description["kwargs"].items()})
 
@@ -75,12 +75,12 @@ def _like(description: Mapping[str, Any], device: torch.device) -> Any:
     if kind == "tensor":
         dtype = getattr(torch, description["dtype"])
         make = torch.ones if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else torch.zeros
-        return make(description["shape"], dtype=dtype, device=device)  # a whole number may be an index: 0 is always one
+        return make(description["shape"], dtype=dtype, device=device)  # an integer may be an index, and 0 is always a valid one
     if kind == "plain":
         return description["value"]
     if kind not in KINDS:
         kind = description["type"]
-        raise InputError(f"the example has a {kind}, which a file cannot describe: convert with plain tensors, lists and dicts")
+        raise InputError(f"a file cannot describe the {kind} in the example: convert with plain tensors, lists and dicts")
     if kind == "dict":
         return {key: _like(part, device) for key, part in description["parts"].items()}
     return KINDS[kind](_like(part, device) for part in description["parts"])
@@ -91,36 +91,36 @@ def _show(value: Any) -> str:
 
 
 def axes(call: Inputs, batch_axis: BatchAxis) -> list[int | None]:
-    """The batch axis of each tensor of the call."""
+    """Returns the batch axis of each tensor of the call."""
     count = len(call.tensors())
     if batch_axis is None or isinstance(batch_axis, int):
         return [batch_axis] * count
     if len(batch_axis) != count:
-        raise InputError(f"batch_axis={list(batch_axis)} names {len(batch_axis)} inputs, but the call has {count} tensors")
+        raise InputError(f"batch_axis={list(batch_axis)} has {len(batch_axis)} entries, but the call has {count} tensors")
     return list(batch_axis)
 
 
 def count_rows(call: Inputs, batch_axis: BatchAxis) -> int:
-    """The number of rows B, on which all batched inputs must agree."""
+    """Returns the number of rows B, which all inputs with a batch axis must share."""
     sizes = set()
     for tensor, axis in zip(call.tensors(), axes(call, batch_axis), strict=True):
         if axis is None:
             continue
         if not -tensor.ndim <= axis < tensor.ndim:
-            raise InputError(f"batch_axis={axis}, but an input has shape {tuple(tensor.shape)}")
+            raise InputError(f"batch_axis={axis} does not exist in an input of shape {tuple(tensor.shape)}")
         sizes.add(tensor.shape[axis])
     if not sizes:
-        raise InputError("no tensor input carries a batch axis")
+        raise InputError("no input tensor has a batch axis: give batch_axis= an axis for at least one")
     if len(sizes) > 1:
         raise InputError(
-            f"the inputs {call} disagree about the number of rows ({sorted(sizes)}); "
-            "give batch_axis=[0, None, ...] with one entry for each tensor, None for those without rows"
+            f"the inputs {call} disagree about the number of rows ({sorted(sizes)}): "
+            "give batch_axis=[0, None, ...] with one entry per tensor, None for tensors without rows"
         )
     return int(sizes.pop())
 
 
 def each_row(call: Inputs, batch_axis: BatchAxis, change: Any) -> Inputs:
-    """The call with `change(tensor, axis)` in place of each tensor that has rows."""
+    """Applies `change(tensor, axis)` to each tensor that has a batch axis."""
     return call.refill(
         [
             tensor if axis is None else change(tensor, axis)
@@ -130,61 +130,75 @@ def each_row(call: Inputs, batch_axis: BatchAxis, change: Any) -> Inputs:
 
 
 def take_rows(call: Inputs, batch_axis: BatchAxis, index: Tensor) -> Inputs:
-    """The call with only these rows."""
+    """Returns the call with only these rows, in this order."""
     return each_row(call, batch_axis, lambda tensor, axis: tensor.index_select(axis, index.to(tensor.device)))
 
 
+def add_row(call: Inputs, batch_axis: BatchAxis) -> Inputs:
+    """Returns the call with its first row repeated at the end: [B, ...] → [B + 1, ...]."""
+    return take_rows(call, batch_axis, torch.tensor([*range(count_rows(call, batch_axis)), 0]))
+
+
+def row_axis(small: Sequence[int], large: Sequence[int], count: int) -> int | None:
+    """Returns the batch axis of a tensor from its shapes at `count` rows and at one row more; None if the shape stays.
+
+    The size along the axis must be a multiple of the number of rows; otherwise this raises a ValueError.
+    """
+    grown = [axis for axis, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
+    if not grown and len(small) == len(large):
+        return None
+    if len(small) != len(large) or len(grown) > 1 or small[grown[0]] * (count + 1) != large[grown[0]] * count:
+        raise ValueError(f"its batch axis is unclear: shape {list(small)} becomes {list(large)} with one more row")
+    return grown[0]
+
+
 def tile_rows(call: Inputs, batch_axis: BatchAxis, times: int) -> Inputs:
-    """All rows, `times` over, copy-major: [B, ...] → [(times B), ...]."""
+    """Repeats all rows, copy-major: [B, ...] → [(times B), ...]."""
     return each_row(call, batch_axis, lambda tensor, axis: torch.cat([tensor] * times, dim=axis))
 
 
 def slot(call: Inputs, batch_axis: BatchAxis, m: int) -> Inputs:
-    """Member m's own inputs, where every tensor with rows carries a leading member axis."""
+    """Returns member m's inputs from inputs with a member axis: [M, B, ...] → [B, ...]."""
     return each_row(call, batch_axis, lambda tensor, axis: tensor[m])
 
 
 def stack_slots(calls: list[Inputs], batch_axis: BatchAxis) -> Inputs:
-    """Members' own inputs as one call: [B, ...] of each → [M, B, ...]."""
+    """Stacks the members' inputs into one call: M times [B, ...] → [M, B, ...]."""
     columns = list(zip(*(call.tensors() for call in calls), strict=True))
     places = axes(calls[0], batch_axis)
     return calls[0].refill([column[0] if a is None else torch.stack(column) for column, a in zip(columns, places, strict=True)])
 
 
 def join_slots(call: Inputs, batch_axis: BatchAxis) -> Inputs:
-    """All members' own inputs as rows, member-major: [M, B, ...] → [(M B), ...]."""
+    """Joins the members' inputs as rows, member-major: [M, B, ...] → [(M B), ...]."""
     return each_row(call, batch_axis, lambda tensor, axis: torch.cat(tensor.unbind(0), dim=axis))
 
 
 def fresh_inputs(inputs: Inputs) -> Inputs:
-    """The same call on copies of its tensors."""
+    """Returns the same call on copies of its tensors."""
     return inputs.refill([t.detach().clone() for t in inputs.tensors()])
 
 
 def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_at_least: int = 2) -> Inputs:
-    """The example as a call of the model, with at least two rows: one is repeated."""
+    """Checks the example. Returns it as a call with at least `rows_at_least` rows; a single row is repeated."""
     inputs = Inputs.of(example)
     if not inputs.tensors():
-        raise InputError(f"the example is a {type(example).__name__} without a tensor; give an input of the model")
+        raise InputError(f"the example is a {type(example).__name__} without a tensor: give an input of the model")
     for tensor in inputs.tensors():
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
             raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input")
     count = count_rows(inputs, batch_axis)
     if count == 0:
         raise InputError(f"the example {inputs} has no rows")
-    places = {tensor.device.type for _, tensor in named_tensors(model)}
-    others = {tensor.device.type for tensor in inputs.tensors()} - places
-    if len(places) == 1 and others:
-        raise InputError(f"the model is on {places.pop()}, the example on {others.pop()}")
-
-    def told_apart(tensor: Tensor, axis: int) -> Tensor:
-        return _distinct_rows(tensor, axis, max(count, rows_at_least))
-
-    return each_row(inputs, batch_axis, told_apart)
+    devices = {tensor.device.type for _, tensor in named_tensors(model)}
+    others = {tensor.device.type for tensor in inputs.tensors()} - devices
+    if len(devices) == 1 and others:
+        raise InputError(f"the model is on {devices.pop()}, the example on {others.pop()}: move one of them")
+    return each_row(inputs, batch_axis, lambda tensor, axis: _distinct_rows(tensor, axis, max(count, rows_at_least)))
 
 
 def _distinct_rows(tensor: Tensor, axis: int, count: int) -> Tensor:
-    """At least so many rows; of equal ones each a little off, since equal rows tell BatchNorm nothing."""
+    """Returns at least `count` rows. Equal rows are scaled and shifted a little, since BatchNorm needs rows that differ."""
     first = tensor.narrow(axis, 0, 1)
     if tensor.shape[axis] >= count and (count == 1 or tensor.is_meta or not torch.equal(tensor, first.expand_as(tensor))):
         return tensor

@@ -1,4 +1,4 @@
-"""The loop: member m is the template called with its slice. It always works, and is what the others are compared to."""
+"""The loop: calls the template once per member, with its tensors. It always works, and is the reference for the others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
 OUTPUT = "(output)"
-"""The name under which an engine keeps the axes of the rows in its outputs."""
+"""Key of the outputs' batch axes in `Engine.row_axes`."""
 
 
 def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False, seed: int | None = None) -> Tree:
-    """All members, one after another. Shape: ``[M, B, ...]``. With a seed, no member's noise depends on another's."""
+    """Runs all members, one after another. Shape: ``[M, B, ...]``. With a seed, each member's noise has a seed of its own."""
     outputs, changed = [], []
     for output, entries in members(engine, inputs, per_member, seed=seed):
         outputs.append(output)
@@ -30,41 +30,45 @@ def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False, seed: int
 
 
 def members(
-    engine: Engine, inputs: Inputs, per_member: bool = False, replay: Replay | None = None, seed: int | None = None
+    engine: Engine,
+    inputs: Inputs,
+    per_member: bool = False,
+    replay: Replay | None = None,
+    seed: int | None = None,
 ) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
-    """Each member's output in turn, with the buffers that its forward replaced or wrote into."""
+    """Yields each member's output, with the buffers that its forward changed."""
     common = _copied(inputs) if engine.traits.mutates else inputs
-    own = {n: b for n, b in engine.buffers().items() if n in engine.traits.written_buffers and n not in engine.owned}
-    shared = {name: buffer.clone() for name, buffer in own.items()}
-    replay = replay or remembering(engine)
+    written = {n: b for n, b in engine.buffers().items() if n in engine.traits.written_buffers and n not in engine.owned}
+    shared = {name: buffer.clone() for name, buffer in written.items()}
+    replay = replay or make_replay(engine)
     if replay is not None:
-        replay.begin({**shared, **({} if per_member else {f"input {k}": t for k, t in enumerate(common.tensors())})})
+        replay.add_shared({**shared, **({} if per_member else {f"input {k}": t for k, t in enumerate(common.tensors())})})
     for m, tensors in enumerate(slices(engine)):
-        if m and torch.compiler.is_compiling():  # the trunk, traced for each member, counts its batch for the first alone
+        if m and torch.compiler.is_compiling():  # traced, the trunk runs for each member: only the first may count the batch
             shared = {n: b.clone() for n, b in engine.buffers().items() if n not in engine.owned}
-        elif m and (replay is None or replay.blind):  # each member sets what is shared from where it stood
-            shared = {name: buffer.clone() for name, buffer in own.items()}
+        elif m and (replay is None or replay.disabled):  # each member starts from the stored value of a shared buffer
+            shared = {name: buffer.clone() for name, buffer in written.items()}
         if per_member:
             mine = slot(inputs, engine.batch_axis, m)
-        elif not engine.traits.mutates or (replay is not None and not replay.blind):
+        elif not engine.traits.mutates or (replay is not None and not replay.disabled):
             mine = common
         else:
             mine = _copied(inputs)
         if seed is not None:
             torch.manual_seed(seed + m)
         try:
-            with turn(replay, m):
+            with member_turn(replay, m):
                 result = call(engine, {**shared, **tensors}, mine)
-        except Diverged:  # this member and those behind it are run by themselves
+        except Diverged:  # run this member again, and the rest, without replay
             assert replay is not None
-            replay.blind = True
-            shared = {name: buffer.clone() for name, buffer in own.items()}
+            replay.disabled = True
+            shared = {name: buffer.clone() for name, buffer in written.items()}
             result = call(engine, {**shared, **tensors}, _copied(inputs) if engine.traits.mutates else inputs)
         yield result
 
 
 def run_loop_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
-    """Each row by the member that `members` ``[B]`` gives it. Shape: ``[B, ...]``."""
+    """Runs each row by its member; `members` ``[B]`` names the member of each row. Shape: ``[B, ...]``."""
     pieces, places = [], []
     changed: list[dict[str, Tensor]] = [{} for _ in range(engine.members)]
     for m, tensors in enumerate(slices(engine)):
@@ -80,52 +84,52 @@ def run_loop_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
 
 
 def output_axes(engine: Engine, output: Tree) -> list[int | None]:
-    """The axis of the rows in each tensor of an output, as the trial has learned it, else the first."""
+    """Returns the batch axis of each output tensor, as learned at conversion, otherwise 0."""
     learned = engine.row_axes.get(OUTPUT)
     count = len(tree.tensors(output))
     return learned if learned is not None and len(learned) == count else [0] * count
 
 
 def gather(pieces: list[Tree], order: Tensor, axes: list[int | None]) -> Tree:
-    """The pieces' rows behind each other, then brought into order."""
+    """Concatenates the rows of the pieces and puts them into order."""
     columns = zip(*(tree.tensors(piece) for piece in pieces), strict=True)
     joined = []
     for column, axis in zip(columns, axes, strict=True):
         if axis is None or sum(part.shape[axis] if part.ndim > axis else 1 for part in column) != len(order):
-            raise RunError(f"an output of shape {tuple(column[0].shape)} does not have one entry for each of its rows")
+            raise RunError(f"an output of shape {tuple(column[0].shape)} does not have one entry per row")
         whole = torch.cat(column, dim=axis)
         joined.append(whole.index_select(axis, order.to(whole.device)))
     return tree.refill(pieces[0], joined)
 
 
 def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:
-    """Each member's own tensors in turn. Parameters by one unbind, whose backward stacks the gradients once."""
+    """Yields the tensors of each member. Parameters are split by one unbind, whose backward stacks the gradients once."""
     parts = {name: tensor.unbind(0) for name, tensor in engine.parameters().items() if name in engine.owned}
     buffers = {name: tensor for name, tensor in engine.buffers().items() if name in engine.owned}
     for m in range(engine.members):
-        own = {n: b[m].clone() if n in engine.traits.written_buffers else b[m] for n, b in buffers.items()}
-        yield {**{n: p[m] for n, p in parts.items()}, **own}
+        mine = {n: b[m].clone() if n in engine.traits.written_buffers else b[m] for n, b in buffers.items()}
+        yield {**{n: p[m] for n, p in parts.items()}, **mine}
 
 
 def _copied(inputs: Inputs) -> Inputs:
     return inputs.refill([tensor.clone() for tensor in inputs.tensors()])
 
 
-def remembering(engine: Engine) -> Replay | None:
-    """The memory of what is common to all members, where there is anything to share."""
+def make_replay(engine: Engine) -> Replay | None:
+    """Returns a Replay of the shared tensors, or None if there is nothing to share or replay is not allowed."""
     if not engine.shares or engine.members == 1 or engine.traits.no_replay or torch.compiler.is_compiling():
         return None
     return Replay({n: t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned})
 
 
 @contextlib.contextmanager
-def turn(replay: Replay | None, m: int) -> Iterator[None]:
-    """Member m's turn."""
+def member_turn(replay: Replay | None, m: int) -> Iterator[None]:
+    """Runs member m in a with-block, recorded or replayed."""
     if replay is None:
         yield
         return
     if m:
-        replay.restart()
+        replay.next_member()
     with replay:
         yield
-    replay.arrive()
+    replay.end_member()

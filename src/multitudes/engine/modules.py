@@ -1,4 +1,4 @@
-"""Modules: their tensors by name, and copies of them with other tensors."""
+"""Modules: look up their tensors by name, and copy them with other tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from multitudes.engine.tree import PLAIN, leaves
 from multitudes.errors import InputError
 
 EVERY_MODULES = frozenset(vars(nn.Module()))
-"""What every module has: its registers, hooks and mode."""
+"""Attributes that every nn.Module has: its registers, hooks and mode."""
+
+
+def join_name(module: str, key: str) -> str:
+    """Returns the full name of a tensor: the module's name, a dot and the key. The root module has an empty name."""
+    return f"{module}.{key}" if module else key
 
 
 def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers by name, one name for each tensor."""
+    """Returns parameters and buffers with their names; a tied tensor appears once."""
     return [*module.named_parameters(), *module.named_buffers()]
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a tensor's memory is laid out with channels last: kernels of 1 × 1 are in both orders, and have its strides."""
+    """Checks whether a tensor is laid out with channels last.
+
+    A 1 × 1 kernel is contiguous in both layouts, so its strides decide.
+    """
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
     if layout is None or not tensor.is_contiguous(memory_format=layout):
         return False
@@ -33,48 +41,48 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a tensor in the ordinary order."""
+    """Returns the strides of a contiguous tensor of this shape."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tensor:
-    """A tensor in a memory format; with a member axis, each member's slice in it."""
+    """Returns the tensor in a memory format. If it has a member axis (`owned`), each member's slice gets the format."""
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(layout)
     if rank is None:
-        ordinary = tensor.stride() == _strides(tensor.shape)
-        return tensor if ordinary else tensor.clone(memory_format=torch.contiguous_format)
+        contiguous = tensor.stride() == _strides(tensor.shape)
+        return tensor if contiguous else tensor.clone(memory_format=torch.contiguous_format)
     if tensor.ndim - owned != rank:
         return tensor
     flat = tensor.flatten(0, 1) if owned else tensor
-    placed: Tensor = flat.to(memory_format=layout)
-    return placed.unflatten(0, tensor.shape[:2]) if owned else placed
+    formatted: Tensor = flat.to(memory_format=layout)
+    return formatted.unflatten(0, tensor.shape[:2]) if owned else formatted
 
 
 def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """The registers that hold each tensor of a module, under the tensor's first name; parameters first."""
+    """Maps the first name of each tensor to the registers and keys that hold it; a tied tensor has several."""
     first: dict[int, str] = {}
-    found: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    places: dict[str, list[tuple[dict[str, Any], str]]] = {}
     parts = list(module.named_modules())
     for kind in ("_parameters", "_buffers"):
         for name, part in parts:
             register = getattr(part, kind)
             for key, tensor in register.items():
                 if tensor is not None:
-                    full = first.setdefault(id(tensor), f"{name}.{key}" if name else key)
-                    found.setdefault(full, []).append((register, key))
-    return found
+                    full = first.setdefault(id(tensor), join_name(name, key))
+                    places.setdefault(full, []).append((register, key))
+    return places
 
 
 def hooked(module: nn.Module) -> list[str]:
-    """Names of modules with hooks that run in forward or backward."""
+    """Returns the names of modules with forward or backward hooks."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in kinds)]
 
 
 def owning_module(name: str) -> str:
-    """The name of the module that a tensor belongs to; for a parametrized tensor, the module that uses it."""
-    head, found, _ = name.partition(".parametrizations.")
-    if found:
+    """Returns the name of the module that holds a tensor; for a parametrized tensor, the module that uses it."""
+    head, separator, _ = name.partition(".parametrizations.")
+    if separator:
         return head
     if name.startswith("parametrizations."):
         return ""
@@ -82,50 +90,49 @@ def owning_module(name: str) -> str:
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
-    """All BatchNorm layers by name."""
+    """Returns all BatchNorm layers by name."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
 
 
 def uses_batch(norm: _BatchNorm) -> bool:
-    """Whether this layer normalises by the statistics of the rows at hand."""
+    """Checks whether this layer now normalises by the statistics of the batch, not by its running ones."""
     return norm.training or (norm.running_mean is None and norm.running_var is None)
 
 
 def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """A copy of the module that holds these tensors themselves, and shares nothing else with it."""
+    """Copies a module. The copy holds the given tensors themselves, and shares only the tensors that are not given."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
     for name, tensor in named_tensors(module):
         memo[id(tensor)] = tensors.get(name, tensor)
-    with torch.backends.cudnn.flags(enabled=False):  # a copied recurrent layer would put stacked weights into one piece
+    with torch.backends.cudnn.flags(enabled=False):  # a copied recurrent layer would flatten stacked weights into one chunk
         return copy.deepcopy(module, memo)
 
 
 def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors that modules keep beside their registers, by name: what forward left on self, also in lists and dicts."""
-    found = []
+    """Returns tensors that are plain attributes of modules, also in lists and dicts, such as caches; with their names."""
+    tensors = []
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             if key in EVERY_MODULES or isinstance(value, (nn.Module, *PLAIN)):
                 continue
-            label = f"{name}.{key}" if name else key
-            found += [(label, leaf) for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
-    return found
+            tensors += [(join_name(name, key), leaf) for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
+    return tensors
 
 
-def as_same_kind(model: Tensor, value: Tensor) -> Tensor:
-    """A value as a parameter, if that is what the tensor it stands for is."""
-    return nn.Parameter(value, requires_grad=model.requires_grad) if isinstance(model, nn.Parameter) else value
+def as_same_kind(tensor: Tensor, value: Tensor) -> Tensor:
+    """Wraps `value` as a Parameter if `tensor` is one."""
+    return nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
 
 
 def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """A detached copy of the module with these values as its own parameters and buffers."""
-    own = named_tensors(module)
-    return copy_with(module, {name: as_same_kind(tensor, tensors.get(name, tensor).detach().clone()) for name, tensor in own})
+    """Copies a module and all its tensors, detached; `tensors` replaces the values of some, by name."""
+    values = {n: as_same_kind(tensor, tensors.get(n, tensor).detach().clone()) for n, tensor in named_tensors(module)}
+    return copy_with(module, values)
 
 
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
-    """Attention by its ordinary operations: the fused inference path reads stacked weights wrongly or not at all."""
+    """Turns off torch's fused attention in a with-block: it reads stacked weights wrongly or not at all."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -135,40 +142,40 @@ def plain_attention() -> Iterator[None]:
 
 
 def has_attention(module: nn.Module) -> bool:
-    """Whether torch's attention modules, which have a fused inference path, are inside."""
+    """Checks whether a module contains torch's attention modules, which have a fused inference path."""
     kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
     return any(isinstance(part, kinds) for part in module.modules())
 
 
 Factory = Callable[[float], nn.Module]
-"""Makes the model at a width: factory(1.0) is the model itself."""
+"""Makes the model at a width ratio: factory(1.0) has the original width."""
 
 
 def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dict[str, list[str]]:
-    """For each glob the names that it matches, whole or as an enclosing module; one that matches nothing is an error."""
+    """Maps each glob to the names that it matches. A glob without a match is an error, which names the nearest name."""
     from difflib import get_close_matches
     from fnmatch import fnmatchcase
 
-    found: dict[str, list[str]] = {}
+    matches: dict[str, list[str]] = {}
     missing = []
     for glob in globs:
         hits = [n for n in names if fnmatchcase(n, glob)]
-        found[glob] = hits
+        matches[glob] = hits
         if not hits:
             near = get_close_matches(glob, names, n=1, cutoff=0.0)
             missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
     if missing:
         raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}")
-    return found
+    return matches
 
 
 def inside(name: str, modules: Sequence[str] | frozenset[str]) -> bool:
-    """Whether a name is one of these modules or lies in one."""
+    """Checks whether a name is one of these modules or lies inside one."""
     return any(module == "" or name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def owned_modules(model: nn.Module, keep: Callable[[str], bool]) -> frozenset[str]:
-    """The names of all modules for which `keep` holds."""
+    """Returns the names of all modules for which `keep(name)` is true."""
     return frozenset(name for name, _ in model.named_modules() if keep(name))
 
 

@@ -1,14 +1,14 @@
-"""What depends only on shared tensors is computed once.
+"""Replay: the loop computes operations on shared tensors once for all members.
 
-The loop calls the template once for each member. While the first member runs, `Replay` notes every operation whose
-tensors all members have in common, starting from the inputs and the shared tensors; when a later member reaches the
-same operation on the same tensors, it is handed the first member's result. So a shared trunk is run once, forward and
-backward, its BatchNorm statistics are updated once, and its dropout is drawn once.
+The loop calls the template once for each member. While the first member runs, `Replay` records every operation whose
+tensors are common to all members, starting from the inputs and the shared tensors. When a later member reaches the same
+operation on the same tensors, it gets the first member's result. So a shared trunk runs once, forward and backward: its
+BatchNorm statistics are updated once, and its dropout is drawn once.
 
-An operation is known by its function, its plain arguments and the identity of its tensors, and repeated ones by their
-order. What is drawn without a look at inputs or shared tensors is each member's own. Where that could go wrong, nothing is
-remembered at all (`blind`): when a member writes into a common tensor, or reads one that is written afterwards; when
-something writes unseen; and when a member's own values steer the program.
+An operation is identified by its function, its plain arguments and the identity of its tensors; repeated ones by their
+order. Random numbers that depend on neither inputs nor shared tensors are drawn for each member. Where a result could be
+wrong, replay is switched off (`disabled`): when a member writes into a common tensor, or reads one that is written later;
+when a tensor changes without a recorded write; and when a member's values decide which operations run.
 """
 
 from __future__ import annotations
@@ -25,113 +25,116 @@ FACTORIES = frozenset(
     "arange as_tensor empty empty_strided eye full linspace logspace meshgrid ones tensor "
     "tril_indices triu_indices zeros".split()
 )
-"""Functions that make a tensor from plain values, without chance."""
+"""Functions that make a tensor from plain values, without randomness."""
 
 DRAWS = frozenset(
     "alpha_dropout bernoulli bernoulli_ binomial cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
     "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ "
     "multinomial native_dropout normal normal_ poisson rand_like randint_like randn_like random_ rrelu rrelu_ uniform_".split()
 )
-"""Functions that draw from torch's randomness."""
+"""Functions that draw random numbers."""
 
 STEERS = frozenset(
     "__array__ __bool__ __complex__ __contains__ __float__ __index__ __int__ allclose argwhere equal is_nonzero item "
     "masked_select nonzero numpy tolist unique unique_consecutive".split()
 )
-"""Functions by which a tensor's values come to steer the program, or the shape of what follows."""
+"""Functions through which a tensor's values decide what runs next, or the shapes of later tensors."""
 
 SELECTS = frozenset("_pack_padded_sequence argwhere masked_select nonzero unique unique_consecutive".split())
-"""Functions whose output has as many entries as values say."""
+"""Functions whose output size depends on values."""
 
 STATEFUL = DRAWS | frozenset("batch_norm instance_norm multi_head_attention_forward scaled_dot_product_attention".split())
-"""Functions that do more than compute, and must not be run again for another member."""
+"""Functions with side effects or randomness, which must not run again for another member."""
 
 AUGMENTED = frozenset(f"__i{name}__" for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split())
-"""Operators that write into their left side."""
+"""Augmented assignments, which write into their left operand."""
 
 RESHAPES = frozenset("resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ as_strided_".split())
 """Functions that change a tensor's shape in place."""
 
 MARKS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
-"""Functions that change how a tensor takes part in backward, and must act on it once."""
+"""Functions that change a tensor's role in backward, so they must act on it once."""
 
 
 class Diverged(BaseException):
-    """A member goes another way than the first, and would write into what they share."""
+    """Raised when a member runs other writes into shared tensors than the first member did."""
 
 
 class ValueBeforeWrite:
-    """A result as it was before the first member wrote into it."""
+    """A copy of a result from before the first member wrote into it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 class Replay(TorchFunctionMode):
-    """One pass over the members: enter it once for each of them."""
+    """Records the first member's shared operations and replays them for the others. Enter it once for each member."""
 
     def __init__(self, shared: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.known: dict[int, Tensor] = {}
         self.rooted: set[int] = set()
-        """Of the tensors all members have in common, those that come from inputs or shared tensors, not from constants."""
+        """Common tensors that were computed from inputs or shared tensors, not from constants alone."""
         self.versions: dict[int, int | None] = {}
         self.names: dict[int, str] = {}
-        self.begin(shared)
+        self.add_shared(shared)
         self.clashes: list[str] = []
-        """Names of shared tensors that a member's own operations write into."""
+        """Names of shared tensors that operations of a single member write into."""
         self.stateful: dict[int, int] = {}
-        """Memory that was not merely computed, and how many operations made it so."""
+        """For each storage written by stateful operations or in place, the number of those operations."""
         self.consumed: set[int] = set()
-        """Memory that went into such operations."""
+        """Storages that were arguments of such operations."""
         self.read: set[int] = set()
-        """Memory of common tensors that a member's own operations have read."""
+        """Storages of common tensors that operations of a single member have read."""
         self.results: dict[Hashable, list[Any]] = defaultdict(list)
         self.seen: dict[Hashable, int] = {}
         self.writes: dict[Hashable, int] = {}
-        """How often each common operation that writes was run by the first member."""
+        """How often the first member ran each common operation that writes."""
         self.forgotten: list[Tensor] = []
         self.first = True
-        self.blind = False
-        self.steered = False
-        self.selects = False
+        self.disabled = False
+        """Nothing is recorded or replayed any more; every operation runs for every member."""
+        self.data_dependent = False
+        """A member's values decided which operations ran."""
+        self.ragged = False
+        """Values decided the size of a tensor."""
 
-    def begin(self, tensors: Mapping[str, Tensor]) -> None:
-        """Names tensors that all members have in common from the start."""
+    def add_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        """Registers tensors that all members have in common from the start, by name."""
         for name, tensor in tensors.items():
             self.known[id(tensor)] = tensor
             self.names[id(tensor)] = name
             self.rooted.add(id(tensor))
             self.versions[_storage(tensor)] = _version(tensor)
 
-    def restart(self) -> None:
-        """Called before each member but the first."""
+    def next_member(self) -> None:
+        """Call it before each member but the first."""
         if self.first:
             self.first = False
-            self.blind |= any(_version(t) != self.versions.get(_storage(t)) for t in self.known.values())
+            self.disabled |= any(_version(t) != self.versions.get(_storage(t)) for t in self.known.values())
         self.seen = {}
 
-    def arrive(self) -> None:
-        """Called behind each member: one that passed by a write which the first one made has seen its traces."""
-        if not self.blind and not self.first and any(self.seen.get(key, 0) < count for key, count in self.writes.items()):
+    def end_member(self) -> None:
+        """Call it after each member. A member that skipped a write of the first one has read wrong values, so this raises."""
+        if not self.disabled and not self.first and any(self.seen.get(key, 0) < count for key, count in self.writes.items()):
             raise Diverged
 
     def is_shared(self, tensor: Tensor) -> bool:
-        """Whether this tensor is the same for all members."""
-        return not self.blind and id(tensor) in self.known
+        """Checks whether this tensor is the same for all members."""
+        return not self.disabled and id(tensor) in self.known
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        self.selects |= name in SELECTS or (name == "__getitem__" and any(t.dtype is torch.bool for t in _tensors(args)))
-        if self.blind:
+        self.ragged |= name in SELECTS or (name == "__getitem__" and any(t.dtype is torch.bool for t in _tensors(args)))
+        if self.disabled:
             return func(*args, **kwargs)
         tensors = [*_tensors(args), *_tensors(kwargs)]
         rooted = any(id(tensor) in self.rooted for tensor in tensors)
         if not all(id(tensor) in self.known for tensor in tensors) or (name in DRAWS and not rooted):
-            self._members_own(func, name, tensors, args, kwargs)
+            self._note_private(func, name, tensors, args, kwargs)
             return func(*args, **kwargs)
         if not (tensors or name in FACTORIES):
             return func(*args, **kwargs)
@@ -141,9 +144,9 @@ class Replay(TorchFunctionMode):
         if turn < len(self.results[key]):
             result = self.results[key][turn]
             return result.tensor.clone() if isinstance(result, ValueBeforeWrite) else result
-        return self._note(key, rooted, func, name, args, kwargs)
+        return self._run_common(key, rooted, func, name, args, kwargs)
 
-    def _note(
+    def _run_common(
         self,
         key: Hashable,
         rooted: bool,
@@ -152,70 +155,70 @@ class Replay(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """A common operation, run for the first time."""
+        """Runs and records a common operation for the first time."""
         written = _written(func, name, args, kwargs)
         if written and not self.first:
             raise Diverged
-        self.blind |= name in RESHAPES or any(_storage(tensor) in self.read for tensor in written)
+        self.disabled |= name in RESHAPES or any(_storage(tensor) in self.read for tensor in written)
         state = None if rooted else torch.get_rng_state()
         result = func(*args, **kwargs)
         if state is not None and not torch.equal(state, torch.get_rng_state()):
-            return result  # drawn without a look at what is common: each member's own
-        made = _tensors(result)
+            return result  # random numbers from constants alone: drawn for each member
+        results = _tensors(result)
         if self.first and written:
             self.writes[key] = self.writes.get(key, 0) + 1
-        if self.first and (made or written or name in MARKS):
+        if self.first and (results or written or name in MARKS):
             self.results[key].append(result)
-            self.known.update((id(tensor), tensor) for tensor in made)
-            self.versions.update((_storage(tensor), _version(tensor)) for tensor in [*made, *written, *_tensors(args)])
+            self.known.update((id(tensor), tensor) for tensor in results)
+            self.versions.update((_storage(tensor), _version(tensor)) for tensor in [*results, *written, *_tensors(args)])
             if rooted:
-                self.rooted.update(id(tensor) for tensor in [*made, *written])
+                self.rooted.update(id(tensor) for tensor in [*results, *written])
             if name in STATEFUL or written:
                 self.consumed.update(_storage(tensor) for tensor in _tensors(args))
-                for storage in {_storage(tensor) for tensor in [*made, *written]}:
+                for storage in {_storage(tensor) for tensor in [*results, *written]}:
                     self.stateful[storage] = self.stateful.get(storage, 0) + 1
         return result
 
-    def _members_own(
+    def _note_private(
         self, func: Callable[..., Any], name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """An operation of one member: it may read what is common, and what it writes into becomes its own."""
-        self.steered |= name in STEERS or (name == "__getitem__" and any(t.dtype is torch.bool for t in tensors))
-        self.blind |= self.steered
+        """Notes an operation of a single member. A common tensor that it writes into stops being common."""
+        self.data_dependent |= name in STEERS or (name == "__getitem__" and any(t.dtype is torch.bool for t in tensors))
+        self.disabled |= self.data_dependent
         for target in _written(func, name, args, kwargs):
             if id(target) in self.known:
                 self.clashes += [self.names[id(target)]] if id(target) in self.names else []
-                self._give_away(target)
+                self._release(target)
         self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
 
-    def _give_away(self, target: Tensor) -> None:
-        """Before a member writes into a common tensor: the others make it anew, or get a copy of what it was."""
+    def _release(self, target: Tensor) -> None:
+        """Called before a member writes into a common tensor: the others compute it again, or get a copy of its value."""
         storage = _storage(target)
         makers = [key for key, results in self.results.items() if any(result is target for result in results)]
         if storage not in self.stateful:
-            self.blind |= not self.first
+            self.disabled |= not self.first
             self._forget(storage)
         elif self.first and self.stateful[storage] == 1 and len(makers) == 1 and storage not in self.consumed:
             results, before = self.results[makers[0]], ValueBeforeWrite(target.clone())
             self._forget(storage)
             self.results[makers[0]] = [before if result is target else result for result in results]
         else:
-            self.blind = True
+            self.disabled = True
 
     def _forget(self, storage: int) -> None:
-        """Makes each member make this anew."""
-        gone = [id(tensor) for tensor in self.known.values() if _storage(tensor) == storage]
-        for identity in gone:
+        """Forgets the tensors in this storage, so that each member computes them again."""
+        identities = [id(tensor) for tensor in self.known.values() if _storage(tensor) == storage]
+        for identity in identities:
             self.versions.pop(storage, None)
-            self.forgotten.append(self.known.pop(identity))  # kept alive, so that no other tensor takes its identity
+            self.forgotten.append(self.known.pop(identity))  # kept alive, so that no new tensor gets its id
         for key, results in list(self.results.items()):
-            if any(_storage(made) == storage for result in results for made in _tensors(result)):
+            if any(_storage(tensor) == storage for result in results for tensor in _tensors(result)):
                 del self.results[key]
                 self.writes.pop(key, None)
 
 
 def _signature(value: Any) -> Hashable:
-    """Arguments as a hashable value: tensors and objects by identity, plain values by type and value."""
+    """Returns arguments as a hashable value: tensors and objects by identity, plain values by type and value."""
     if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format)):
         return (type(value), value)
     if isinstance(value, (tuple, list)):
@@ -240,7 +243,7 @@ def _tensors(value: Any) -> list[Tensor]:
 def _storage(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+    except (NotImplementedError, RuntimeError):  # a tensor without storage
         return id(tensor)
 
 
@@ -249,7 +252,7 @@ def _version(tensor: Tensor) -> int | None:
 
 
 def _written(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that this operation writes into."""
+    """Returns the tensors that this operation writes into."""
     targets = _tensors(kwargs.get("out"))
     schema = getattr(func, "_schema", None) or getattr(getattr(func, "default", None), "_schema", None)
     if schema is not None:

@@ -1,4 +1,4 @@
-"""Run one call of an engine: pick the executor that is right for this call, and hand it the inputs."""
+"""Runs one call of an engine: chooses the executor for this call, and passes it the inputs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from multitudes.engine.modules import is_channels_last
 from multitudes.engine.state import SEEDS
 from multitudes.errors import InputError, RunError
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) -> Any:
-    """All members on a call, ``[M, B, ...]``; with `members`, the member of each row, ``[B, ...]``."""
+    """Runs all members, ``[M, B, ...]``; if `members` names the member of each row, runs each row by it, ``[B, ...]``."""
     if members is not None:
         return run_by_rows(engine, call, members, per_member)
     if engine.summed and per_member:
         return run_slots(engine, call)
     name = choose(engine, per_member)
     if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
-        name = "loop"  # vmap has no rule for that layout
+        name = "loop"  # vmap does not support that layout
     untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
         return _untraced_loop(engine, call, per_member)
@@ -45,17 +45,17 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:
-    """Members that add up their first layers' outputs, each with inputs of its own; only vmap can do that."""
+    """Runs members whose first layers are summed (MIMO), each with different inputs; only vmap can do that."""
     if not engine.traits.vmap_per_member:
-        why = engine.why.get("vmap", "slots with the same inputs gave something else")
-        raise RunError(f"slots with inputs of their own are trained by vmap, which cannot run this model: {why}")
+        why = engine.why.get("vmap", "with equal inputs for all members its result differs from a plain call")
+        raise RunError(f"training with different inputs per member needs vmap, which cannot run this model: {why}")
     return EXECUTORS["vmap"](engine, call, per_member=True)
 
 
 def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool) -> Any:
-    """Each row by the member that `members` names for it."""
+    """Runs each row by the member that `members` ``[B]`` names for it."""
     if per_member:
-        raise InputError("rows= gives each row its member; with per_member=True each member has rows of its own")
+        raise InputError("rows= and per_member=True exclude each other: give one of them")
     members = _checked_members(engine, call, members)
     if not len(members):
         return tree.take(EXECUTORS["loop"](engine, call), 0)
@@ -66,11 +66,11 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     if takes_rows(engine):
         return run_fold_each_row(engine, call, members)
     shared = batch_coupled(engine, per_member=True)
-    apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows have differently many entries")
+    apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
         raise RunError(
-            f"BatchNorm {', '.join(shared)} is shared by members and would need all rows at once, but they cannot be told "
-            f"apart: {why}. Put it into eval mode"
+            f"BatchNorm {', '.join(shared)} is shared by members, so in training it needs all rows at once, "
+            f"but fold cannot run this model: {why}. Put it into eval mode"
         )
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
 
@@ -79,8 +79,10 @@ def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
     """Checks that `rows=` names one member for each row."""
     count = count_rows(call, engine.batch_axis)
     members = torch.as_tensor(members)
-    if members.shape != (count,) or members.dtype not in WHOLE:
-        raise InputError(f"rows= must be {count} whole numbers, one for each row: {list(members.shape)} {members.dtype}")
+    if members.shape != (count,) or members.dtype not in INTEGERS:
+        raise InputError(
+            f"rows= must be {count} whole numbers, one per row, not {members.dtype} of shape {list(members.shape)}"
+        )
     members = members.long()
     if not torch.compiler.is_compiling() and count and not (int(members.min()) >= 0 and int(members.max()) < engine.members):
         raise InputError(f"rows= must name members 0 to {engine.members - 1}")

@@ -1,4 +1,4 @@
-"""Seeds: randomness that belongs to one member or one call, and leaves torch's global generator alone."""
+"""Seeds: randomness of one member or one call, which leaves torch's global generator unchanged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from multitudes.engine.modules import named_tensors
+from multitudes.settings import check
 
 
 @contextlib.contextmanager
 def seeded(seed: int, module: nn.Module | None = None) -> Iterator[None]:
-    """Torch's global randomness set to a seed, and put back afterwards."""
+    """Seeds torch's global generators in a with-block, and restores them afterwards."""
     devices = {t.device.index for _, t in named_tensors(module) if t.device.type == "cuda"} if module is not None else set()
     with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
         torch.manual_seed(seed)
@@ -21,6 +22,12 @@ def seeded(seed: int, module: nn.Module | None = None) -> Iterator[None]:
 
 
 def member_seed(seed: int, m: int) -> int:
-    """Member m's own seed; not a mere sum, so that neighbouring seeds do not share members."""
+    """Returns the seed of member m. It is drawn, not `seed + m`, so that neighbouring seeds do not share members."""
     generator = torch.Generator().manual_seed(seed)
     return int(torch.randint(2**62, (m + 1,), generator=generator)[m])
+
+
+def checked_seed(seed: int | None) -> int:
+    """Returns the seed, or for None a new one from torch's global generator."""
+    check("seed", seed, int | None)
+    return int(torch.randint(2**62, (), device="cpu")) if seed is None else seed

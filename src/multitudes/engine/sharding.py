@@ -1,7 +1,7 @@
-"""Sharded ensembles: torch's `fully_shard(ens)`, of the whole ensemble, whose weights lie in parts on several processes.
+"""Sharded ensembles: torch's `fully_shard(ens)` splits the weights over several processes.
 
-Members are run over all tensors at once, so parts of the model that are sharded by themselves are refused: `fully_shard` on the
-ensemble gathers everything before a call. Checkpoints and files hold whole tensors, so that any number of processes goes on.
+An executor needs all tensors at once, and `fully_shard` on the whole ensemble gathers them before a call. A model with sharded
+parts is refused. Checkpoints and files hold whole tensors, so training can continue on another number of processes.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ if TYPE_CHECKING:
 
 
 def is_sharded(ensemble: Ensemble) -> bool:
-    """Whether the ensemble is sharded as a whole; sharded parts are refused by name."""
-    if "torch.distributed.fsdp" not in sys.modules:  # what shards has not even been imported
+    """Checks whether the ensemble is sharded as a whole. Refuses sharded parts, by name."""
+    if "torch.distributed.fsdp" not in sys.modules:  # nothing can be sharded without this import
         return False
     from torch.distributed.fsdp import FSDPModule
 
     parts = [name for name, part in ensemble.named_modules() if name and isinstance(part, FSDPModule)]
     if parts:
         raise RunError(
-            f"{', '.join(parts[:3])} {'is' if len(parts) == 1 else 'are'} sharded by itself, and members are run over all "
-            "tensors at once: shard the ensemble alone, fully_shard(ens)"
+            f"parts of the ensemble are sharded ({', '.join(parts[:3])}), but members need all tensors at once: "
+            "shard the whole ensemble only, fully_shard(ens)"
         )
     return isinstance(ensemble, FSDPModule)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, whose parts are on several processes, which must all ask for it; any other is itself."""
+    """Gathers a sharded tensor; all processes must call this. Any other tensor is returned as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def shard_like(value: Tensor, own: Any) -> Tensor:
-    """A whole tensor laid out as one of the ensemble's is."""
-    if not hasattr(own, "full_tensor") or value.shape != own.shape:
+def shard_like(value: Tensor, tensor: Any) -> Tensor:
+    """Shards a whole tensor in the same way as `tensor`, a tensor of the ensemble."""
+    if not hasattr(tensor, "full_tensor") or value.shape != tensor.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
 
 
 def reshard(ensemble: Ensemble) -> None:
-    """Weights in parts again, where a call has left them whole."""
+    """Shards the weights again, where a call has left them gathered."""
     if is_sharded(ensemble):
         ensemble.reshard()  # type: ignore[operator]
 
 
 def load_full(ensemble: Ensemble, state: Mapping[str, Tensor]) -> None:
-    """Loads whole tensors."""
+    """Loads a state dict of whole tensors into a sharded or plain ensemble."""
     reshard(ensemble)
-    own = ensemble.state_dict()
-    ensemble.load_state_dict({name: shard_like(value, own[name]) for name, value in state.items()})
+    current = ensemble.state_dict()
+    ensemble.load_state_dict({name: shard_like(value, current[name]) for name, value in state.items()})
 
 
 @contextlib.contextmanager
 def gathered(ensemble: Ensemble) -> Iterator[None]:
-    """Weights as whole tensors, for the time of a block that all processes enter."""
+    """Gathers all weights in a with-block, which all processes must enter."""
     if not is_sharded(ensemble):
         yield
         return

@@ -1,4 +1,4 @@
-"""The template and its tensors: what every executor runs over."""
+"""Engine: a template module, its member tensors, and the facts that conversion found out about it."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import copy_with, is_channels_last, named_tensors, registers_of
+from multitudes.engine.modules import copy_with, is_channels_last, join_name, named_tensors, registers_of
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
 MODES = ("train", "eval")
 SEEDS = "draw_seeds"
-"""The name of the seeds by which members draw, beside the model's own tensors; no forward reads them."""
+"""Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What the trial runs at conversion found out about the template."""
+    """Facts about a template, found by trial runs at conversion. They restrict how executors may run it."""
 
     copy_per_member: bool = False
-    """Its forward is run again during backward (checkpointing), so each member needs a copy of its own."""
+    """Backward runs forward again (checkpointing), so the loop makes a copy of the template for each member."""
     no_replay: bool = False
-    """It writes into tensors in ways that cannot be followed, so nothing may be remembered from member to member."""
+    """The loop must compute the shared trunk again for each member, because replay cannot follow what forward writes."""
     mutates: bool = False
-    """It writes into its inputs, so each member gets its own."""
+    """Forward writes into its inputs, so each member gets a copy of them."""
     coupled: frozenset[str] = frozenset()
-    """Shared BatchNorm layers that see what depends on members: in training they take statistics over all members' rows."""
+    """Shared BatchNorm layers whose input depends on the member. In training they use statistics over all members' rows."""
     written_buffers: frozenset[str] = frozenset()
-    """Buffers, BatchNorm's apart, that forward writes into or replaces: it is given copies, and they are stored afterwards."""
+    """Buffers, without BatchNorm's, that forward writes into or replaces. Forward gets copies, which are stored afterwards."""
     random: bool = False
-    """Another seed gives another output in training, dropout modules apart."""
+    """The output in training depends on the seed, even with dropout modules switched off."""
     vmap_per_member: bool = False
-    """vmap is also right where each member has inputs of its own."""
+    """vmap is proven for calls with `per_member=True`, where each member has different inputs."""
     fold_per_member: bool = False
-    """fold is right in training where each member has inputs of its own."""
+    """fold is proven for training calls with `per_member=True`, where each member has different inputs."""
     plain_weights: bool = True
-    """Nothing but a layer itself reads its weights, so that what a method adds can be worked into them."""
+    """Only a layer's own forward reads its weights, so a method may replace them by effective weights (W ∘ mask)."""
     data_dependent: bool = False
-    """Values of a member decide what is computed, so that members cannot be run as rows of one batch."""
+    """A member's values decide which operations run (an if, a loop), so members cannot be rows of one batch."""
     ragged: bool = False
-    """Values, of inputs too, decide how many entries there are, so that rows may have differently many."""
+    """Values decide how many entries a tensor has (a boolean mask, nonzero), so rows may have different numbers of entries."""
 
 
 @dataclass
 class Engine:
-    """One template module, some of whose tensors carry a leading member axis under the base model's own names."""
+    """A template module: the base model, some of whose tensors have a leading member axis ``[M, ...]`` under the same names."""
 
     template: nn.Module
     members: int
     owned: frozenset[str]
-    """Names of the tensors with a member axis; the rest is shared."""
+    """Names of the tensors with a member axis. All others are shared by members."""
     shared_norms: frozenset[str] = frozenset()
-    """Names of the BatchNorm layers that members have in common."""
+    """Names of the BatchNorm layers that members share."""
     uniform: frozenset[str] = frozenset()
-    """Whole-number buffers (batch counters, index tables) that carry a member axis but are equal for all members."""
+    """Integer buffers (batch counters, index tables) that have a member axis but equal values for all members."""
     batch_axis: BatchAxis = 0
     chunk: int | None = None
-    """How many members may be run at once; None is all."""
+    """Largest number of members to run at once; None means all."""
     input_bytes: float = 0.0
-    """What a member takes for each number of its inputs, in bytes; 0 where it is not known."""
+    """Memory in bytes that one member needs per number of its inputs; 0 if unknown."""
     summed: frozenset[str] = frozenset()
-    """Tensors with a member axis that layers add up, each member's own only where members have inputs of their own."""
+    """Tensors with a member axis that layers sum over members (MIMO's first layers). With per_member=True vmap splits them."""
     traits: Traits = Traits()
     row_axes: dict[str, list[Any]] = field(default_factory=dict)
-    """For each layer that owns member tensors and each of its calls: the axes of the rows in what goes in and comes out."""
+    """Batch axes in the inputs and outputs of each layer with member tensors, one entry per call of the layer."""
     proven: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict.fromkeys(MODES, ("loop",)))
-    """The executors that gave the right answer in the trial, for each mode."""
+    """For each mode, the executors whose results agreed with the loop's at conversion."""
     why: dict[str, str] = field(default_factory=dict)
-    """For each executor that is not proven, the operation that forbids it."""
+    """For each executor that is not proven, the reason: usually the operation it cannot run."""
     picked: dict[str, str] = field(default_factory=lambda: dict.fromkeys(MODES, "loop"))
-    """The executor in use, for each mode."""
+    """For each mode, the executor in use."""
     registers: dict[str, list[tuple[dict[str, Any], str]]] = field(init=False, repr=False, compare=False)
-    """Where each tensor stands: the registers and keys of the modules that hold it, several for a tied one."""
+    """For each tensor, its places: a module's `_parameters` or `_buffers` dict, and the key. A tied tensor has several."""
 
     def __post_init__(self) -> None:
         self.registers = registers_of(self.template)
@@ -88,12 +88,12 @@ class Engine:
         self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
         parts = [(n, vars(part).get("draws")) for n, part in self.template.named_modules()]
-        self.drawable = {SEEDS} | {f"{n}.{k}" if n else k for n, keys in parts if isinstance(keys, tuple) for k in keys}
+        self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
-        self.lock = threading.RLock()  # a call puts its tensors into the template for a while: one thread at a time
+        self.lock = threading.RLock()  # a call swaps tensors of the template, so only one thread may call at a time
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("lock", "slots", "recurrent")}
+        return {key: value for key, value in vars(self).items() if key not in ("lock", "registers", "recurrent")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -101,12 +101,12 @@ class Engine:
 
     @property
     def shares(self) -> bool:
-        """Whether some tensors are shared, so that there may be work to do once for all members."""
+        """True if some tensors are shared, so that some work may be the same for all members."""
         return len(self.owned) < len(self.registers)
 
     @contextlib.contextmanager
     def with_draws(self, draws: Mapping[str, Tensor]) -> Iterator[None]:
-        """For a while other draws than the stored ones, as many members as there are of them."""
+        """Replaces the stored draws in a with-block. The engine then has as many members as there are draws."""
         before = self.drawn, self.members
         self.drawn, self.members = dict(draws), len(next(iter(draws.values())))
         try:
@@ -115,101 +115,101 @@ class Engine:
             self.drawn, self.members = before
 
     def tensors_of_rows(self, members: Tensor) -> dict[str, Tensor]:
-        """Each row's own of what members own."""
-        own = {name: buffer for name, buffer in self.buffers().items() if name in self.owned}
-        return {name: buffer[members.to(buffer.device)] for name, buffer in own.items()}
+        """Returns the member buffers of each row, ``[B, ...]``; `members` ``[B]`` names the member of each row."""
+        owned = {name: buffer for name, buffer in self.buffers().items() if name in self.owned}
+        return {name: buffer[members.to(buffer.device)] for name, buffer in owned.items()}
 
     def parameters(self) -> dict[str, Tensor]:
-        """All parameters by name, a tied one once."""
+        """Returns all parameters by name; a tied one appears once."""
         return {name: tensor for name, tensor in self._tensors() if isinstance(tensor, nn.Parameter)}
 
     def buffers(self) -> dict[str, Tensor]:
-        """All buffers by name, a shared one once; draws that stand in for a while among them."""
-        own = {name: tensor for name, tensor in self._tensors() if not isinstance(tensor, nn.Parameter)}
-        return {**own, **self.drawn}
+        """Returns all buffers by name, including the draws of `with_draws`."""
+        stored = {name: tensor for name, tensor in self._tensors() if not isinstance(tensor, nn.Parameter)}
+        return {**stored, **self.drawn}
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         if torch.compiler.is_compiling():
             return named_tensors(self.template)
-        return [(name, held[0][0][held[0][1]]) for name, held in self.registers.items()]
+        return [(name, places[0][0][places[0][1]]) for name, places in self.registers.items()]
 
     def refresh(self) -> None:
-        """Looks again at what may be passed once for all members; called whenever buffers are set from outside."""
+        """Recomputes which integer buffers are equal for all members. Call it whenever buffers are set from outside."""
         names = self.owned - self.drawable
-        whole = {n: b for n, b in self.buffers().items() if n in names and not (b.is_floating_point() or b.is_complex())}
-        equal = (n for n, b in whole.items() if not b.is_meta and bool((b == b[:1]).all()))
+        integers = {n: b for n, b in self.buffers().items() if n in names and not (b.is_floating_point() or b.is_complex())}
+        equal = (n for n, b in integers.items() if not b.is_meta and bool((b == b[:1]).all()))
         self.uniform = frozenset(equal) - self.traits.written_buffers - {SEEDS}
-        self.versions = {n: whole[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
+        self.versions = {n: integers[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
         self.channels_last = any(is_channels_last(p[0] if n in self.owned else p) for n, p in self.parameters().items())
 
     def common_counts(self) -> dict[str, Tensor]:
-        """What may be passed once for all members, as it stands: batch counters, and tables that are as they were."""
+        """Returns copies of the buffers that are equal for all members, without the member axis: counters and index tables."""
         if torch.compiler.is_compiling():
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
         else:
-            given = self.buffers()
-            if any(given[n]._version != v for n, v in self.versions.items() if n not in self.drawn):
+            buffers = self.buffers()
+            if any(buffers[n]._version != v for n, v in self.versions.items() if n not in self.drawn):
                 self.refresh()
             names = set(self.uniform) - self.drawn.keys()
         return {name: buffer[0].clone() for name, buffer in self.buffers().items() if name in names}
 
     def adopt(self, trial: Engine) -> None:
-        """Takes over what a trial on a few members has found."""
+        """Takes over the traits and proofs of a trial engine with fewer members."""
         self.traits = replace(trial.traits, plain_weights=self.traits.plain_weights)
         self.why, self.proven, self.row_axes = trial.why, trial.proven, trial.row_axes
         self.refresh()
 
 
 def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
-    """The template called with these tensors in place of its own: the output, and the buffers that forward replaced."""
-    given = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
-    given.update(tensors)
+    """Calls the template with these tensors in place of the stored ones. Returns the output and the buffers that changed."""
+    used = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
+    used.update(tensors)
     traced = torch.compiler.is_compiling()
-    marks = {name: None if traced else _mark(given[name]) for name in engine.traits.written_buffers if name in given}
+    marks = {name: None if traced else _mark(used[name]) for name in engine.traits.written_buffers if name in used}
     if torch.compiler.is_compiling() and not engine.traits.written_buffers:
-        return functional_call(engine.template, given, inputs.args, inputs.kwargs), {}
+        return functional_call(engine.template, used, inputs.args, inputs.kwargs), {}
     if engine.traits.copy_per_member:
-        member = copy_with(engine.template, given)
-        output, now = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
+        member = copy_with(engine.template, used)
+        output, after = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
-        output, now = _call_with(engine, given, inputs)
-    written = {name for name, mark in marks.items() if name in now and (traced or _mark(now[name]) != mark)}
-    return output, {n: now[n] for n in given if n in now and (now[n] is not given[n] or n in written)}
+        output, after = _call_with(engine, used, inputs)
+    written = {name for name, mark in marks.items() if name in after and (traced or _mark(after[name]) != mark)}
+    return output, {n: after[n] for n in used if n in after and (after[n] is not used[n] or n in written)}
 
 
 def _mark(tensor: Tensor) -> Any:
-    """Changes when something is written into a tensor, or its memory is replaced; never equal where that cannot be told."""
+    """Returns a value that changes when a tensor is written into. If that cannot be known, no two marks are equal."""
     if tensor.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return object()
     return tensor._version, tensor.data_ptr()
 
 
-def _call_with(engine: Engine, given: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
-    """As torch.func.functional_call, by slots found once, and with what stands in the registers afterwards."""
-    places = [(register, key, tensor) for name, tensor in given.items() for register, key in engine.registers[name]]
-    own = [register[key] for register, key, _ in places]
-    recurrent = _as_they_lie(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
+def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
+    """Does what torch.func.functional_call does, and also returns the tensors in the registers after forward."""
+    places = [(register, key, tensor) for name, tensor in tensors.items() for register, key in engine.registers[name]]
+    stored = [register[key] for register, key, _ in places]
+    recurrent = _without_flattening(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
     try:
         for register, key, tensor in places:
             register[key] = tensor
         with recurrent:
             output = engine.template(*inputs.args, **inputs.kwargs)
-        now = {name: engine.registers[name][0][0][engine.registers[name][0][1]] for name in given}
+        after = {name: engine.registers[name][0][0][engine.registers[name][0][1]] for name in tensors}
     finally:
-        for (register, key, _), tensor in zip(places, own, strict=True):
+        for (register, key, _), tensor in zip(places, stored, strict=True):
             register[key] = tensor
-        for part in engine.recurrent:  # they keep a list of their weights, which would hold on to the last member's graph
+        for part in engine.recurrent:  # their list of weights would keep the last member's graph alive
             part._flat_weights = [part._parameters.get(name) for name in part._flat_weights_names]
-    return output, now
+    return output, after
 
 
 @contextlib.contextmanager
-def _as_they_lie(parts: list[nn.RNNBase]) -> Iterator[None]:
-    """Recurrent layers take members' weights where they lie: cuDNN would move them into one piece, or warn."""
+def _without_flattening(parts: list[nn.RNNBase]) -> Iterator[None]:
+    """Keeps recurrent layers from flattening their weights for cuDNN, which would copy members' slices or warn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
         for part in parts:
-            vars(part)["flatten_parameters"] = _nothing
+            vars(part)["flatten_parameters"] = _do_nothing
         try:
             yield
         finally:
@@ -217,25 +217,25 @@ def _as_they_lie(parts: list[nn.RNNBase]) -> Iterator[None]:
                 del vars(part)["flatten_parameters"]
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
-    """Stores the buffers that forward replaced or wrote into; `changed` has one entry for each member, in order."""
+    """Stores the buffers that forward changed; `changed` has one dict per member, in order."""
     if not any(changed):
         return
     buffers = engine.buffers()
     with torch.no_grad():
         for name in [n for n in changed[0] if n in engine.owned and changed[0][n].shape != buffers[n].shape[1:]]:
-            grown = torch.stack([entries.pop(name) for entries in changed]).detach()  # a table that grows with its input
+            grown = torch.stack([entries.pop(name) for entries in changed]).detach()  # a table that has grown with its input
             for register, key in engine.registers[name]:
                 register[key] = grown
         for m, entries in enumerate(changed):
             for name, value in entries.items():
                 if name in engine.owned:
                     buffers[name][m].copy_(value)
-                elif torch.compiler.is_compiling():  # values cannot be compared there; the trial has compared them
+                elif torch.compiler.is_compiling():  # values cannot be compared in a trace; conversion has compared them
                     buffers[name].copy_(changed[0][name])
                 elif value is changed[0].get(name) or torch.equal(value, changed[0][name]):
                     buffers[name].copy_(value)
@@ -244,8 +244,8 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
 
 
 def shared_write(name: str) -> str:
-    """What is said of a shared buffer that each member's forward would set."""
+    """Error message for a shared buffer that members would set to different values."""
     return (
-        f"buffer {name} is shared, but each member's forward gives it another value: "
-        "let the layer belong to the members, or put it into eval mode"
+        f"buffer {name} is shared, but each member's forward sets it to a different value: "
+        "let each member own its layer (leave it out of keep=), or put the layer into eval mode"
     )

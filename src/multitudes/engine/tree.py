@@ -1,7 +1,7 @@
 """Nested values: the tensors inside tuples, dicts, dataclasses and Hugging Face outputs.
 
-A model may take and return any of these. Here they are taken apart into their tensors and put together again;
-what is not a tensor (None, numbers, strings) stays where it stands.
+A model may take and return any of these. The functions here split them into tensors and rebuild them.
+Other values (None, numbers, strings) are passed through.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 
 
 def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
-    """The named parts of a nested value, or None for a leaf."""
+    """Returns the named parts of a nested value, or None for a leaf."""
     if isinstance(tree, (Tensor, *PLAIN)):
         return None
     if isinstance(tree, Mapping):
@@ -38,10 +38,10 @@ def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
 
 
 def rebuild(tree: Tree, values: Sequence[Tree]) -> Tree:
-    """A nested value of the same kind as `tree`, with these parts."""
+    """Builds a nested value of the same type as `tree` from these parts."""
     if isinstance(tree, Mapping):
         items = zip(tree.keys(), values, strict=True)
-        if dataclasses.is_dataclass(tree):  # a Hugging Face output: a dataclass that is a mapping of what is not None
+        if dataclasses.is_dataclass(tree):  # a Hugging Face output: a dataclass and a mapping, which leaves out None
             return type(tree)(**dict(items))
         return dict(items) if type(tree) is dict else type(tree)(items)  # type: ignore[call-arg]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -55,7 +55,7 @@ def rebuild(tree: Tree, values: Sequence[Tree]) -> Tree:
 
 
 def leaves(tree: Tree, name: str = "") -> Iterable[tuple[str, Any]]:
-    """Each leaf with its dotted name, in order."""
+    """Yields each leaf with its dotted name, in order."""
     inner = parts(tree)
     if inner is None:
         yield name, tree
@@ -65,14 +65,14 @@ def leaves(tree: Tree, name: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def tensors(tree: Tree) -> list[Tensor]:
-    """The tensors in a nested value, in order."""
+    """Returns the tensors in a nested value, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def refill(tree: Tree, values: Iterable[Tensor]) -> Tree:
-    """The same nested value with other tensors, given in the order of `tensors`."""
+    """Replaces the tensors of a nested value; `values` come in the order of `tensors(tree)`."""
     source = iter(values)
 
     def fill(node: Tree) -> Tree:
@@ -85,17 +85,16 @@ def refill(tree: Tree, values: Iterable[Tensor]) -> Tree:
 
 
 def apply(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same nested value with `function` applied to each tensor."""
+    """Applies `function` to each tensor of a nested value."""
     if isinstance(tree, Tensor):
         return function(tree)
     return refill(tree, [function(tensor) for tensor in tensors(tree)])
 
 
 def stack(outputs: Sequence[Tree]) -> Tree:
-    """Member outputs as one nested value: each tensor gains a leading member axis, each constant must agree."""
+    """Stacks the members' outputs: each tensor gains a leading member axis. Constants must be equal for all members."""
     first = outputs[0]
     if isinstance(first, Tensor) and all(isinstance(other, Tensor) for other in outputs):
-        _same_shapes("the output", [output.shape for output in outputs])
         return torch.stack(list(outputs))
     names = [name for name, leaf in leaves(first) if isinstance(leaf, Tensor)]
     columns = [tensors(output) for output in outputs]
@@ -103,37 +102,26 @@ def stack(outputs: Sequence[Tree]) -> Tree:
     if any(len(column) != len(names) for column in columns) or any(c != constants[0] for c in constants):
         raise RunError(
             "members return outputs of different structure, so they cannot be stacked: "
-            f"member 0 has {constants[0]} and tensors {names}"
+            f"member 0 returns the constants {constants[0]} and tensors {names}"
         )
-    stacked = []
-    for index, name in enumerate(names):
-        _same_shapes(name, [column[index].shape for column in columns])
-        stacked.append(torch.stack([column[index] for column in columns]))
-    return refill(first, stacked)
+    return refill(first, [torch.stack(members) for members in zip(*columns, strict=True)])
 
 
 def plain(tree: Tree) -> dict[str, Any]:
-    """The leaves that are not tensors, by name; an object that is no plain constant is refused by name."""
-    found = {}
+    """Returns the leaves that are not tensors, by name. Refuses objects that are neither tensors nor plain constants."""
+    constants = {}
     for name, leaf in leaves(tree):
         if isinstance(leaf, Tensor):
             continue
         if not isinstance(leaf, PLAIN):
             raise RunError(
-                f"output {name or 'of the model'} is a {type(leaf).__name__}, which has no member axis. "
+                f"output {name or 'of the model'} is a {type(leaf).__name__}, which cannot be stacked over members. "
                 "Return tensors, or leave it out (for a Hugging Face cache: pass mt.Inputs(..., use_cache=False))"
             )
-        found[name] = leaf
-    return found
+        constants[name] = leaf
+    return constants
 
 
 def take(tree: Tree, index: int) -> Tree:
-    """Entry `index` along the first axis of each tensor."""
+    """Takes entry `index` along the first axis of each tensor."""
     return apply(lambda tensor: tensor[index], tree)
-
-
-def _same_shapes(name: str, shapes: Sequence[torch.Size]) -> None:
-    if any(shape != shapes[0] for shape in shapes):
-        raise RunError(
-            f"members return {name} in different shapes, {', '.join(str(tuple(s)) for s in shapes)}: they cannot be stacked"
-        )

@@ -1,8 +1,8 @@
-"""vmap: the template called once, with the member axis carried by torch.func.
+"""vmap: calls the template once; torch.func.vmap carries the member axis.
 
-What does not depend on member tensors stays unbatched, so a shared trunk is computed once by itself. One thing has to be
-helped: torch draws dropout noise for every member even where the input is common, and everything behind it would be
-computed M times. The noise is drawn by an operator of our own, which follows its input.
+Tensors that do not depend on member tensors stay unbatched, so a shared trunk is computed once. Dropout needs help: torch
+draws its noise for every member even if the input is common, and everything after it would be computed M times. So a custom
+operator draws the noise; its result has a member axis only if its input has one.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
 MEMORY = {"cpu": 2**29}
-"""About how many bytes the members that are run at once may take at prediction, where nothing else is said by chunk=; on a CPU
-more would be slower."""
-PLENTY = 4 * 2**30
+"""Bytes that the members run at once may take at prediction, unless chunk= is given. On a CPU more would be slower."""
+DEVICE_MEMORY = 4 * 2**30
 """The same on any other device."""
 
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
-    """All members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
+    """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
     noise = SharedNoise() if engine.shares and engine.template.training else contextlib.nullcontext()
     coupled_names = engine.shared_norms if per_member and not engine.summed else engine.traits.coupled
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     with guard, coupled, noise, _with_autocast(inputs):
-        whole = norms or (engine.summed and per_member)  # what goes over all members cannot be run a chunk at a time
+        whole = norms or (engine.summed and per_member)  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
-        parts = [_run_some(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
+        parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     buffers = engine.buffers()
     with torch.no_grad():
-        for name, value in counts.items():  # in place, so that all members have them
+        for name, value in counts.items():  # in place, so that all members get them
             buffers[name].copy_(value.expand_as(buffers[name]))
     if len(parts) == 1:
         return output
@@ -55,7 +54,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
 
 
 def _with_autocast(inputs: Inputs) -> Any:
-    """Under autocast, the mode that does its part."""
+    """Returns the mode that casts products under autocast; a null context without autocast."""
     device = next((tensor.device.type for tensor in inputs.tensors()), "cpu")
     if not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
@@ -63,72 +62,72 @@ def _with_autocast(inputs: Inputs) -> Any:
 
 
 def chunk_of(engine: Engine, inputs: Inputs) -> int:
-    """How many members to run at once: as many as was said, or in eval mode as many as take no more than `MEMORY`."""
+    """Returns how many members to run at once: chunk=, or in eval mode as many as fit into `MEMORY`."""
     if engine.chunk is not None:
         return min(engine.chunk, engine.members)
     tensors = inputs.tensors()
     needed = engine.input_bytes * sum(tensor.numel() for tensor in tensors)
     if engine.template.training or not needed or torch.compiler.is_compiling():
         return engine.members
-    return max(1, min(engine.members, int(MEMORY.get(tensors[0].device.type, PLENTY) / needed)))
+    return max(1, min(engine.members, int(MEMORY.get(tensors[0].device.type, DEVICE_MEMORY) / needed)))
 
 
 def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
-    """Each row by the member of its number, under vmap over rows. Shape: ``[B, ...]``."""
-    alone = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
+    """Runs row b by member b, with vmap over rows. Shape: ``[B, ...]``."""
+    single_rows = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
     device = next((t.device.type for t in inputs.tensors()), "cpu")
-    with torch.autocast(device, enabled=False):  # under vmap autocast reaches some operands and not others
-        output = run_vmap(engine, alone, per_member=True)
+    with torch.autocast(device, enabled=False):  # under vmap, autocast casts only some operands
+        output = run_vmap(engine, single_rows, per_member=True)
     joined = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None:
-            raise RunError("an output without rows cannot be given row by row")
+            raise RunError("rows= needs outputs with a batch axis, and this model returns one without")
         joined.append(tensor.squeeze(1 + axis).movedim(0, axis))
     return tree.refill(output, joined)
 
 
-def _run_some(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:
-    """Members from `at` on: their outputs, and the counts that are common to all members as they now stand."""
-    some = slice(at, at + size)
+def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:
+    """Runs `size` members from `at` on. Returns their outputs, and the new values of counters common to all members."""
+    chunk = slice(at, at + size)
     buffers = engine.buffers()
     counts = engine.common_counts()
     before = {name: value.clone() for name, value in counts.items()}
-    names_of = engine.owned | engine.summed if per_member else engine.owned
-    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in names_of and n not in counts]
-    stacked = {name: tensor if size == engine.members else tensor[some] for name, tensor in owned}
+    split = engine.owned | engine.summed if per_member else engine.owned
+    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in split and n not in counts]
+    stacked = {name: tensor if size == engine.members else tensor[chunk] for name, tensor in owned}
     stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.written_buffers})
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
     values = [t.clone() if engine.traits.mutates else t for t in inputs.tensors()]
-    values = [t[some] if dim == 0 else t for t, dim in zip(values, dims, strict=True)]
+    values = [t[chunk] if dim == 0 else t for t, dim in zip(values, dims, strict=True)]
     structure: list[Tree] = []
     names: list[str] = []
 
-    def one(tensors: dict[str, Tensor], given: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        output, changed = call(engine, {**tensors, **counts}, inputs.refill(given))
+    def run_member(tensors: dict[str, Tensor], values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        output, changed = call(engine, {**tensors, **counts}, inputs.refill(values))
         structure[:], names[:] = [output], list(changed)
         return tree.tensors(output), list(changed.values())
 
-    alike = size == 1 or (engine.summed and per_member)  # one pass, or one trunk behind all slots: its noise is drawn once
+    alike = size == 1 or (engine.summed and per_member)  # one member, or one trunk after summed inputs: noise is drawn once
     noise = "same" if alike else "different"
-    outputs, changed = torch.func.vmap(one, in_dims=(0, dims), randomness=noise)(stacked, values)
+    outputs, changed = torch.func.vmap(run_member, in_dims=(0, dims), randomness=noise)(stacked, values)
     tree.plain(structure[0])
     shared = [name for name in names if name not in engine.owned]
     if shared:
-        raise RunError(f"forward changes the shared buffer {', '.join(shared)}")
+        raise RunError(f"forward changes the shared buffer {', '.join(shared)}, so vmap cannot run it")
     with torch.no_grad():
         for name, value in zip(names, changed, strict=True):
-            buffers[name][some].copy_(value)
+            buffers[name][chunk].copy_(value)
     traced = torch.compiler.is_compiling()
     moved = {n: v for n, v in counts.items() if n not in names and (traced or not torch.equal(v, before[n]))}
     return tree.refill(structure[0], outputs), moved
 
 
 DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: None, F.dropout3d: 3}
-"""The dropout functions, and how many trailing axes share their noise (None: all but the first two)."""
+"""Dropout functions, and the number of trailing axes that share one noise value (None: all but the first two)."""
 
 
 class SharedNoise(TorchFunctionMode):
-    """Dropout on what is common to all members is drawn once."""
+    """Draws dropout noise once where its input is common to all members."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -142,11 +141,11 @@ PRODUCTS = (
     F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.linear, torch.matmul, torch.bmm,
     Tensor.matmul, Tensor.__matmul__, F.scaled_dot_product_attention,
 )  # fmt: skip
-"""What autocast takes to a lower precision and, under vmap, only where it meets some of the operands."""
+"""Functions that autocast runs in lower precision. Under vmap it casts only some of their operands."""
 
 
 class AutocastProducts(TorchFunctionMode):
-    """Products in autocast's precision, all operands of them."""
+    """Casts all operands of products to autocast's dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -157,13 +156,13 @@ class AutocastProducts(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in PRODUCTS:
-            args = tuple(self._taken(value) for value in args)
-            kwargs = {name: self._taken(value) for name, value in kwargs.items()}
+            args = tuple(self._cast(value) for value in args)
+            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _taken(self, value: Any) -> Any:
-        whole = isinstance(value, Tensor) and value.dtype == torch.float32
-        return value.to(self.dtype) if whole else value
+    def _cast(self, value: Any) -> Any:
+        single = isinstance(value, Tensor) and value.dtype == torch.float32
+        return value.to(self.dtype) if single else value
 
 
 def _dropout(trailing: int | None, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -176,13 +175,13 @@ def _dropout(trailing: int | None, input: Tensor, p: float = 0.5, training: bool
     return input.mul_(noise) if inplace else input * noise
 
 
-_library = torch.library.Library("multitudes", "FRAGMENT")  # and not custom_op, whose first call imports the compiler
+_library = torch.library.Library("multitudes", "FRAGMENT")  # custom_op would import the compiler at its first call
 _library.define("noise(Tensor x, float p, int trailing) -> Tensor")
 
 
 @torch.library.impl(_library, "noise", "CompositeExplicitAutograd")
 def _noise(x: Tensor, p: float, trailing: int) -> Tensor:
-    """Inverted-dropout factors, 0 or 1/(1−p), each for all entries along the last `trailing` axes of x."""
+    """Draws factors of inverted dropout, 0 or 1/(1−p), one for all entries along the last `trailing` axes of x."""
     kept = torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
     return kept if p == 1 else kept / (1 - p)
 

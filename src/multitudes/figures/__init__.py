@@ -1,7 +1,7 @@
-"""Figures of numbers: tensors, arrays or lists go in, a matplotlib Figure comes out, ready for `savefig`.
+"""Functions that draw a figure from tensors, arrays or lists. Each returns a matplotlib Figure, ready for `savefig`.
 
-Each takes theme="light" or "dark"; where a figure has one panel, `ax=` draws it into axes of yours. Nothing is shown, and
-neither pyplot nor matplotlib's settings are touched; a notebook shows what a cell returns after `%matplotlib inline`.
+Each takes theme="light" or "dark". Figures with one panel take `ax=` to draw into your axes. The functions do not use pyplot,
+change no matplotlib settings and open no window. In a notebook, run `%matplotlib inline` and return the figure from a cell.
 
 >>> from multitudes import figures
 >>> figure = figures.disagreement([[0.0, 0.1], [0.1, 0.0]])

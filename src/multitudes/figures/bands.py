@@ -1,4 +1,4 @@
-"""Predictive bands of a regression in one dimension.
+"""Predictive bands of a one-dimensional regression.
 
 Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, Fig. 2, https://arxiv.org/abs/2010.06610
 """
@@ -13,7 +13,7 @@ import numpy as np
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, Numbers, named, pair, read
+from multitudes.figures.values import Floats, Numbers, named_runs, pair, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,23 +31,24 @@ def bands(
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
-    """The mean ``[N]`` over x ``[N]``, one and two standard deviations around it, members' curves ``[M, N]`` and data (x, y).
+    """Draws the mean ``[N]`` over x ``[N]`` with bands of one and two standard deviations.
 
-    `mean`, `variance` and `members` by name, {"single": mean, ...}, give a panel each, in rows of `columns`.
+    Optional: the curve of each member ``[M, N]`` and the training data (x, y). Give `mean`, `variance` and `members` as dicts,
+    {"single": mean, ...}, to draw one panel per name, `columns` panels to a row.
     """
     colours, sizes = look(theme), {}  # type: Look, dict[str, int]
     x = read(x, "x", "N", sizes)
     runs = [_run(*run, sizes) for run in _by_name(mean, variance, members)]
     points = None if data is None else _points(data)
-    panels = canvas.several(len(runs), ax, columns, 4.0, colours)
+    panels = canvas.make_panels(len(runs), ax, columns, 4.0, colours)
     order = x.argsort()
     for panel, (name, middle, spread, curves) in zip(panels, runs, strict=True):
         _draw(panel, x[order], middle[order], spread[order], curves[:, order], colours)
         if points is not None:
             panel.plot(*points, linestyle="", marker="o", markersize=3, color=colours.ink, label="data", zorder=4)
-        canvas.dress(panel, colours, title=name or "Prediction and uncertainty")
+        canvas.style_axes(panel, colours, title=name or "Prediction and uncertainty")
     canvas.outer_labels(panels, colours, "x", "y")
-    figure = canvas.root(panels[0])
+    figure = canvas.figure_of(panels[0])
     if ax is None:
         handles, names = panels[0].get_legend_handles_labels()
         place = {"loc": "outside lower center", "ncols": 3 if figure.get_figwidth() > canvas.WIDTH else 2}
@@ -58,22 +59,22 @@ def bands(
 
 
 def _by_name(mean: Any, variance: Any, members: Any) -> list[tuple[str, Any, Any, Any]]:
-    """Name, mean, variance and members of each panel."""
+    """Returns (name, mean, variance, members) of each panel."""
     if not isinstance(mean, Mapping):
         return [("", mean, variance, members)]
-    for what, given in (("variance", variance), ("members", members)):
-        if given is not None and (not isinstance(given, Mapping) or set(given) != set(mean)):
-            raise InputError(f"{what} must have the names that mean has: {', '.join(map(repr, mean))}")
-    runs = zip(mean, named(mean, '{"single": mean}'), strict=True)
+    for argument, values in (("variance", variance), ("members", members)):
+        if values is not None and (not isinstance(values, Mapping) or set(values) != set(mean)):
+            raise InputError(f"{argument} must be a dict with the same names as mean: {', '.join(map(repr, mean))}")
+    runs = zip(mean, named_runs(mean, '{"single": mean}'), strict=True)
     return [(name, run, variance[key], None if members is None else members[key]) for key, (name, run) in runs]
 
 
 def _run(name: str, mean: Any, variance: Any, members: Any, sizes: dict[str, int]) -> tuple[str, Floats, Floats, Floats]:
-    """Name, mean, standard deviation and member curves, checked."""
+    """Returns name, mean ``[N]``, standard deviation ``[N]`` and member curves ``[M, N]`` after checking them."""
     of = f" of {name!r}" if name else ""
     middle, square = read(mean, f"mean{of}", "N", sizes), read(variance, f"variance{of}", "N", sizes)
     if (square < 0).any():
-        raise InputError(f"variance{of} is negative in {(square < 0).sum()} places: give squares of standard deviations")
+        raise InputError(f"variance{of} is negative in {(square < 0).sum()} places: give the variance, std ** 2")
     curves = np.empty((0, len(middle))) if members is None else read(members, f"members{of}", "M N", {"N": sizes["N"]})
     return name, middle, np.sqrt(square), curves
 
@@ -81,7 +82,7 @@ def _run(name: str, mean: Any, variance: Any, members: Any, sizes: dict[str, int
 def _points(data: Any) -> tuple[Floats, Floats]:
     x, y = pair(data, "data", "(x [P], y [P])")
     sizes: dict[str, int] = {}
-    return read(x, "the data's x", "P", sizes), read(y, "the data's y", "P", sizes)
+    return read(x, "x of data", "P", sizes), read(y, "y of data", "P", sizes)
 
 
 def _draw(ax: Axes, x: Floats, mean: Floats, spread: Floats, curves: Floats, look: Look) -> None:

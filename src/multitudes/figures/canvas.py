@@ -1,4 +1,4 @@
-"""Canvas: figures and axes in a theme's colours, made without pyplot and without matplotlib's global settings."""
+"""Makes figures and axes in a theme's colours, without pyplot and without matplotlib's global settings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE = 10.5
-"""Of text, in points: a figure five inches wide can still be read on a telephone."""
+"""Font size in points. A figure five inches wide stays readable on a phone."""
 
 WIDTH = 5.0
-"""Of a figure with one panel, in inches."""
+"""Width of a figure with one panel, in inches."""
 
 FEW = 5
-"""Runs whose legend covers none of them, as a rule."""
+"""Up to this many runs the legend fits inside the axes; with more it goes below them."""
 
 
-def new(width: float, height: float, look: Look) -> Figure:
-    """An empty figure, in inches."""
+def new_figure(width: float, height: float, look: Look) -> Figure:
+    """Returns an empty figure of this size in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -38,36 +38,36 @@ def new(width: float, height: float, look: Look) -> Figure:
     return figure
 
 
-def one(ax: Axes | None, height: float, look: Look) -> Axes:
-    """The axes given, or those of a new figure."""
+def axes_or_new(ax: Axes | None, height: float, look: Look) -> Axes:
+    """Returns `ax`, or the axes of a new figure if it is None."""
     if ax is None:
-        return new(WIDTH, height, look).add_subplot()
+        return new_figure(WIDTH, height, look).add_subplot()
     from matplotlib.axes import Axes
 
     if not isinstance(ax, Axes):
-        raise InputError(f"ax must be the Axes of one panel: it is {type(ax).__name__}")
+        raise InputError(f"ax must be one matplotlib Axes, not {type(ax).__name__}")
     return ax
 
 
-def several(count: int, ax: Axes | None, columns: int | None, height: float, look: Look) -> list[Axes]:
-    """One panel each for `count`, in rows of `columns`, with common axes; or the axes given, if it is one."""
+def make_panels(count: int, ax: Axes | None, columns: int | None, height: float, look: Look) -> list[Axes]:
+    """Returns `count` panels with shared axes, `columns` to a row. One panel may be `ax`."""
     if columns is not None and columns < 1:
-        raise InputError(f"columns={columns}: at least one")
+        raise InputError(f"columns={columns}: must be at least 1")
     if ax is not None and count > 1:
-        raise InputError(f"ax takes one panel, and {count} are given: leave ax out, or draw them one by one")
+        raise InputError(f"ax= takes one panel, but there are {count}: leave out ax=, or draw one panel at a time")
     if count == 1:
-        return [one(ax, height, look)]
+        return [axes_or_new(ax, height, look)]
     across = min(count, columns or 2)
     rows = math.ceil(count / across)
-    figure = new(WIDTH * across**0.68, height * rows * (0.85 if across > 1 else 0.75), look)
-    found: list[Axes] = list(figure.subplots(rows, across, sharex=True, sharey=True, squeeze=False).flat)
-    for spare in found[count:]:
+    figure = new_figure(WIDTH * across**0.68, height * rows * (0.85 if across > 1 else 0.75), look)
+    panels: list[Axes] = list(figure.subplots(rows, across, sharex=True, sharey=True, squeeze=False).flat)
+    for spare in panels[count:]:
         spare.remove()
-    return found[:count]
+    return panels[:count]
 
 
 def outer_labels(panels: list[Axes], look: Look, x: str, y: str) -> None:
-    """What the axes are, below the lowest panels and left of the leftmost."""
+    """Labels the x axis of the lowest panel of each column, and the y axis of the leftmost panel of each row."""
     specs = [panel.get_subplotspec() if len(panels) > 1 else None for panel in panels]
     taken = {(spec.rowspan.start, spec.colspan.start) for spec in specs if spec is not None}
     for panel, spec in zip(panels, specs, strict=True):
@@ -78,14 +78,14 @@ def outer_labels(panels: list[Axes], look: Look, x: str, y: str) -> None:
             panel.set_ylabel(y, color=look.ink, fontsize=SIZE)
 
 
-def root(ax: Axes) -> Figure:
-    """The figure that axes stand in."""
-    found: Figure = ax.figure.figure
-    return found
+def figure_of(ax: Axes) -> Figure:
+    """Returns the figure that holds `ax`, also from inside a subfigure."""
+    figure: Figure = ax.figure.figure
+    return figure
 
 
-def dress(ax: Axes, look: Look, *, title: str = "", x: str = "", y: str = "", grid: str | None = "both") -> None:
-    """Axes in a theme's colours, with no more lines than are needed."""
+def style_axes(ax: Axes, look: Look, *, title: str = "", x: str = "", y: str = "", grid: str | None = "both") -> None:
+    """Sets title, labels, grid and the theme's colours, and hides the upper and right spines."""
     ax.set_facecolor(look.paper)
     ax.set_title(title, loc="left", color=look.ink, fontsize=SIZE + 0.5, fontweight="bold")
     ax.set_xlabel(x, color=look.ink, fontsize=SIZE)
@@ -100,9 +100,9 @@ def dress(ax: Axes, look: Look, *, title: str = "", x: str = "", y: str = "", gr
         ax.grid(visible=True, axis=grid, color=look.grid, linewidth=0.8)  # type: ignore[arg-type]
 
 
-def bare(ax: Axes, look: Look, title: str = "") -> None:
-    """Axes of a picture: a title, and neither ticks nor spines."""
-    dress(ax, look, grid=None)
+def style_image_axes(ax: Axes, look: Look, title: str = "") -> None:
+    """Styles axes that show an image: a title, no ticks, no spines."""
+    style_axes(ax, look, grid=None)
     ax.set_title(title, loc="left", color=look.ink, fontsize=SIZE)
     ax.set_xticks([])
     ax.set_yticks([])
@@ -111,35 +111,35 @@ def bare(ax: Axes, look: Look, title: str = "") -> None:
 
 
 def legend(place: Axes | Figure, look: Look, **where: Any) -> None:
-    """A legend in the theme's colours."""
-    found = place.legend(
+    """Adds a legend in the theme's colours."""
+    box = place.legend(
         labelcolor=look.ink, fontsize=SIZE - 1, facecolor=look.paper, edgecolor=look.grid, framealpha=0.85, **where
     )
-    found.get_title().set(color=look.ink, fontsize=SIZE - 1)
+    box.get_title().set(color=look.ink, fontsize=SIZE - 1)
 
 
 def runs_legend(ax: Axes, look: Look, count: int) -> None:
-    """A legend of runs: in the upper left while there are few, else below the axes, which make room in a figure of ours."""
+    """Adds the legend of runs: inside the axes up to `FEW` runs, else below them in a taller figure."""
     if count <= FEW:
         legend(ax, look, loc="upper left")
         return
-    figure = root(ax)
+    figure = figure_of(ax)
     figure.set_figheight(figure.get_figheight() + 0.22 * count)
     handles, labels = ax.get_legend_handles_labels()
     legend(figure, look, handles=handles, labels=labels, loc="outside lower center", frameon=False)
 
 
 def scale(look: Look) -> ListedColormap:
-    """The theme's scale of colours, as matplotlib takes it."""
+    """Returns the theme's colour scale as a matplotlib colormap."""
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(theme.scale(look), name="multitudes")
 
 
 def colour_bar(source: ScalarMappable, axes: list[Axes], label: str, look: Look, **where: Any) -> None:
-    """The scale of colours beside the axes that it holds for; as high as the axes, if these are one picture's."""
+    """Adds a colour bar for `axes`. Beside a single image it has the height of the image."""
     place = {"ax": axes} if len(axes) > 1 or where else {"cax": axes[0].inset_axes((1.03, 0, 0.05, 1))}
-    bar = root(axes[0]).colorbar(source, **place, **where)
+    bar = figure_of(axes[0]).colorbar(source, **place, **where)
     bar.set_label(label, color=look.ink, fontsize=SIZE)
     bar.ax.tick_params(color=look.muted, labelcolor=look.ink, labelsize=SIZE - 1)
     bar.outline.set_visible(False)

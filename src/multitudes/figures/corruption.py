@@ -1,4 +1,4 @@
-"""A score under corrupted inputs, by how severe the corruption is.
+"""Box plots of a score on corrupted inputs, by severity.
 
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, Fig. 6, https://arxiv.org/abs/2012.08334
 """
@@ -13,7 +13,7 @@ import numpy as np
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Style, Theme, look
-from multitudes.figures.values import Floats, Numbers, named, read
+from multitudes.figures.values import Floats, Numbers, named_runs, read
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -24,33 +24,37 @@ if TYPE_CHECKING:
 def corruption(
     runs: Mapping[str, Mapping[int, Numbers]], *, score: str = "accuracy", theme: Theme = "light", ax: Axes | None = None
 ) -> Figure:
-    """Box plots over corruptions, runs side by side at each severity.
+    """Draws one box plot per run and severity, over the corruptions.
 
-    `runs` hold, by name and severity, one value for each corruption. A box goes from the first to the third quartile, its line
-    and marker are the median, and its whiskers end at the smallest and the largest value, as in the paper.
+    `runs` maps a name to {severity: values}, with one value per corruption. As in the paper, a box spans the first to the third
+    quartile, its line and marker are the median, and its whiskers end at the smallest and the largest value.
     """
-    colours, found = (
-        look(theme),
-        {name: _by_severity(name, run) for name, run in named(runs, '{"single": {1: [...], 2: [...]}}')},
-    )
-    severities = sorted({severity for run in found.values() for severity in run})
-    ax = canvas.one(ax, 3.8, colours)
-    width, handles = 0.8 / len(found), []  # type: float, list[tuple[Artist, Artist]]
-    for index, run in enumerate(found.values()):
-        middles = [severities.index(severity) + width * (index - (len(found) - 1) / 2) for severity in run]
+    colours = look(theme)
+    values = {name: _by_severity(name, run) for name, run in named_runs(runs, '{"single": {1: [...], 2: [...]}}')}
+    severities = sorted({severity for run in values.values() for severity in run})
+    ax = canvas.axes_or_new(ax, 3.8, colours)
+    width, handles = 0.8 / len(values), []  # type: float, list[tuple[Artist, Artist]]
+    for index, run in enumerate(values.values()):
+        middles = [severities.index(severity) + width * (index - (len(values) - 1) / 2) for severity in run]
         handles.append(_boxes(ax, list(run.values()), middles, 0.78 * width, colours.style(index), colours))
-    canvas.dress(ax, colours, title=f"{score[:1].upper()}{score[1:]} on corrupted inputs", x="Severity of the corruption",
-                 y=f"{score[:1].upper()}{score[1:]}", grid="y")  # fmt: skip
+    canvas.style_axes(
+        ax,
+        colours,
+        title=f"{score[:1].upper()}{score[1:]} on corrupted inputs",
+        x="Severity of the corruption",
+        y=f"{score[:1].upper()}{score[1:]}",
+        grid="y",
+    )
     ax.set_xticks(range(len(severities)), [str(severity) for severity in severities])
     ax.set_xlim(-0.5, len(severities) - 0.5)
-    canvas.legend(ax, colours, handles=handles, labels=list(found), loc="best")
-    return canvas.root(ax)
+    canvas.legend(ax, colours, handles=handles, labels=list(values), loc="best")
+    return canvas.figure_of(ax)
 
 
 def _by_severity(name: str, run: Mapping[int, Numbers]) -> dict[int, Floats]:
-    """A run's values, from the mildest severity on."""
+    """Returns the values of a run in the order of severity."""
     if not isinstance(run, Mapping) or not run:
-        raise InputError(f"{name!r} must hold values by severity, as in {{1: [...], 2: [...]}}: it is {run!r:.60}")
+        raise InputError(f"{name!r} must be a dict of severity to values, {{1: [...], 2: [...]}}: it is {run!r:.60}")
     return {severity: read(run[severity], f"severity {severity} of {name!r}", "N") for severity in sorted(run)}
 
 
@@ -62,12 +66,12 @@ def _boxes(
     style: Style,
     look: Look,
 ) -> tuple[Artist, Artist]:
-    """Draws a run's boxes; a box and a marker stand for them in the legend.
+    """Draws the boxes of a run. Returns one box and one marker for the legend.
 
-    Not by `ax.boxplot`, which reads all of matplotlib's settings, and by that has it look for a screen.
+    `ax.boxplot` is not used: it reads all of matplotlib's settings, which makes matplotlib look for a display.
     """
     x = np.array(middles)
-    least, first, median, third, most = np.array([np.quantile(found, (0, 0.25, 0.5, 0.75, 1)) for found in values]).T
+    least, first, median, third, most = np.array([np.quantile(array, (0, 0.25, 0.5, 0.75, 1)) for array in values]).T
     box = ax.bar(x, third - first, width, first, facecolor=f"{style.colour}59", edgecolor=style.colour, linewidth=1.2)
     for inner, outer in ((first, least), (third, most)):
         ax.vlines(x, inner, outer, color=style.colour, linewidth=1.2)

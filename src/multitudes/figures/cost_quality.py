@@ -1,4 +1,4 @@
-"""What methods cost, and how good they are.
+"""Cost and quality of methods, as discs.
 
 Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", ICLR 2023, Fig. 1, https://arxiv.org/abs/2210.09184
 """
@@ -15,7 +15,7 @@ from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.labels import Box, Disc, distance, place
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, plain, read
+from multitudes.figures.values import Floats, legend_text, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEYS = ("name", "cost", "quality", "size")
 LARGEST = 700.0
-"""The area of the largest disc, in square points."""
+"""Area of the largest disc, in square points."""
 
 
 def cost_quality(
@@ -36,38 +36,36 @@ def cost_quality(
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
-    """A disc for each method, its area in proportion to its size, with its name beside it.
+    """Draws a labelled disc per method: cost to the right, quality upwards, size as the area.
 
-    `methods` are {"name": ..., "cost": ..., "quality": ..., "size": ...}; `cost`, `quality` and `size` say what the numbers
-    are, as in cost="multiply-adds (G)". log=True has costs on a logarithmic scale.
+    `methods` holds dicts {"name": ..., "cost": ..., "quality": ..., "size": ...}. The arguments `cost`, `quality` and `size`
+    are the labels of these numbers, such as cost="multiply-adds (G)". log=True makes the cost axis logarithmic.
     """
     colours = look(theme)
     names, costs, qualities, sizes = _read(methods, log)
     areas = LARGEST * sizes / sizes.max()
-    ax = canvas.one(ax, 4.4, colours)
+    ax = canvas.axes_or_new(ax, 4.4, colours)
     if log:
         ax.set_xscale("log")
     ax.scatter(costs, qualities, s=areas, color=colours.style(0).colour, alpha=0.65, edgecolors=colours.paper, linewidths=0.8)
     ax.margins(0.14, 0.16)
-    canvas.dress(ax, colours, title="Cost and quality", x=_capital(cost), y=_capital(quality))
+    canvas.style_axes(ax, colours, title="Cost and quality", x=_capital(cost), y=_capital(quality))
     _size_legend(ax, sizes, size, colours)
     _label(ax, names, costs, qualities, areas, colours)
-    return canvas.root(ax)
+    return canvas.figure_of(ax)
 
 
 def _read(methods: Iterable[Mapping[str, Any]], log: bool) -> tuple[list[str], Floats, Floats, Floats]:
     rows = list(methods)
     if not rows:
-        raise InputError("there is nothing to draw: give at least one method")
+        raise InputError("methods is empty: give at least one method")
     for row in rows:
         if not isinstance(row, Mapping) or not set(KEYS) <= set(row):
-            raise InputError(f"a method must be a dict with {', '.join(KEYS)}: {row!r:.80}")
+            raise InputError(f"each method must be a dict with the keys {', '.join(KEYS)}: {row!r:.80}")
     costs, qualities, sizes = (read([row[key] for row in rows], key, "N") for key in KEYS[1:])
     if (sizes <= 0).any() or (log and (costs <= 0).any()):
-        raise InputError(
-            f"sizes{' and costs' if log else ''} must be above 0: they are drawn as areas{' and logarithms' if log else ''}"
-        )
-    return [plain(row["name"]) for row in rows], costs, qualities, sizes
+        raise InputError("size must be above 0" + (", and so must cost with log=True" if log else ""))
+    return [legend_text(row["name"]) for row in rows], costs, qualities, sizes
 
 
 def _capital(text: str) -> str:
@@ -75,42 +73,55 @@ def _capital(text: str) -> str:
 
 
 def _round_numbers(sizes: Floats) -> list[float]:
-    """At most three numbers such as 1, 20 or 300 that lie among the sizes, spread over them; the largest, if none does."""
+    """Returns up to three round numbers (1, 20, 300) within the range of the sizes, or the largest size if there is none."""
     smallest, largest = float(sizes.min()), float(sizes.max())
     powers = range(math.floor(math.log10(smallest)), math.ceil(math.log10(largest)) + 1)
-    found = [digit * 10.0**power for power in powers for digit in (1, 2, 3, 4, 5)]
-    found = [number for number in found if smallest <= number <= largest * (1 + 1e-9)]
-    if not found:
+    candidates = [digit * 10.0**power for power in powers for digit in (1, 2, 3, 4, 5)]
+    inside = [number for number in candidates if smallest <= number <= largest * (1 + 1e-9)]
+    if not inside:
         return [largest]
-    middle = min(found, key=lambda number: abs(math.log(number**2 / (found[0] * found[-1]))))
-    return sorted({found[0], middle, found[-1]})
+    middle = min(inside, key=lambda number: abs(math.log(number**2 / (inside[0] * inside[-1]))))
+    return sorted({inside[0], middle, inside[-1]})
 
 
 def _size_legend(ax: Axes, sizes: Floats, label: str, look: Look) -> None:
-    """Discs of round sizes, below the axes."""
+    """Adds a legend of discs with round sizes below the axes."""
     from matplotlib.transforms import ScaledTranslation
 
-    below = ax.transAxes + ScaledTranslation(0, -3.9 * canvas.SIZE / 72, canvas.root(ax).dpi_scale_trans)
+    below = ax.transAxes + ScaledTranslation(0, -3.9 * canvas.SIZE / 72, canvas.figure_of(ax).dpi_scale_trans)
     numbers = _round_numbers(sizes)
     handles = [ax.scatter([], [], s=LARGEST * number / sizes.max(), color=look.muted, alpha=0.65) for number in numbers]
-    radius = math.sqrt(LARGEST * numbers[-1] / sizes.max() / math.pi) / (canvas.SIZE - 1)  # in heights of the text
-    height = max(0.7 + (radius - 0.36) / 0.35, 1.0)  # 0.35 of what exceeds 0.7 lie below the text's baseline
+    radius = math.sqrt(LARGEST * numbers[-1] / sizes.max() / math.pi) / (canvas.SIZE - 1)  # in text heights
+    height = max(0.7 + (radius - 0.36) / 0.35, 1.0)  # 35 % of the part above 0.7 lie below the baseline of the text
     canvas.legend(
-        ax, look, handles=handles, labels=[f"{number:,.10g}" for number in numbers], title=f"Area: {label}", ncols=len(handles),
-        loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, frameon=False, borderaxespad=0, handletextpad=0.4,
-        borderpad=0, alignment="left", handleheight=height, handlelength=2 * radius,
+        ax,
+        look,
+        handles=handles,
+        labels=[f"{number:,.10g}" for number in numbers],
+        title=f"Area: {label}",
+        ncols=len(handles),
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=below,
+        frameon=False,
+        borderaxespad=0,
+        handletextpad=0.4,
+        borderpad=0,
+        alignment="left",
+        handleheight=height,
+        handlelength=2 * radius,
         scatteryoffsets=[0.36 / (height - 0.35 * (height - 0.7))],
-    )  # fmt: skip
+    )
 
 
 def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: Floats, look: Look) -> None:
-    """Names beside the discs, with a line to those that had to go farther."""
-    figure = canvas.root(ax)
+    """Writes the names beside the discs, with a line from a disc to a name that is far away."""
+    figure = canvas.figure_of(ax)
     texts = [
         ax.annotate(name, (x, y), color=look.ink, fontsize=canvas.SIZE - 1)
         for name, x, y in zip(names, costs, qualities, strict=True)
     ]
-    figure.draw_without_rendering()  # the layout, and with it the axes, are known from here on
+    figure.draw_without_rendering()  # computes the layout, so that the position of the axes is known
     points = 72 / figure.dpi
     extents = [text.get_window_extent() for text in texts]
     middles = ax.transData.transform(np.column_stack([costs, qualities])) * points
@@ -123,6 +134,13 @@ def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: 
         aside = (box.left + box.right) / 2 - disc.x, (box.bottom + box.top) / 2 - disc.y
         line = {"arrowstyle": "-", "color": look.muted, "linewidth": 0.8, "shrinkA": 0, "shrinkB": disc.radius}
         ax.annotate(
-            name, (x, y), aside, textcoords="offset points", ha="center", va="center", color=look.ink, fontsize=canvas.SIZE - 1,
+            name,
+            (x, y),
+            aside,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=look.ink,
+            fontsize=canvas.SIZE - 1,
             arrowprops=line if distance(disc, box) > disc.height * 0.6 else None,
-        )  # fmt: skip
+        )

@@ -1,4 +1,4 @@
-"""The disagreement between members, two by two."""
+"""Heat map of the disagreement between each pair of members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Theme, look
-from multitudes.figures.values import Floats, Numbers, plain, read
+from multitudes.figures.values import Floats, Numbers, legend_text, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 READABLE = 16
-"""Members up to which the cells have room for numbers."""
+"""Up to this many members the cells are large enough for numbers."""
 
 
 def disagreement(
@@ -28,33 +28,33 @@ def disagreement(
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
-    """The matrix ``[M, M]`` in colours, with its numbers in the cells of up to 16 members.
+    """Draws the matrix ``[M, M]`` as a heat map. With up to 16 members each cell shows its number.
 
-    `names` of members are 0, 1, ... if not given; `label` says what the numbers are.
+    `names` are the names of the members, 0, 1, ... by default. `label` is the label of the colour bar.
     """
-    colours, found = look(theme), read(matrix, "matrix", "M M", {})
-    members = range(len(found)) if names is None else list(names)
-    if len(members) != len(found):
-        raise InputError(f"there are {len(found)} members, and {len(members)} names")
-    ax = canvas.one(ax, 4.3, colours)
-    low, high = min(0.0, float(found.min())), float(found.max())
-    image = ax.imshow(found, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
-    canvas.dress(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
-    step = 1 if len(found) <= READABLE else math.ceil(len(found) / 10)
-    shown = range(0, len(found), step)
+    colours, values = look(theme), read(matrix, "matrix", "M M", {})
+    members = range(len(values)) if names is None else list(names)
+    if len(members) != len(values):
+        raise InputError(f"names has {len(members)} names for {len(values)} members")
+    ax = canvas.axes_or_new(ax, 4.3, colours)
+    low, high = min(0.0, float(values.min())), float(values.max())
+    image = ax.imshow(values, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
+    canvas.style_axes(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
+    step = 1 if len(values) <= READABLE else math.ceil(len(values) / 10)
+    shown = range(0, len(values), step)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_ticks(shown, [plain(members[i]) for i in shown])
+        axis.set_ticks(shown, [legend_text(members[i]) for i in shown])
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    if len(found) <= READABLE:
-        _numbers(ax, image, found, colours)
+    if len(values) <= READABLE:
+        _numbers(ax, image, values, colours)
     canvas.colour_bar(image, [ax], label, colours)
-    return canvas.root(ax)
+    return canvas.figure_of(ax)
 
 
 def _numbers(ax: Axes, image: AxesImage, matrix: Floats, look: Look) -> None:
-    """Each cell's number, in that of ink and paper which stands out."""
+    """Writes the number into each cell, in the darker or lighter colour, whichever contrasts more."""
     size = min(canvas.SIZE, 76 / len(matrix))
     digits = 2 if matrix.max() >= 0.095 or not matrix.max() > 0 else 3 if matrix.max() >= 0.0095 or len(matrix) > 10 else 4
     light, dark = sorted((look.ink, look.paper), key=_lightness, reverse=True)

@@ -1,4 +1,4 @@
-"""Labels beside discs, placed so that nothing covers anything, as far as there is room."""
+"""Places labels beside discs so that they do not overlap if there is room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 GAP = 3.0
-"""Between a disc and its label."""
+"""Gap between a disc and its label."""
 
 
 class Box(NamedTuple):
@@ -19,7 +19,7 @@ class Box(NamedTuple):
 
 
 class Disc(NamedTuple):
-    """A disc, and the width and height of its label."""
+    """A disc, with the width and height of its label."""
 
     x: float
     y: float
@@ -29,35 +29,35 @@ class Disc(NamedTuple):
 
 
 def place(discs: list[Disc], room: Box) -> list[Box]:
-    """A box for each label, one after the other: near its disc, on no disc and no earlier label, within the room."""
+    """Returns a box for each label. Greedy: each label takes the best place beside its disc given the earlier labels."""
     places: list[Box] = []
     for disc in discs:
         costs = {box: _hidden(box, discs, room) + sum(_overlap(box, other) for other in places) for box in _choices(disc)}
-        places.append(min(costs, key=costs.__getitem__))  # the first of the best
+        places.append(min(costs, key=costs.__getitem__))  # ties go to the first choice
     return places
 
 
 def distance(disc: Disc, box: Box) -> float:
-    """From the edge of a disc to a box; negative where they overlap."""
+    """Returns the distance from the edge of a disc to a box; negative if they overlap."""
     aside = max(box.left - disc.x, disc.x - box.right, 0)
     above = max(box.bottom - disc.y, disc.y - box.top, 0)
     return math.hypot(aside, above) - disc.radius
 
 
 def _choices(disc: Disc) -> list[Box]:
-    """Places for a label, the best first: right, above, left, below, then between these; then the same farther away."""
-    found = []
+    """Returns candidate places for a label, best first: right, above, left, below, diagonal; then the same farther away."""
+    boxes = []
     for away in (0.0, 0.8, 1.6, 2.6, 4.0):
         reach = disc.radius + GAP + away * disc.height
         for degrees in (0, 90, 180, 270, 45, 135, 315, 225, 20, 160, 340, 200):
             cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
             x, y = disc.x + (reach + disc.width / 2) * cosine, disc.y + (reach + disc.height / 2) * sine
-            found.append(Box(x - disc.width / 2, y - disc.height / 2, x + disc.width / 2, y + disc.height / 2))
-    return found
+            boxes.append(Box(x - disc.width / 2, y - disc.height / 2, x + disc.width / 2, y + disc.height / 2))
+    return boxes
 
 
 def _hidden(box: Box, discs: list[Disc], room: Box) -> float:
-    """What is wrong with a place, labels apart."""
+    """Penalty of a place for leaving the room or covering a disc."""
     outside = max(room.left - box.left, 0) + max(box.right - room.right, 0)
     outside += max(room.bottom - box.bottom, 0) + max(box.top - room.top, 0)
     return 1000 * outside + sum(500 * max(1 - distance(disc, box), 0) for disc in discs)

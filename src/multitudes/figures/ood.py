@@ -1,4 +1,4 @@
-"""Out of distribution or in: how well a score tells them apart."""
+"""Histograms and ROC curves of a score for out-of-distribution detection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Look, Style, Theme, look
-from multitudes.figures.values import Floats, Numbers, named, pair, read
+from multitudes.figures.values import Floats, Numbers, named_runs, pair, read
 from multitudes.scores import detection
 
 if TYPE_CHECKING:
@@ -27,46 +27,50 @@ def ood(
     columns: int = 2,
     theme: Theme = "light",
 ) -> Figure:
-    """Histograms of a score in and out of distribution, one for each run, beside the ROC of all.
+    """Draws a histogram of in- and out-of-distribution scores for each run, and the ROC curves of all runs.
 
-    `runs` are pairs (score_in ``[N]``, score_out ``[M]``) by name, a score being larger for what is more out of distribution;
-    `score` says what it is, such as "entropy". columns=1 puts the ROC below. The legend has each run's AUROC.
+    `runs` maps a name to (score_in ``[N]``, score_out ``[M]``), where larger means more out-of-distribution. `score` is the
+    name of the score, such as "entropy". columns=1 puts the ROC below the histograms. The legend shows the AUROC of each run.
     """
-    colours, found = look(theme), _scores(runs)
+    colours, scores = look(theme), _scores(runs)
     if bins < 1 or columns not in (1, 2):
-        raise InputError(f"bins={bins}, columns={columns}: at least one bin, and one column or two")
-    tall = max(3.7, 0.5 + 1.7 * len(found))
-    figure = canvas.new(7.8, tall, colours) if columns == 2 else canvas.new(canvas.WIDTH, 4.2 + 1.9 * len(found), colours)
+        raise InputError(f"bins={bins}, columns={columns}: bins must be at least 1, columns 1 or 2")
+    tall = max(3.7, 0.5 + 1.7 * len(scores))
+    figure = (
+        canvas.new_figure(7.8, tall, colours)
+        if columns == 2
+        else canvas.new_figure(canvas.WIDTH, 4.2 + 1.9 * len(scores), colours)
+    )
     if columns == 2:
-        grid = figure.add_gridspec(len(found), 2)
-        places, last = [grid[row, 0] for row in range(len(found))], grid[:, 1]
+        grid = figure.add_gridspec(len(scores), 2)
+        places, last = [grid[row, 0] for row in range(len(scores))], grid[:, 1]
     else:
-        grid = figure.add_gridspec(len(found) + 1, 1, height_ratios=[*[1.0] * len(found), 2.2])
-        places, last = [grid[row, 0] for row in range(len(found))], grid[len(found), 0]
+        grid = figure.add_gridspec(len(scores) + 1, 1, height_ratios=[*[1.0] * len(scores), 2.2])
+        places, last = [grid[row, 0] for row in range(len(scores))], grid[len(scores), 0]
     histograms, curves = [figure.add_subplot(place) for place in places], figure.add_subplot(last)
-    for index, (ax, (name, (inside, outside))) in enumerate(zip(histograms, found.items(), strict=True)):
+    for index, (ax, (name, (inside, outside))) in enumerate(zip(histograms, scores.items(), strict=True)):
         _histogram(ax, inside, outside, bins, colours.style(index), colours)
-        canvas.dress(ax, colours, title=name, x=score.capitalize() if ax is histograms[-1] else "", y="Share", grid="y")
+        canvas.style_axes(ax, colours, title=name, x=score.capitalize() if ax is histograms[-1] else "", y="Share", grid="y")
         _roc(curves, name, inside, outside, colours.style(index))
     curves.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    canvas.dress(curves, colours, title="Detection (ROC)", x="False positive rate", y="True positive rate")
+    canvas.style_axes(curves, colours, title="Detection (ROC)", x="False positive rate", y="True positive rate")
     curves.set(xlim=(0, 1), ylim=(0, 1.01))
     canvas.legend(curves, colours, loc="lower right")
     return figure
 
 
 def _scores(runs: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Floats, Floats]]:
-    found = {}
-    for name, run in named(runs, '{"single": (score_in, score_out)}'):
+    scores = {}
+    for name, run in named_runs(runs, '{"single": (score_in, score_out)}'):
         inside, outside = pair(run, name, "(score_in [N], score_out [M])")
-        found[name] = read(inside, f"score_in of {name!r}", "N"), read(outside, f"score_out of {name!r}", "M")
-    return found
+        scores[name] = read(inside, f"score_in of {name!r}", "N"), read(outside, f"score_out of {name!r}", "M")
+    return scores
 
 
 def _histogram(ax: Axes, inside: Floats, outside: Floats, bins: int, style: Style, look: Look) -> None:
-    """Shares of each kind, in common bins."""
+    """Draws the share of examples per bin, in and out of distribution, with common bins."""
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins)
-    kinds = (("in distribution", inside, look.muted), ("out of it", outside, style.colour))
+    kinds = (("in distribution", inside, look.muted), ("out of distribution", outside, style.colour))
     for label, values, colour in kinds:
         share = np.histogram(values, edges)[0] / len(values)
         ax.stairs(share, edges, fill=True, color=colour, alpha=0.45, label=label)

@@ -1,4 +1,4 @@
-"""The reliability diagram: how often predictions came true, by how sure they were.
+"""Reliability diagram: accuracy by confidence.
 
 Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from multitudes.errors import InputError
 from multitudes.figures import canvas
 from multitudes.figures.theme import Theme, look
-from multitudes.figures.values import judged
+from multitudes.figures.values import confidence_and_correct
 from multitudes.scores import calibration
 
 if TYPE_CHECKING:
@@ -21,19 +20,16 @@ if TYPE_CHECKING:
 def reliability(
     runs: Mapping[str, tuple[Any, Any]], bins: int = 15, *, ignore: int | None = None, theme: Theme = "light"
 ) -> Figure:
-    """Accuracy over confidence in bins, the gap to the diagonal as an upright line; below, how many examples each bin holds.
+    """Draws accuracy over confidence in bins, with the gap to the diagonal as a vertical line, and the examples per bin below.
 
-    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
-    `ignore` do not count. The legend has each run's ECE.
+    `runs` maps a name to (confidence ``[N]``, correct ``[N]``) or (prediction, targets). Targets equal to `ignore` do not
+    count. The legend shows the expected calibration error (ECE) of each run.
     """
-    colours, found = look(theme), judged(runs, ignore)
-    if bins < 1:
-        raise InputError(f"bins={bins}: at least one")
-    figure = canvas.new(canvas.WIDTH, 5.6, colours)
+    colours, checked = look(theme), confidence_and_correct(runs, ignore)
+    figure = canvas.new_figure(canvas.WIDTH, 5.6, colours)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    upper.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), label="as sure as right", zorder=1)
-    width = 0.86 / bins / len(found)
-    for index, (name, (confidence, correct)) in enumerate(found.items()):
+    upper.plot([0, 1], [0, 1], color=colours.muted, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration", zorder=1)
+    for index, (name, (confidence, correct)) in enumerate(checked.items()):
         style, binned = colours.style(index), calibration.reliability(confidence, correct, bins)
         some = binned.count > 0
         sure, right = binned.confidence[some].numpy(), binned.accuracy[some].numpy()
@@ -42,12 +38,13 @@ def reliability(
         upper.plot(
             sure, right, color=style.colour, linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.6, label=label
         )
+        width = 0.86 / bins / len(checked)
         left = binned.lower.numpy() + 0.07 / bins + index * width
         lower.bar(left, binned.count.numpy(), width, align="edge", color=style.colour, label=name)
-    canvas.dress(upper, colours, title="Reliability", y="Accuracy: share that came true")
-    canvas.dress(lower, colours, x="Confidence", y="Examples", grid="y")
+    canvas.style_axes(upper, colours, title="Reliability", y="Accuracy")
+    canvas.style_axes(lower, colours, x="Confidence", y="Examples", grid="y")
     upper.set(xlim=(0, 1), ylim=(0, 1))
     upper.tick_params(bottom=False)
     lower.yaxis.get_major_locator().set_params(nbins=3)
-    canvas.runs_legend(upper, colours, len(found))
+    canvas.runs_legend(upper, colours, len(checked))
     return figure

@@ -1,4 +1,4 @@
-"""The risk–coverage curve: how many errors remain if only the most confident predictions are kept.
+"""Risk–coverage curve: error rate among the most confident predictions.
 
 Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017, https://arxiv.org/abs/1705.08500
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multitudes.figures import canvas
 from multitudes.figures.theme import Theme, look
-from multitudes.figures.values import judged
+from multitudes.figures.values import confidence_and_correct
 from multitudes.scores import selective
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 def risk_coverage(
     runs: Mapping[str, tuple[Any, Any]], *, ignore: int | None = None, theme: Theme = "light", ax: Axes | None = None
 ) -> Figure:
-    """The share of errors among the examples answered, over how many are answered; the lower, the better.
+    """Draws the risk (error rate among the accepted examples) over the coverage (share of accepted examples). Lower is better.
 
-    `runs` are pairs (confidence ``[N]``, correct ``[N]``) or (prediction, targets) by name, where targets that are
-    `ignore` do not count. The legend has each run's AURC.
+    `runs` maps a name to (confidence ``[N]``, correct ``[N]``) or (prediction, targets). Targets equal to `ignore` do not
+    count. The legend shows the area under the curve (AURC) of each run.
     """
-    colours, found = look(theme), judged(runs, ignore)
-    panel = canvas.one(ax, 3.8, colours)
-    for index, (name, (confidence, correct)) in enumerate(found.items()):
+    colours, checked = look(theme), confidence_and_correct(runs, ignore)
+    panel = canvas.axes_or_new(ax, 3.8, colours)
+    for index, (name, (confidence, correct)) in enumerate(checked.items()):
         style = colours.style(index)
         coverage, risk = selective.risk_coverage(confidence, correct)
         label = f"{name}: AURC {selective.aurc(confidence, correct):.4f}"
         panel.plot(coverage.numpy(), risk.numpy(), color=style.colour, linestyle=style.line, linewidth=1.8, label=label)
-    answered, errors = "Coverage: share of examples answered", "Risk: share of errors in them"
-    canvas.dress(panel, colours, title="Risk and coverage", x=answered, y=errors)
+    coverage_label, risk_label = "Coverage: share of examples accepted", "Risk: error rate among them"
+    canvas.style_axes(panel, colours, title="Risk and coverage", x=coverage_label, y=risk_label)
     panel.set_xlim(0, 1)
     panel.set_ylim(bottom=0)
     if ax is None:
-        canvas.runs_legend(panel, colours, len(found))
+        canvas.runs_legend(panel, colours, len(checked))
     else:
         canvas.legend(panel, colours, loc="upper left")
-    return canvas.root(panel)
+    return canvas.figure_of(panel)

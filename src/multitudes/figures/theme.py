@@ -1,7 +1,7 @@
-"""Themes: the colours of a figure on light and on dark paper.
+"""Themes: the colours of a figure on a light and on a dark background.
 
-After Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/: told apart by the colour-blind too. Their
-yellow is too pale for white paper and their black too dark for the other, so each theme has shades of its own. Lines and
+After Okabe and Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/, so that colour-blind readers can tell the runs
+apart. Their yellow is too pale on white and their black too dark on black, so each theme adapts the shades. Line styles and
 markers differ as well, for prints in grey.
 """
 
@@ -22,7 +22,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 class Style(NamedTuple):
-    """How one run among several is drawn."""
+    """Colour, line style and marker of one run."""
 
     colour: str
     line: str
@@ -34,20 +34,20 @@ class Look:
     """The colours of a theme."""
 
     paper: str
-    """What everything is drawn on."""
+    """Background."""
     ink: str
     """Text."""
     muted: str
-    """Axes, references, and what is not to be looked at first."""
+    """Axes, reference lines and other secondary things."""
     grid: str
-    """Lines of the grid."""
+    """Grid lines."""
     colours: tuple[str, ...]
-    """One for each run."""
+    """One colour per run."""
     stops: tuple[str, ...]
-    """What a scale of colours goes through: from the paper, for nothing, to the ink's end."""
+    """Stops of the colour scale, from the background colour (smallest value) to the largest value."""
 
     def style(self, index: int) -> Style:
-        """How the run of this index is drawn; no two of the first 24 look alike."""
+        """Returns the style of a run by its index. The first 24 styles all differ."""
         round_ = index // len(self.colours)
         line, marker = LINES[(index + round_) % len(LINES)], MARKERS[(index + round_) % len(MARKERS)]
         return Style(self.colours[index % len(self.colours)], line, marker)
@@ -68,21 +68,21 @@ LOOKS: dict[str, Look] = {
 
 
 def look(theme: str) -> Look:
-    """The colours of a theme by its name."""
+    """Returns the colours of a theme by its name."""
     if theme not in LOOKS:
-        raise InputError(f"theme={theme!r}: there are {', '.join(map(repr, LOOKS))}")
+        raise InputError(f"theme={theme!r}: must be {' or '.join(map(repr, LOOKS))}")
     return LOOKS[theme]
 
 
 def scale(look: Look, steps: int = 256) -> NDArray[np.float64]:
-    """Colours ``[steps, 3]`` from nothing to most, each as far from the next as the eye can tell: in OKLab, with equal steps.
+    """Returns RGB colours ``[steps, 3]`` from the smallest to the largest value, perceptually even: equal steps in OKLab.
 
     Ottosson, "A perceptual color space for image processing", https://bottosson.github.io/posts/oklab/
     """
     stops = _oklab(np.array([[int(stop[i : i + 2], 16) / 255 for i in (1, 3, 5)] for stop in look.stops]))
-    reached = np.concatenate([[0.0], np.linalg.norm(np.diff(stops, axis=0), axis=1).cumsum()])
-    way = np.linspace(0, reached[-1], steps)
-    return _rgb(np.column_stack([np.interp(way, reached, stops[:, axis]) for axis in range(3)]))
+    lengths = np.concatenate([[0.0], np.linalg.norm(np.diff(stops, axis=0), axis=1).cumsum()])
+    way = np.linspace(0, lengths[-1], steps)
+    return _rgb(np.column_stack([np.interp(way, lengths, stops[:, axis]) for axis in range(3)]))
 
 
 CONES = np.array(

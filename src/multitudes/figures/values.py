@@ -1,4 +1,4 @@
-"""Values: what figures are made from, read from tensors, arrays or lists and checked."""
+"""Reads and checks the tensors, arrays or lists that figures are drawn from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @runtime_checkable
 class Predicted(Protocol):
-    """A prediction, as far as figures look at it."""
+    """The part of a prediction that figures use."""
 
     @property
     def confidence(self) -> Tensor:
@@ -32,93 +32,95 @@ class Predicted(Protocol):
 
 
 def read(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = None) -> Floats:
-    """Values in double precision, if they have these axes, such as "M N", and are finite.
+    """Returns values in double precision after checking that they are finite and have these axes, such as "M N".
 
-    `sizes` holds how long axes are, as far as it is known; what is new is added.
+    `sizes` maps an axis to its length. Unknown axes are added; known ones must match.
     """
     array, sizes = _array(values, name), {} if sizes is None else sizes
     letters = axes.split()
-    wanted = f"[{', '.join(letters)}]"
+    shape = f"[{', '.join(letters)}]"
     if array.ndim != len(letters):
-        raise InputError(f"{name} must be {wanted}: it is {list(array.shape)}")
+        raise InputError(f"{name} must have the shape {shape}, not {list(array.shape)}")
     for letter, size in zip(letters, array.shape, strict=True):
         if sizes.setdefault(letter, size) != size:
-            raise InputError(f"{name} must be {wanted} with {letter} = {sizes[letter]}: it is {list(array.shape)}")
+            raise InputError(f"{name} must have the shape {shape} with {letter} = {sizes[letter]}, not {list(array.shape)}")
     if not array.size:
         raise InputError(f"{name} is empty: {list(array.shape)}")
     if not np.isfinite(array).all():
         kind = "NaN" if np.isnan(array).any() else "infinite"
-        raise InputError(f"{name} is {kind} in {(~np.isfinite(array)).sum()} of {array.size} places: leave those out")
+        raise InputError(f"{name} is {kind} in {(~np.isfinite(array)).sum()} of {array.size} places: remove these values")
     return array
 
 
-def whole(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = None) -> NDArray[np.int64]:
-    """The same for whole numbers, such as labels."""
+def read_labels(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = None) -> NDArray[np.int64]:
+    """Returns integer labels after the checks of `read`."""
     array = read(values, name, axes, sizes)
     if (array != array.round()).any():
-        raise InputError(f"{name} must be whole numbers, such as labels: {array[array != array.round()][0]:g} is among them")
+        raise InputError(f"{name} must be integers, not {array[array != array.round()][0]:g}")
     return array.astype(np.int64)
 
 
-def named(runs: Any, example: str) -> Iterator[tuple[str, Any]]:
-    """Runs with their names, in their order."""
+def named_runs(runs: Any, example: str) -> Iterator[tuple[str, Any]]:
+    """Returns pairs of name and run in the order of the dict."""
     if not isinstance(runs, Mapping):
-        raise InputError(f"runs come by name, as in {example}: not as {type(runs).__name__}")
+        raise InputError(f"runs must be a dict of name to run, {example}, not {type(runs).__name__}")
     if not runs:
-        raise InputError(f"there is nothing to draw: give at least one run, as in {example}")
-    return ((plain(name), run) for name, run in runs.items())
+        raise InputError(f"runs is empty: give at least one run, {example}")
+    return ((legend_text(name), run) for name, run in runs.items())
 
 
-def plain(name: Any) -> str:
-    """A name as text in which matplotlib sees no formula; one that it would leave out of a legend is refused."""
+def legend_text(name: Any) -> str:
+    """Returns a name with dollar signs escaped, and refuses a leading underscore, which matplotlib leaves out of legends."""
     text = str(name)
     if text.startswith("_"):
-        raise InputError(f"{text!r} starts with an underscore, and would be left out of the legend: give another name")
+        raise InputError(f"the name {text!r} starts with an underscore, and matplotlib leaves it out of the legend: rename it")
     return text.replace("$", r"\$")
 
 
-def pair(run: Any, name: str, wanted: str) -> tuple[Any, Any]:
-    """The two parts of a run."""
+def pair(run: Any, name: str, parts: str) -> tuple[Any, Any]:
+    """Returns the two parts of a run, which the error calls `parts`."""
     if not isinstance(run, (tuple, list)) or len(run) != 2:
-        raise InputError(f"{name!r} must be a pair {wanted}: it is {type(run).__name__}")
+        raise InputError(f"{name!r} must be a pair {parts}, not {type(run).__name__}")
     return run[0], run[1]
 
 
-def judged(runs: Any, ignore: int | None = None) -> dict[str, tuple[Tensor, Tensor]]:
-    """Confidences and whether they came true, of each run; also from a prediction and its targets."""
-    found = {}
-    for name, run in named(runs, '{"single": (confidence, correct)}'):
+def confidence_and_correct(runs: Any, ignore: int | None = None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns (confidence ``[N]``, correct ``[N]``) of each run, which may be (prediction, targets)."""
+    checked = {}
+    for name, run in named_runs(runs, '{"single": (confidence, correct)}'):
         confidence, correct = pair(run, name, "(confidence [N], correct [N]) or (prediction, targets)")
         if isinstance(confidence, Predicted):
             confidence, correct = _of_prediction(confidence, correct, name, ignore)
         sizes: dict[str, int] = {}
-        sure = read(confidence, f"the confidence of {name!r}", "N", sizes)
-        true = read(correct, f"what is correct of {name!r}", "N", sizes)
-        if not np.isin(true, (0, 1)).all():
-            raise InputError(f"what is correct of {name!r} must be true or false for each example, as in labels == targets")
-        found[name] = torch.from_numpy(sure), torch.from_numpy(true)
-    return found
+        sure = read(confidence, f"confidence of {name!r}", "N", sizes)
+        right = read(correct, f"correct of {name!r}", "N", sizes)
+        if not np.isin(right, (0, 1)).all():
+            raise InputError(f"correct of {name!r} must be true or false for each example, as in labels == targets")
+        checked[name] = torch.from_numpy(sure), torch.from_numpy(right)
+    return checked
 
 
 def entropy_limit(entropies: list[Floats], top: float | None) -> float:
-    """Where the scale of entropies ends: at `top`, or at the largest."""
-    if min(found.min() for found in entropies) < -1e-6:
-        raise InputError("an entropy is negative, which -(p * p.log()).sum() over classes never is")
-    limit = (max(float(found.max()) for found in entropies) or 1.0) if top is None else top
+    """Returns the upper end of the colour scale: `top`, or the largest entropy."""
+    if min(array.min() for array in entropies) < -1e-6:
+        raise InputError("entropy is negative: give -(p * p.log()).sum() over classes")
+    limit = (max(float(array.max()) for array in entropies) or 1.0) if top is None else top
     if not 0 < limit < np.inf:
-        raise InputError(f"top={top}: colours must end above 0, as at log(K) for K classes")
+        raise InputError(f"top={top}: must be above 0 and finite, such as log(K) for K classes")
     return limit
 
 
 def _of_prediction(prediction: Predicted, targets: Any, name: str, ignore: int | None) -> tuple[Tensor, Tensor]:
-    """Confidences and correctness of every example, or of every pixel, but those to be ignored."""
+    """Returns confidence and correctness of every example or pixel whose target is not `ignore`."""
     if isinstance(prediction, Prediction):
-        wanted = checked_targets(prediction, targets, ignore).flatten()
-        kept = wanted != IGNORED
-        return prediction.confidence.flatten().cpu()[kept], prediction.labels.flatten().cpu()[kept] == wanted[kept]
+        checked = checked_targets(prediction, targets, ignore).flatten()
+        counted = checked != IGNORED
+        return prediction.confidence.flatten().cpu()[counted], prediction.labels.flatten().cpu()[counted] == checked[counted]
     labels, targets = prediction.labels, torch.as_tensor(targets)
     if targets.shape != labels.shape:
-        raise InputError(f"the targets of {name!r} must be {list(labels.shape)}, as the labels are: {list(targets.shape)}")
+        raise InputError(
+            f"targets of {name!r} must have the shape of the labels, {list(labels.shape)}, not {list(targets.shape)}"
+        )
     return prediction.confidence.flatten(), (labels.cpu() == targets.cpu()).flatten()
 
 
@@ -128,4 +130,4 @@ def _array(values: Any, name: str) -> Floats:
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} must be numbers, as a tensor, an array or a list: {error}") from None
+        raise InputError(f"{name} must be a tensor, an array or a list of numbers: {error}") from None

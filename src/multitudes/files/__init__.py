@@ -1,1 +1,1 @@
-"""Files: what leaves the process, and how it comes back."""
+"""Files: saves and loads ensembles."""

@@ -1,7 +1,7 @@
-"""save and load: one safetensors file with weights under the base model's names, and the method as JSON in its header.
+"""save and load: one safetensors file, with weights under the base model's names and the method as JSON in its header.
 
-Written to a temporary file and moved into place, so that there is never half a file. A digest over the JSON and every
-tensor tells a damaged or altered file. Nothing is unpickled, and the JSON can only name methods that exist here.
+The file is written whole or not at all. A digest over the JSON and every tensor detects damaged or altered files. Nothing is
+unpickled, and the JSON can name only methods that exist here.
 """
 
 from __future__ import annotations
@@ -35,55 +35,56 @@ from multitudes.storage import FORMAT, _safetensors, digest, write
 
 
 def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
-    """Writes the ensemble to one file; the old file stays until the new one is whole."""
+    """Writes the ensemble to one file. An old file stays until the new one is complete."""
     from safetensors.torch import save as to_bytes
 
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
-        raise FileError(
-            f"{extra[0] or 'the model'} keeps state of its own (get_extra_state), which a file of tensors cannot hold"
-        )
+        raise FileError(f"{extra[0] or 'the model'} has extra state (get_extra_state), which a file of tensors cannot hold")
     if type(ensemble.method).prepare is not Method.prepare and _arguments(ensemble.base) is None:
-        Inputs.like(ensemble.plan.example, torch.device("meta"))  # what could not be made again is refused now, not at loading
-    remade = drawn_names(ensemble.template)
-    kept = [(name, tensor) for name, tensor in named_tensors(ensemble.template) if name not in remade]
-    copy = is_sharded(ensemble)  # whose whole tensors are given back
-    tensors = {name: tensor.detach().to("cpu", copy=copy).contiguous() for name, tensor in kept}
+        Inputs.like(ensemble.plan.example, torch.device("meta"))  # refuses an example that load could not rebuild
+    redrawn = drawn_names(ensemble.template)
+    copy = is_sharded(ensemble)  # its whole tensors are freed afterwards
+    tensors = {
+        name: tensor.detach().to("cpu", copy=copy).contiguous()
+        for name, tensor in named_tensors(ensemble.template)
+        if name not in redrawn
+    }
     text = json.dumps(_described(ensemble), sort_keys=True)
     header = {"multitudes": text, "sha256": digest(tensors, text)}
     write(Path(path), to_bytes(tensors, metadata=header))
 
 
 def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) -> Ensemble:
-    """The ensemble in a file; `model`, or its factory, gives the base model's architecture (its weights are not used).
+    """Loads an ensemble. `model`, or a factory of it, gives the base model's architecture; its weights are not used.
 
-    It comes back in the mode, the dtypes and the executors it was saved with, on the model's device. Networks of
-    `multitudes.models` need not be given: the file holds their arguments.
+    The ensemble has the mode, dtypes and executors that it was saved with, on the model's device. For networks of
+    `multitudes.models` no model is needed: the file has their arguments.
     """
     source = Path(path)
     about, tensors = _read(source)
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise InputError(f"give the architecture as an nn.Module or a factory, not {model!r}")
+        raise InputError(f"model must be an nn.Module or a factory, not {model!r}")
     try:
         return _rebuilt(source, about, tensors, model or _network(source, about, tensors))
     except FileError:
         raise
-    except Exception as error:  # whatever its description says, it is read as data and cannot be followed
+    except Exception as error:  # the JSON may hold anything
         raise FileError(f"{source} does not describe an ensemble: {type(error).__name__}: {error}") from error
 
 
 def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """One of our networks, by the arguments in the file."""
+    """Rebuilds a network of `multitudes.models` from the arguments in the file."""
     kind = getattr(models, str(about["model"]), None)
     if about["arguments"] is None or not isinstance(kind, type) or not issubclass(kind, models.Network):
-        raise FileError(f"{source} holds a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+        raise FileError(f"{source} has a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
     with torch.device("meta"):
         return kind(**about["arguments"]).to(dtype)
 
 
 def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
-    """The base model, and the network that one member is made of."""
+    """Returns the base model, and the network of one member as the method prepares it."""
     factory = None if isinstance(model, nn.Module) else model
     base = model if isinstance(model, nn.Module) else build(model, 1.0, int(about["seed"]))
     if type(method).prepare is Method.prepare:
@@ -100,44 +101,54 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
 
 
 def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
-    """In what a model is not the saved one, tensors apart."""
-    found = differences(about["architecture"], settings(model), common=about["torch"] != torch.__version__)
+    """Lists how a model differs from the saved one in its class and its layers' settings."""
+    wrong = differences(about["architecture"], settings(model), common=about["torch"] != torch.__version__)
     if type(model).__name__ != about["model"]:
-        found.insert(0, f"it holds a {about['model']}, and the model given is a {type(model).__name__}")
-    return found
+        wrong.insert(0, f"the file has a {about['model']}, and the model is a {type(model).__name__}")
+    return wrong
 
 
 def _at(source: Path, about: dict[str, Any]) -> dict[str, Method]:
-    """The other settings that some modules have."""
+    """Returns the method of each module that has other settings."""
     others = about["plan"]["at"]
     return {name: _method(source, {"method": about["method"], "settings": other}) for name, other in others.items()}
 
 
 def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | Factory) -> Ensemble:
     method = _method(source, about)
-    given, network = _prepared(source, about, method, model)
+    base, network = _prepared(source, about, method, model)
     if about.get("compact"):
         method.bake(network)
         network = empty_compact_network(network, tensors, frozenset(about["owned"]))
-    template = _filled(source, about, network, tensors, [] if network is not given else _other_settings(about, given))
+    template = _filled(source, about, network, tensors, [] if network is not base else _other_settings(about, base))
     engine = Engine(
-        template, method.members, frozenset(about["owned"]), frozenset(about["shared_norms"]),
-        batch_axis=about["batch_axis"], chunk=about["chunk"], summed=frozenset(about.get("summed", ())), traits=_traits(about),
+        template,
+        method.members,
+        frozenset(about["owned"]),
+        frozenset(about["shared_norms"]),
+        batch_axis=about["batch_axis"],
+        chunk=about["chunk"],
+        summed=frozenset(about.get("summed", ())),
+        traits=_traits(about),
         input_bytes=float(about.get("input_bytes", 0)),
-    )  # fmt: skip
+    )
     engine.refresh()
-    if about["torch"] == torch.__version__:  # another torch may run other operations: only the loop is sure there
+    if about["torch"] == torch.__version__:  # with another torch, only the loop is proven
         engine.proven = {mode: tuple(about["proven"][mode]) for mode in MODES}
         engine.picked = {mode: about["picked"][mode] for mode in MODES}
         engine.why, engine.row_axes = dict(about["why"]), dict(about["row_axes"])
     unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
     if unknown:
-        raise FileError(f"{source} names executors that do not exist: {', '.join(sorted(map(str, unknown)))}")
-    base = on_meta(given)
+        raise FileError(f"{source} names unknown executors: {', '.join(sorted(map(str, unknown)))}")
     ens = Ensemble(
-        engine, method, task=about["task"], seed=int(about["seed"]), base=base, plan=_planned(source, about, method),
+        engine,
+        method,
+        task=about["task"],
+        seed=int(about["seed"]),
+        base=on_meta(base),
+        plan=_planned(source, about, method),
         compact=bool(about.get("compact")),
-    )  # fmt: skip
+    )
     ens.calibrator = Calibrator(**about["calibrator"]) if about.get("calibrator") else None
     if "generator" in about:
         ens.generator.set_state(torch.frombuffer(bytearray.fromhex(about["generator"]), dtype=torch.uint8))
@@ -147,7 +158,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
 
 
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the model with the weights of a safetensors file or a state dict."""
+    """Returns a copy of the model with the weights of a safetensors file or a state dict."""
     state = checkpoint if isinstance(checkpoint, Mapping) else _safetensors(Path(checkpoint))[1]
     new = detached_copy(model, {})
     try:
@@ -159,7 +170,7 @@ def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, T
 
 
 def _described(ensemble: Ensemble) -> dict[str, Any]:
-    """Everything about an ensemble but its numbers."""
+    """Describes an ensemble, apart from its tensors, as JSON."""
     from multitudes.version import __version__
 
     engine = ensemble.engine
@@ -196,7 +207,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _arguments(base: nn.Module) -> dict[str, Any] | None:
-    """The arguments of one of our networks, by which it can be made again."""
+    """Returns the arguments of a network of `multitudes.models`, from which `load` rebuilds it."""
     ours = isinstance(base, models.Network) and getattr(models, type(base).__name__, None) is type(base)
     return base.arguments if ours else None  # type: ignore[return-value]
 
@@ -204,16 +215,16 @@ def _arguments(base: nn.Module) -> dict[str, Any] | None:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header, tensors = _safetensors(path)
     if "multitudes" not in header or "sha256" not in header:
-        raise FileError(f"{path} was not written by mt.save; for plain checkpoints there is Deep.from_checkpoints")
+        raise FileError(f"{path} was not written by mt.save; for plain checkpoints use Deep.from_checkpoints")
     if digest(tensors, header["multitudes"]) != header["sha256"]:
         raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
     try:
         about = json.loads(header["multitudes"])
         if about["format"] > FORMAT:
-            raise FileError(f"{path} was written by multitudes {about['multitudes']} in a newer format: update multitudes")
+            raise FileError(f"{path} has a newer format, of multitudes {about['multitudes']}: update multitudes")
         missing = {"model", "method", "settings"} - about.keys()
         if missing:
-            raise FileError(f"{path} does not say its {', '.join(sorted(missing))}")
+            raise FileError(f"{path} is incomplete: its header has no {', '.join(sorted(missing))}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} does not describe an ensemble: {error}") from error
     return about, tensors
@@ -222,35 +233,34 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _method(path: Path, about: dict[str, Any]) -> Method:
     known = {kind.__name__: kind for kind in Method.all()}
     if about["method"] not in known:
-        raise FileError(f"{path} was saved with {about['method']!r}, which is not a method here: {', '.join(known)}")
+        raise FileError(f"{path} has the unknown method {about['method']!r}: there are {', '.join(known)}")
     kind = known[about["method"]]
     fields = {field.name for field in dataclasses.fields(kind)}
     unknown = about["settings"].keys() - fields
     if unknown:
-        raise FileError(f"{path} gives {about['method']} settings it does not have: {', '.join(sorted(unknown))}")
+        raise FileError(f"{path} has unknown settings of {about['method']}: {', '.join(sorted(unknown))}")
     try:
         return kind(**about["settings"])
     except (InputError, TypeError) as error:
-        raise FileError(f"{path} gives {about['method']} settings it cannot have: {error}") from error
+        raise FileError(f"{path} has wrong settings: {error}") from error
 
 
 def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor], others: list[str]) -> nn.Module:
-    """The model's architecture with the file's tensors; `others` are its other differences from the one saved."""
+    """Returns a copy of the model with the file's tensors. `others` lists its other differences from the saved one."""
     owned, frozen = {*about["owned"], *about.get("summed", ())}, set(about["frozen"])
     members = about["settings"]["members"]
-    remade = drawn_names(model)
-    drawn = {n: _blank(b, members, tensors, n) for n, b in model.named_buffers() if n in remade}
-    tensors = {**tensors, **drawn}
+    redrawn = drawn_names(model)
+    tensors = tensors | {n: _zeros(b, members, tensors, n) for n, b in model.named_buffers() if n in redrawn}
     wrong = [f"no {name}" for name, _ in named_tensors(model) if name not in tensors]
     wrong += [f"unknown {name}" for name in tensors.keys() - dict(named_tensors(model)).keys()]
     values = {}
     for name, tensor in named_tensors(model):
         expected = (members, *tensor.shape) if name in owned else tuple(tensor.shape)
         if name in tensors and tuple(tensors[name].shape) != expected:
-            wrong.append(f"{name} is {list(tensors[name].shape)} there and {list(expected)} here")
+            wrong.append(f"{name} is {list(tensors[name].shape)} in the file and {list(expected)} in the model")
         if name in tensors:
             place = "cpu" if tensor.is_meta else tensor.device
-            values[name] = as_same_kind(tensor, tensors[name].to(place, copy=True))  # aligned memory of its own
+            values[name] = as_same_kind(tensor, tensors[name].to(place, copy=True))  # copied into aligned memory
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
     if wrong or others:
         raise FileError(f"{path} is of another architecture: {'; '.join([*others[:1], *wrong, *others[1:]][:6])}")
@@ -261,8 +271,8 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
     return template
 
 
-def _blank(buffer: Tensor, members: int, tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Room for what members draw: noise has the dtype of the layer's weights."""
+def _zeros(buffer: Tensor, members: int, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Makes a buffer for the members' draws. Noise has the dtype of the layer's weights."""
     dtype = next((t.dtype for n, t in tensors.items() if owning_module(n) == owning_module(name)), buffer.dtype)
     dtype = dtype if buffer.is_floating_point() else buffer.dtype
     return torch.zeros(members, *buffer.shape, dtype=dtype, device="cpu" if buffer.is_meta else buffer.device)
@@ -272,7 +282,7 @@ OLD_TRAITS = {
     "copies": "copy_per_member", "blind": "no_replay", "private": "written_buffers", "steered": "data_dependent",
     "selects": "ragged", "slots": "vmap_per_member", "fold_slots": "fold_per_member", "plain": "plain_weights",
 }  # fmt: skip
-"""What traits were called in files of version 0.1.0."""
+"""Names of traits in files of version 0.1.0."""
 
 
 def _traits(about: dict[str, Any]) -> Traits:

@@ -1,17 +1,17 @@
-"""BatchEnsemble: one network, whose layers each member scales by two vectors of its own.
+"""BatchEnsemble: one network; each member scales the inputs and outputs of its layers by two vectors.
 
 Wen, Tran, Ba, "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", ICLR 2020,
 https://arxiv.org/abs/2002.06715
 
-Member m has the weights W ∘ (s_m r_mᵀ), which are never formed: y = ((x ∘ r_m) W) ∘ s_m + b_m (eq. 5). Here r is `alpha`, for
-what a layer takes, and s is `gamma`, for what it gives. A bias belongs to members where the layer has one. Norms are shared,
-with one set of statistics over the rows of all members.
+Member m has the weights W ∘ (s_m r_mᵀ), which are never formed: y = ((x ∘ r_m) W) ∘ s_m + b_m (eq. 5). Here r is `alpha`,
+which scales a layer's inputs, and s is `gamma`, which scales its outputs. Biases belong to members. Norms are shared, with one
+set of statistics over the rows of all members.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,13 @@ from multitudes.conversion.anatomy.known_layers import (
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
 from multitudes.method import Batch, Given, Layout, Method, split_rows
+from multitudes.settings import at_least, below
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 
@@ -46,13 +46,13 @@ class BatchEnsemble(Method):
     """Rank-1 factors on every layer: ``[M, B, ...]``."""
 
     init: Literal["normal", "signs", "ones"] = "normal"
-    """How factors start: N(1, 0.5), as 1 or -1, or all at one."""
+    """Initial factors: "normal" is N(1, 0.5²), "signs" is 1 or -1 at random, "ones" makes all members equal."""
 
     feed: Literal["all", "split"] = "all"
-    """In training, whether each member sees every row, or rows are split among members."""
+    """In training, "all": each member sees every row; "split": the rows are divided among members."""
 
-    lr_factor: float = 1.0
-    """The learning rate of factors and members' biases, times that of the shared weights."""
+    lr_factor: Annotated[float, at_least(0), below(1e9)] = 1.0
+    """The learning rate of factors and biases, as a multiple of that of the shared weights."""
 
     reduction: Literal["sum", "mean"] = "mean"
     """The members' losses are averaged, since they share their weights."""
@@ -60,17 +60,8 @@ class BatchEnsemble(Method):
     shares_weights: ClassVar[bool] = True
     origin: ClassVar[str] = "factors by init, biases of the given model"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.init not in ("normal", "signs", "ones"):
-            raise InputError(f"BatchEnsemble(init={self.init!r}): say 'normal', 'signs' or 'ones'")
-        if self.feed not in ("all", "split"):
-            raise InputError(f"BatchEnsemble(feed={self.feed!r}): say 'all' or 'split'")
-        if isinstance(self.lr_factor, bool) or not isinstance(self.lr_factor, (int, float)) or not 0 <= self.lr_factor < 1e9:
-            raise InputError(f"BatchEnsemble(lr_factor={self.lr_factor!r}): give a number of at least 0")
-
     def prepare(self, given: Given) -> nn.Module:
-        """The model with factors at one, and its own weights."""
+        """Adds factors to every known layer; they start at one."""
         new = detached_copy(given.model, {})
         for _, layer in known_layers(new):
             scale(layer)
@@ -78,7 +69,7 @@ class BatchEnsemble(Method):
         return new
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
-        """Member m's factors."""
+        """Draws member m's factors."""
         new = detached_copy(network, {})
         generator = torch.Generator().manual_seed(member_seed(given.seed, m))
         with torch.no_grad():
@@ -88,32 +79,32 @@ class BatchEnsemble(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """Factors and biases of converted layers."""
+        """Gives members the factors and biases of converted layers."""
         tensors = set()
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Scaled):
                 own = dict(structure.model.get_submodule(name).named_parameters())
                 keys = [k for k in own if k in FACTORS or k in ("bias", "in_proj_bias", "out_proj.bias")]
-                tensors |= {f"{name}.{key}" if name else key for key in keys}
+                tensors |= {join_name(name, key) for key in keys}
         return Layout(tensors=frozenset(tensors))
 
     def bake(self, member: nn.Module) -> None:
-        """Forms W ∘ (s rᵀ)."""
+        """Multiplies the factors into the weights, W ∘ (s rᵀ)."""
         for layer in member.modules():
             if isinstance(layer, Scaled):
                 layer.form()
 
     def neutral(self) -> BatchEnsemble:
-        """All factors at one."""
+        """One member with all factors at one."""
         return replace(self, members=1, init="ones")
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """With feed="split", each row by one member."""
+        """With feed="split", each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-        """Shared weights; factors, without decay and with their own learning rate; members' biases, with that rate too."""
+        """Makes groups of shared weights, factors (no weight decay) and members' biases; the last two take `lr_factor`."""
         groups: dict[str, dict[str, Any]] = {
             "shared": {"lr": lr, "weight_decay": weight_decay},
             "factors": {"lr": lr * self.lr_factor, "weight_decay": 0.0},
@@ -130,7 +121,7 @@ class BatchEnsemble(Method):
 
 
 def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
-    """Factors as they start."""
+    """Draws initial factors."""
     if init == "ones":
         return torch.ones(shape)
     if init == "signs":
@@ -138,16 +129,16 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
     return 1 + 0.5 * torch.randn(shape, generator=generator)
 
 
-class Scaled(Converted):
-    """A layer with factors: what is in its class before the layer's own."""
+class Scaled:
+    """Mixin of a layer with factors; it is placed before the layer's own class."""
 
     def form(self) -> None:
-        """Becomes the plain layer with the weights that it has now."""
+        """Turns into the plain layer, with the factors in its weights."""
         raise NotImplementedError
 
 
 class ScaledProduct(Scaled):
-    """A linear layer or convolution between its factors."""
+    """Mixin of a linear layer or convolution: scales inputs by `alpha` and outputs by `gamma`."""
 
     takes_rows = True
 
@@ -164,7 +155,7 @@ class ScaledProduct(Scaled):
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
     def form(self) -> None:
-        """Becomes the plain layer with the weights that it has now."""
+        """Turns into the plain layer, with the factors in its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.alpha, self.gamma)
         del layer.alpha, layer.gamma
@@ -172,7 +163,7 @@ class ScaledProduct(Scaled):
 
 
 class ScaledAttention(Scaled, nn.MultiheadAttention):
-    """Attention whose four projections stand between factors."""
+    """Attention whose four projections have factors."""
 
     alpha: Tensor
     gamma: Tensor
@@ -194,14 +185,14 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
         return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
-        """Those of query, key and value, and of the output."""
+        """The weights of query, key and value, and of the output projection."""
         alpha = self.alpha.split([self.embed_dim, self.kdim, self.vdim])
         factors = zip(projections(self), self.gamma.view(3, -1, 1), alpha, strict=True)
         out = self.out_proj.weight * self.gamma_out[:, None] * self.alpha_out
         return [w * s * r for w, s, r in factors], out
 
     def form(self) -> None:
-        """Becomes plain attention with the weights that it has now."""
+        """Turns into plain attention, with the factors in its weights."""
         weights, out = self.weights()
         for name in FACTORS:
             delattr(self, name)
@@ -209,7 +200,7 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
 
 
 def scale(layer: Any) -> None:
-    """Gives a layer factors at one, in place; its own tensors and names stay."""
+    """Adds factors of one to a layer, in place. Its own tensors keep their names."""
     weight = next(layer.parameters())
     options = {"dtype": weight.dtype, "device": weight.device}
 

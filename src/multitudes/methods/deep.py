@@ -3,8 +3,8 @@
 Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
 NeurIPS 2017, https://arxiv.org/abs/1612.01474
 
-The prediction is the mixture p(y|x) = 1/M Σ_m p(y|x, θ_m). All tensors carry the member axis, and the loss is the sum
-over members, so one run of the ensemble is M separate runs on the same batches.
+The prediction is the mixture p(y|x) = 1/M Σ_m p(y|x, θ_m). All tensors have a member axis, and the loss is the sum over
+members, so one run of the ensemble is M separate runs on the same batches.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Deep(Method):
     """M separate networks: ``[M, B, ...]``."""
 
     def layout(self, structure: Structure) -> Layout:
-        """Everything carries members."""
+        """Gives members every tensor."""
         return Layout(modules=owned_modules(structure.model, lambda name: True))
 
     @staticmethod
     def from_models(models: Sequence[nn.Module], example: Any, **options: Any) -> Ensemble:
-        """Networks that are already trained, stacked as they are; `options` are those of `ensemble`.
+        """Stacks networks that are already trained; `options` are those of `mt.ensemble`.
 
         >>> import torch, multitudes as mt
         >>> nets = [torch.nn.Linear(4, 3) for _ in range(5)]
@@ -47,5 +47,5 @@ class Deep(Method):
     def from_checkpoints(
         checkpoints: Sequence[str | PathLike[str] | Mapping[str, Tensor]], model: nn.Module, example: Any, **options: Any
     ) -> Ensemble:
-        """Checkpoints of one architecture, stacked: safetensors files or state dicts; `model` gives the architecture."""
+        """Stacks checkpoints of one architecture: safetensors files or state dicts; `model` gives the architecture."""
         return Deep.from_models([load_into(model, checkpoint) for checkpoint in checkpoints], example, **options)

@@ -1,10 +1,10 @@
-"""DropConnect: one network, whose weights are dropped at random, each member with a draw of its own.
+"""DropConnect: one network with random weights dropped; each member is one draw.
 
 Wan, Zeiler, Zhang, LeCun, Fergus, "Regularization of Neural Networks using DropConnect", ICML 2013,
 https://proceedings.mlr.press/v28/wan13.html; as an ensemble: Mobiny et al., 2019, https://arxiv.org/abs/1906.04569
 
-W ∘ Z / (1 − p) with Z ~ Bernoulli(1 − p) for each weight of linear layers and convolutions; biases stay. A training step has
-one draw, and each member at prediction one that stays.
+Weights are W ∘ Z / (1 − p), with Z ~ Bernoulli(1 − p) for each weight of linear layers and convolutions; biases are kept. A
+training step uses one draw. At prediction each member keeps its own draw.
 """
 
 from __future__ import annotations
@@ -18,38 +18,43 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.known_layers import known_layers, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_names, make_drawing
+from multitudes.engine.draws import (
+    Drawing,
+    add_seeds,
+    bake_draws,
+    bake_weights,
+    drawing_layers,
+    drawn_names,
+    make_drawing,
+    parameter_place,
+    run_with,
+)
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.settings import Count, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropConnect(Method):
     """A mask over weights for each member and layer: ``[M, B, ...]``."""
 
-    members: int = 10
+    members: Count = 10
 
-    p: float = 0.1
-    """How many of the weights are dropped."""
+    p: Rate = 0.1
+    """The fraction of weights that are dropped."""
 
     reduction: Literal["sum", "mean"] = "mean"
-    """How draws' losses are joined, where there are several."""
+    """How the losses of several draws become one."""
 
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     origin: ClassVar[str] = "drawn by the seed"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p < 1:
-            raise InputError(f"DropConnect(p={self.p!r}): give a number from 0 on and below 1")
-
     def prepare(self, given: Given) -> nn.Module:
-        """The model with masks of ones over its weights."""
+        """Adds masks to the weights of every known layer."""
         new = detached_copy(given.model, {})
         for _, layer in list(known_layers(new)):
             connect(layer, self.p)
@@ -58,21 +63,21 @@ class DropConnect(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """The masks, and the seeds."""
+        """Gives members the masks and the seeds."""
         layers = dict(drawing_layers(structure.model))
         because = dict.fromkeys(layers, f"each weight dropped with probability {self.p:g}")
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because)
 
     def bake(self, member: nn.Module) -> None:
-        """Works masks into weights."""
+        """Multiplies the masks into the weights."""
         bake_draws(member)
 
     def neutral(self) -> DropConnect:
-        """Nothing dropped."""
+        """One member that drops nothing."""
         return replace(self, members=1, p=0.0)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """One draw for the step."""
+        """One draw for the whole step."""
         whole = super().batch(inputs, target, rng, per_member, count)
         if per_member:
             return whole
@@ -86,28 +91,44 @@ class DropConnect(Method):
         return torch.stack(losses).mean()
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """Each weight may be there or not."""
-        layers = dict(drawing_layers(ensemble.template)).values()
-        weights = sum(layer.stored(key).numel() for layer in layers for key in layer.replaced)  # type: ignore[attr-defined]
+        """2 to the number of masked weights."""
+        layers: Any = dict(drawing_layers(ensemble.template)).values()
+        weights = sum(stored_weight(layer, key).numel() for layer in layers for key in layer.replaced)
         return int(2**weights)
 
 
-class Connected(Replaced):
-    """A layer with a mask over its weights."""
+class Connected(Drawing):
+    """Mixin of a layer with masked weights."""
 
+    replaced: tuple[str, ...]
+    """Names of the weights with a mask; dotted if a child holds the weight."""
     p: float
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """For each weight, whether it stays."""
+        """Draws which weights are kept."""
         found = {}
         for key in self.replaced:
-            found[_mask(key)] = torch.rand(self.stored(key).shape, generator=generator) >= self.p
+            found[_mask(key)] = torch.rand(stored_weight(self, key).shape, generator=generator) >= self.p
         return found
 
-    def formed(self, key: str) -> Tensor:
-        """The weights that stay, as large as all were together."""
-        kept: Tensor = self.stored(key) * getattr(self, _mask(key)) / (1 - self.p)
-        return kept
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer with its masked weights."""
+        return run_with(self, self.weights(), super().forward, *args, **kwargs)  # type: ignore[misc]
+
+    def bake(self) -> None:
+        """Turns the layer back into its plain class, with the masked weights as its parameters."""
+        bake_weights(self, self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Masked weights W ∘ mask / (1 − p), by name."""
+        return {key: stored_weight(self, key) * getattr(self, _mask(key)) / (1 - self.p) for key in self.replaced}
+
+
+def stored_weight(layer: Any, key: str) -> Tensor:
+    """Returns a layer's stored weight, which its masks leave unchanged."""
+    register, name = parameter_place(layer, key)
+    weight: Tensor = register[name]
+    return weight
 
 
 def _mask(key: str) -> str:
@@ -115,7 +136,7 @@ def _mask(key: str) -> str:
 
 
 def connect(layer: Any, p: float) -> None:
-    """Gives a layer masks of ones over its weights, in place."""
+    """Adds masks of ones to a layer's weights, in place."""
     keys = tuple(key for key, _ in layer.named_parameters() if key.endswith("weight"))
     make_drawing(layer, Connected, replaced=keys, p=p)
     layer.draws = tuple(map(_mask, keys))

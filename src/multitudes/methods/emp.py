@@ -1,11 +1,11 @@
-"""EMP: Ensemble Model Patching: one network, a few of whose layers have K components; a member draws one for each of them.
+"""EMP: Ensemble Model Patching: one network; a few layers have K components, and a member draws one for each layer.
 
 Chang, Yao, Williamson, Bradley, "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
 https://arxiv.org/abs/1905.09453
 
-Every patched layer i draws z_i among its K components (eq. 4), all of its parameters from the same one. Patched are norms and
-the output layer, whose parameters are few and matter much; the rest is shared, BatchNorm statistics included. A training step
-has one draw; the prior is in the loss. `multitudes.methods.layers.patches` has what EMP and ECMP have in common.
+Every patched layer i draws z_i among its K components (eq. 4), and takes all of its parameters from that one. Norms and the
+output layer are patched, since their parameters are few and matter much; the rest is shared, BatchNorm statistics included. A
+training step uses one draw; the prior is part of the loss. EMP and ECMP share `multitudes.methods.layers.patches`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masksembles: one network, of which each member uses its own fixed share of the channels.
+"""Masksembles: one network; each member uses a fixed subset of its channels.
 
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334
 
@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,41 +34,42 @@ from multitudes.conversion.anatomy.known_layers import (
 from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.compact import compact_members
 from multitudes.conversion.resize.resize import resized
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, inside
+from multitudes.engine.modules import detached_copy, inside, join_name
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.models.network import nearest
+from multitudes.settings import Count, above, at_least, check_rules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(Method):
     """A mask for each member and layer: ``[M, B, ...]``."""
 
-    scale: float = 2.0
-    """How little masks overlap, S, from 1 on."""
+    scale: Annotated[float, at_least(1)] = 2.0
+    """S, at least 1: the larger, the less the masks overlap."""
 
     width: Literal["same", "grow"] = "same"
-    """Whether masks take channels from layers as they are, or layers grow so that each mask leaves `capacity` of them."""
+    """"same" masks the layers as they are; "grow" widens them, so that each mask keeps `capacity` of the given channels."""
 
-    capacity: float = 1.0
-    """With width="grow", the channels that each mask leaves, as a share of the given layer's."""
+    capacity: Annotated[float, above(0)] = 1.0
+    """With width="grow", the channels that each mask keeps, as a fraction of the given layer's."""
 
     position: Literal["before", "after"] = "before"
-    """Whether masks stand before layers, but not on the network's input, or behind them, but not on its output."""
+    """Whether masks stand before each layer (not on the network's input) or after it (not on the network's output)."""
 
     feed: Literal["all", "split"] = "split"
-    """In training, whether each member sees every row, or rows are split among members."""
+    """In training, "all": each member sees every row; "split": the rows are divided among members."""
 
-    fewest: int = 10
-    """A layer with fewer channels gets no masks, unless at= names it: of so few they would be equal, or leave nothing."""
+    fewest: Count = 10
+    """Layers with fewer channels get no masks, unless at= names them: their masks would be equal or empty."""
 
-    of: int | None = None
-    """Of a subset: how many members there were, for which layers have grown."""
+    of: Count | None = None
+    """Set by `subset`: the number of members that the layers were widened for."""
 
     reduction: Literal["sum", "mean"] = "mean"
     """The members' losses are averaged, since they share their weights."""
@@ -79,22 +80,10 @@ class Masksembles(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {"width": ("same", "grow"), "position": ("before", "after"), "feed": ("all", "split")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                text = " or ".join(map(repr, allowed))
-                raise InputError(f"Masksembles({name}={getattr(self, name)!r}): say {text}")
-        if isinstance(self.fewest, bool) or not isinstance(self.fewest, int) or self.fewest < 1:
-            raise InputError(f"Masksembles(fewest={self.fewest!r}): give a whole number of at least 1")
-        for name, least in (("scale", 1.0), ("capacity", 0.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf or not value:
-                raise InputError(f"Masksembles({name}={value!r}): give a number of at least {least:g}")
-        if self.width == "same" and self.capacity != 1.0:
-            raise InputError("Masksembles(capacity=...) says how layers grow: give width='grow' too")
+        check_rules(self, (self.width == "same" and self.capacity != 1.0, "width capacity", "capacity is for width='grow'"))
 
     def prepare(self, given: Given) -> nn.Module:
-        """The model, grown or not, with masks that are all ones yet."""
+        """Widens the model if asked to, and adds masks, which are all ones at first."""
         grows = self.width == "grow" and self.ratio != 1
         new = detached_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model, {})
         structure = given.structure
@@ -113,31 +102,29 @@ class Masksembles(Method):
         without_fast_path(new, Masked)
         unheard = [n for n in given.at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
         if unheard and len(unheard) == len(given.at):
-            raise InputError(
-                f"at={sorted(given.at)}: no layer there can have masks: none stands on the network's input or output"
-            )
+            raise InputError(f"at={sorted(given.at)}: no layer there can have masks")
         if not any(isinstance(part, Masked) for part in new.modules()):
-            where = "behind the first" if self.position == "before" else "before the last"
-            advice = "; Masksembles(fewest=2) would take narrower ones" if self.fewest > 2 else ""
-            raise ConversionError(f"no layer {where} has {self.fewest} channels or more, so there is nothing to mask{advice}")
+            where = "after the first" if self.position == "before" else "before the last"
+            advice = "; Masksembles(fewest=2) masks narrower layers" if self.fewest > 2 else ""
+            raise ConversionError(f"nothing to mask: no layer {where} has {self.fewest} channels or more{advice}")
         for layer, key, own in _sites(new, given.seed):
             layer.overlap[key] = overlap(_table(getattr(layer, key).numel(), self.members, layer.ones, own))
         return new
 
     @property
     def ratio(self) -> float:
-        """How much wider layers are made, so that each mask leaves `capacity` of the given channels."""
+        """The factor by which layers are widened, so that each mask keeps `capacity` of the given channels."""
         members = self.of or self.members
         return self.capacity * columns_per_one(members, self.scale) if self.width == "grow" else 1.0
 
     def _width(self, layer: Any) -> int:
-        """How many channels a layer has where its mask stands."""
+        """The number of channels that a layer's mask covers."""
         if isinstance(layer, nn.MultiheadAttention):
             return layer.embed_dim
         return channels(layer)[0 if self.position == "before" else 1]
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
-        """Member m's masks."""
+        """Sets member m's masks."""
         new = detached_copy(network, {})
         for layer, key, own in _sites(new, given.seed):
             buffer = getattr(layer, key)
@@ -145,12 +132,12 @@ class Masksembles(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """The masks; the plan says how many ones they have, and why a layer has none."""
+        """Gives members the masks. The plan says how many ones they have, and why a layer has none."""
         tensors, because = set(), {}
         ends = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Masked):
-                tensors |= {f"{name}.{key}" if name else key for key in masks_in(layer)}
+                tensors |= {join_name(name, key) for key in masks_in(layer)}
                 features = self._width(layer)
                 scale = effective_scale(features, self.members, layer.ones)
                 iou = sum(layer.overlap.values()) / len(layer.overlap)
@@ -159,32 +146,32 @@ class Masksembles(Method):
             if name not in because and name in ends:
                 because[name] = f"on the network's {'input' if self.position == 'before' else 'output'}"
             elif name not in because and self._width(layer) < self.fewest:
-                because[name] = f"{self._width(layer)} channels are too few for masks, which need {self.fewest}"
+                because[name] = f"{self._width(layer)} channels, fewer than fewest={self.fewest}"
         resizing = getattr(structure.model, "resizing", None)
         note = f"{resizing}: the given weights are not used" if resizing and self.width == "grow" else ""
         return Layout(tensors=frozenset(tensors), because=because, note=note)
 
     def subset(self, count: int) -> Masksembles:
-        """Layers stay as wide as they are."""
+        """Fewer members with layers of the same width."""
         return replace(self, members=count, of=self.of or self.members)
 
     def bake(self, member: nn.Module) -> None:
-        """Works masks into weights."""
+        """Multiplies the masks into the weights."""
         for layer in member.modules():
             if isinstance(layer, Masked):
                 layer.work_in()
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
-        """Each member without the channels that its masks drop."""
+        """Removes from each member the channels that its masks drop."""
         masked = {name: layer.mask for name, layer in ensemble.template.named_modules() if isinstance(layer, Masked)}
         return compact_members(ensemble, masked, self.position)
 
     def neutral(self) -> Masksembles:
-        """Masks of ones."""
+        """One member whose masks are all ones."""
         return replace(self, members=1, scale=1.0, width="same", capacity=1.0, of=None)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """With feed="split", each row by one member."""
+        """With feed="split", each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
@@ -194,15 +181,15 @@ def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
     return masks_of(features, members, ones, torch.Generator().manual_seed(seed)).bool()
 
 
-class Masked(Converted):
-    """A layer with a mask: what is in its class before the layer's own."""
+class Masked:
+    """Mixin of a layer with a mask; it is placed before the layer's own class."""
 
     mask: Tensor
     ones: int
     overlap: dict[str, float]
 
     def work_in(self) -> None:
-        """Becomes the plain layer with the weights that its mask leaves it."""
+        """Turns into the plain layer, with the mask in its weights."""
         raise NotImplementedError
 
 
@@ -212,7 +199,7 @@ def masks_in(layer: Any) -> list[str]:
 
 
 def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:
-    """Every layer with masks, the masks' name, and the seed by which they are drawn."""
+    """Yields each mask's layer, its name, and the seed that it is drawn by."""
     for index, layer in enumerate(part for part in network.modules() if isinstance(part, Masked)):
         for key in masks_in(layer):
             yield layer, key, member_seed(seed, 2 * index + (key != "mask"))
@@ -225,7 +212,7 @@ def _unmasked(layer: Any) -> None:
 
 
 class MaskedBefore(Masked):
-    """A layer that sees only its mask's share of what it takes."""
+    """Mixin that masks the inputs of a layer."""
 
     takes_rows = True
 
@@ -235,7 +222,7 @@ class MaskedBefore(Masked):
         return super().forward(input * along_channels(layer, self.mask, input), *args, **kwargs)  # type: ignore[misc]
 
     def work_in(self) -> None:
-        """Becomes the plain layer with the weights that its mask leaves it."""
+        """Turns into the plain layer, with the mask in its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask, self.mask.new_ones(channels(layer)[1]))
         _unmasked(layer)
@@ -243,7 +230,7 @@ class MaskedBefore(Masked):
 
 
 class MaskedAfter(Masked):
-    """A layer that gives only its mask's share."""
+    """Mixin that masks the outputs of a layer."""
 
     takes_rows = True
 
@@ -254,7 +241,7 @@ class MaskedAfter(Masked):
         return y * along_channels(layer, self.mask, y)
 
     def work_in(self) -> None:
-        """Becomes the plain layer with the weights that its mask leaves it."""
+        """Turns into the plain layer, with the mask in its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask.new_ones(channels(layer)[0]), self.mask)
         bias = None if layer.bias is None else layer.bias * self.mask
@@ -263,7 +250,7 @@ class MaskedAfter(Masked):
 
 
 class MaskedAttention(Masked, nn.MultiheadAttention):
-    """Attention with masks before its projections: one for what comes in, one for its output's."""
+    """Attention with a mask on its inputs and a mask before its output projection."""
 
     mask_out: Tensor
 
@@ -282,19 +269,19 @@ class MaskedAttention(Masked, nn.MultiheadAttention):
         return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
-        """Those of query, key and value, and of the output."""
+        """The weights of query, key and value, and of the output projection."""
         read = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
         return read, self.out_proj.weight * self.mask_out
 
     def work_in(self) -> None:
-        """Becomes plain attention with the weights that its masks leave it."""
+        """Turns into plain attention, with the masks in its weights."""
         weights, out = self.weights()
         _unmasked(self)
         restore_projections(self, weights, out)
 
 
 class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
-    """Attention with a mask behind it."""
+    """Attention with a mask on its outputs."""
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Shape: as the module's own."""
@@ -302,7 +289,7 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
         return output * self.mask, maps
 
     def work_in(self) -> None:
-        """Becomes plain attention with the weights that its mask leaves it."""
+        """Turns into plain attention, with the mask in its weights."""
         out, bias = self.out_proj.weight * self.mask[:, None], self.out_proj.bias
         if bias is not None:
             self.out_proj.bias = nn.Parameter((bias * self.mask).detach(), requires_grad=bias.requires_grad)
@@ -312,7 +299,7 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
 
 
 def mask(layer: Any, position: str, ones: int) -> None:
-    """Gives a layer masks of ones, in place, that are to have so many ones."""
+    """Adds masks to a layer, in place: all ones at first, later with `ones` ones each."""
     weight = next(layer.parameters())
     attention, before = isinstance(layer, nn.MultiheadAttention), position == "before"
     if attention:

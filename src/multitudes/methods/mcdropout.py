@@ -1,11 +1,11 @@
-"""MCDropout: one network, in which units are dropped at prediction too, each member with a draw of its own.
+"""MCDropout: one network with dropout at prediction too; each member is one dropout mask.
 
 Gal, Ghahramani, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning", ICML 2016,
 https://arxiv.org/abs/1506.02142
 
-Training is that of ordinary dropout: each row and unit by itself, one pass. At prediction each member has one mask of the shape
-of a row's activation, the same for all rows, so that what is predicted does not depend on batches; with `filterwise` it is one
-over channels. Dropout modules of the model become live, or dropout is put before layers or norms.
+Training is ordinary dropout: every unit of every row is dropped independently, in one pass. At prediction each member has one
+mask of the shape of a row's activation, the same for all rows, so that predictions do not depend on how rows are batched; with
+`filterwise` it is a mask over channels. The model's dropout modules become live, or dropout is added before layers or norms.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import detached_copy, names_matching
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
 from multitudes.methods.layers.dropout import FILTERWISE, DropoutBefore, LiveDropout, MaskedDropout, measure, reset_call_counts
+from multitudes.settings import Count, Rate, as_tuple, check_rules
 
 WORDS = ("auto", "existing", "layers", "norm")
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-"""Dropout that puts something else in place of what it drops, and shifts the rest."""
+"""Dropout that replaces dropped units by a constant and rescales the rest: not a mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(Method):
     """A mask for each member and dropout: ``[M, B, ...]``."""
 
-    members: int = 10
+    members: Count = 10
 
-    p: float | None = None
-    """How many units are dropped; None for the rates of the model's own dropout, and 0.1 elsewhere."""
+    p: Rate | None = None
+    """The dropout rate; None keeps the rates of the model's own dropout, and takes 0.1 for added dropout."""
 
     position: str | tuple[str, ...] = "auto"
-    """Where: "existing" dropout modules, before "layers" but the first, before each "norm", or globs of modules; "auto" for
-    existing ones if any has a rate above 0, else layers."""
+    """Where units are dropped: in "existing" dropout modules, before all "layers" but the first, before each "norm", or before
+    modules named by globs. "auto" takes existing dropout if its rate is above 0, else layers."""
 
     filterwise: bool = False
     """Whether whole channels are dropped."""
 
     reduction: Literal["sum", "mean"] = "mean"
-    """How draws' losses are joined, where there are several."""
+    """How the losses of several draws become one."""
 
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
@@ -61,19 +62,14 @@ class MCDropout(Method):
     origin: ClassVar[str] = "drawn by the seed"
 
     def __post_init__(self) -> None:
+        as_tuple(self, "position")
         super().__post_init__()
-        if isinstance(self.position, list):
-            object.__setattr__(self, "position", tuple(self.position))
-        wrong = isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p < 1
-        if self.p is not None and wrong:
-            raise InputError(f"MCDropout(p={self.p!r}): give a number from 0 on and below 1, or None")
         globs = (self.position,) if isinstance(self.position, str) else self.position
-        placed = isinstance(globs, tuple) and all(isinstance(glob, str) and glob for glob in globs)
-        if not self.position or not placed or not isinstance(self.filterwise, bool):
-            raise InputError(f"MCDropout(position={self.position!r}, filterwise={self.filterwise!r}): give a place, and a bool")
+        empty = not globs or not all(globs)
+        check_rules(self, (empty, "position", "position must name a place: 'layers', 'norm', or globs of modules"))
 
     def sites(self, structure: Structure) -> list[str]:
-        """The modules that drop, or before which is dropped."""
+        """The names of the dropout modules, or of the modules that get dropout before them."""
         model = structure.model
         existing = self._existing(structure)
         where = self.position
@@ -86,7 +82,7 @@ class MCDropout(Method):
             first = first_layers(structure)
             known = [n for n, part in known_layers(model) if not isinstance(part, nn.MultiheadAttention)]
             found = [n for n in known if n not in first and n in structure.order]
-            missing = "no layer behind the first"
+            missing = "no layer after the first"
         elif where == "norm":
             found = [n for n, part in model.named_modules() if is_norm(part) and n in structure.order]
             missing = "no norm layer"
@@ -101,22 +97,24 @@ class MCDropout(Method):
         return found
 
     def refused(self, structure: Structure) -> dict[str, str]:
-        """Before layers, those of which nothing is known: whether something should be dropped before them is not either."""
+        """With dropout before layers, refuses layers of unknown types."""
         before_layers = self.position == "layers" or (self.position == "auto" and not self._existing(structure))
         return unknown_layers(structure) if before_layers else {}
 
     def _existing(self, structure: Structure) -> list[str]:
-        """Dropout modules that run, with a rate above 0."""
+        """The dropout modules that the example runs, with a rate above 0."""
         parts = [(n, part) for n, part in structure.model.named_modules() if n in structure.order]
         return [n for n, part in parts if isinstance(part, _DropoutNd) and not isinstance(part, ALPHA) and part.p > 0]
 
     def prepare(self, given: Given) -> nn.Module:
-        """The model with live dropout, of which nothing is drawn yet."""
+        """Makes dropout live; no mask is drawn yet."""
         new = detached_copy(given.model, {})
         for name in self.sites(given.structure):
             part: Any = new.get_submodule(name)
             if isinstance(part, ALPHA):
-                raise ConversionError(f"{name} is a {type(part).__name__}, which is no mask: it shifts what it keeps")
+                raise ConversionError(
+                    f"{name} is a {type(part).__name__}, which is not a mask: it shifts the units that it keeps"
+                )
             if isinstance(part, _DropoutNd):
                 rate = part.p if self.p is None else self.p
                 make_drawing(
@@ -132,11 +130,11 @@ class MCDropout(Method):
         return new
 
     def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
-        """The shapes in which each dropout is called, and where its rows are."""
+        """Records the shape of each dropout call, and the axis of its rows."""
         return measure(network, inputs, batch_axis)
 
     def layout(self, structure: Structure) -> Layout:
-        """The masks, and the seeds; the plan names dropout that stays off."""
+        """Gives members the masks and the seeds. The plan names dropout that stays off at prediction."""
         because = {
             name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, LiveDropout) else 'before it'}"  # type: ignore[attr-defined]
             for name, layer in drawing_layers(structure.model)
@@ -146,7 +144,7 @@ class MCDropout(Method):
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because, note=note)
 
     def bake(self, member: nn.Module) -> None:
-        """Keeps a member's masks, which no weight can hold; a part of one, kept on purpose, is as it was given."""
+        """Keeps the masks of a member, since no weight can hold them; restores the layers of a part that keep= excludes."""
         if SEEDS in member._buffers:
             delattr(member, SEEDS)
             if any(len(layer.slots) > 1 for _, layer in drawing_layers(member)):  # type: ignore[attr-defined]
@@ -156,33 +154,33 @@ class MCDropout(Method):
             remove_draws(layer)
 
     def neutral(self) -> MCDropout:
-        """Nothing dropped."""
+        """One member that drops nothing."""
         return replace(self, members=1, p=0.0)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """Ordinary dropout."""
+        """One pass of ordinary dropout."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member else replace(whole, kwargs={**whole.kwargs, "draws": [0]})
 
     def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """Nothing: torch's own randomness drops each unit of each row."""
+        """Empty masks: in training, torch drops each unit of each row."""
         buffers = dict(network.named_buffers())
         return {name: buffers[name].new_zeros(1, 0) for name in drawn_names(network)}
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
-        """That of the one pass."""
+        """The loss of the one pass."""
         if "draws" not in batch.kwargs:
             return super().loss(outputs, batch, criterion)
         return criterion(tree.take(outputs, 0), batch.target)
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """Each unit may be there or not."""
+        """2 to the number of masked units."""
         masks = [b for n, b in ensemble.template.named_buffers() if n in drawn_names(ensemble.template)]
         return int(2 ** sum(mask[0].numel() for mask in masks))
 
 
 def _quiet(part: nn.Module) -> bool:
-    """Whether a module may drop in training, and is none of ours."""
+    """Whether a module may drop units in training, and not at prediction."""
     if isinstance(part, nn.MultiheadAttention):
         return part.dropout > 0
     if isinstance(part, nn.RNNBase):

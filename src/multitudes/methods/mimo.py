@@ -3,16 +3,16 @@
 Havasi, Jenatton, Fort, Liu, Snoek, Lakshminarayanan, Dai, Tran, "Training independent subnetworks for robust prediction",
 ICLR 2021, https://arxiv.org/abs/2010.06610
 
-The first layer is as wide as M inputs side by side, and there are M heads. In training each slot has examples of its own, and
-head m learns what is in slot m; at prediction the same example is in all slots. A first layer on M inputs side by side is the
-sum of M first layers, one for each slot: so its weight has a member axis, and what it gives is added up over slots. With the
-same example in all slots that is one layer with the sum of the weights, and the network is one with M heads.
+The first layer takes M inputs side by side, and there are M heads. In training each slot holds a different example, and head m
+learns the label of slot m. At prediction all slots hold the same example. A first layer on M inputs equals the sum of M first
+layers, one for each slot: its weight has a member axis, and its outputs are summed over slots. With the same example in all
+slots, that is one layer with the sum of the weights: the network is then a single one with M heads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,60 +20,54 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
 from multitudes.conversion.anatomy.known_layers import along_channels, product_of
 from multitudes.conversion.anatomy.structure import Structure, heads
-from multitudes.engine.converted import Converted, converted_class
+from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import as_same_kind, detached_copy, inside, owned_modules
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Batch, Given, Layout, Method, by_rank
+from multitudes.settings import Count, between
 
 
 @dataclass(frozen=True, kw_only=True)
 class MIMO(Method):
     """M slots in, M heads out: ``[M, B, ...]``."""
 
-    members: int = 3
+    members: Count = 3
 
-    rho: float = 0.0
-    """In training, how much of a batch is the same in all slots."""
+    rho: Annotated[float, between(0, 1)] = 0.0
+    """The fraction of a training batch with the same example in all slots (§4, input repetition)."""
 
-    repeat: int = 1
-    """In training, how often each example is in a batch."""
+    repeat: Count = 1
+    """How often each example occurs in a training batch (batch repetition)."""
 
     keeps_layers: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.rho, bool) or not isinstance(self.rho, (int, float)) or not 0 <= self.rho <= 1:
-            raise InputError(f"MIMO(rho={self.rho!r}): give a number from 0 to 1")
-        if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or self.repeat < 1:
-            raise InputError(f"MIMO(repeat={self.repeat!r}): give a whole number of at least 1")
-
     def refused(self, structure: Structure) -> dict[str, str]:
-        """First layers that cannot be as wide as M inputs."""
+        """Refuses first layers that cannot take M inputs."""
         found = {}
         first, last = first_layers(structure), heads(structure)[0]
         for name in sorted(first):
             layer = structure.model.get_submodule(name)
             if product_of(layer) is None or hasattr(layer, "parametrizations"):
-                found[name] = f"a {type(layer).__name__} on the network's input cannot be as wide as several inputs"
+                found[name] = f"a {type(layer).__name__} on the network's input cannot take several inputs side by side"
             elif getattr(layer, "groups", 1) > 1:
-                found[name] = "it has groups, which would keep slots apart"
+                found[name] = "it has groups, which would separate the slots"
             elif name in last:
-                found[name] = "it is the first layer and the last, so that slots and heads would have nothing between them"
+                found[name] = "it is the first and the last layer: slots and heads would have nothing between them"
             elif any(other.rpartition(".")[0] == name for other in structure.read_elsewhere):
-                found[name] = "its weight is read outside the layer's own forward, where it would be that of all slots"
+                found[name] = "its weight is read outside the layer's own forward, where the weights of all slots would be seen"
         for name in sorted(norms_before(structure, first)):
-            found[name] = "it is a norm before the first layer, where slots stand side by side"
+            found[name] = "it is a norm before the first layer, where it would mix the slots"
         return found
 
     def prepare(self, given: Given) -> nn.Module:
-        """The model with a first layer that adds up what slots give."""
+        """Makes the first layers sum their outputs over slots."""
         first = first_layers(given.structure)
         around = reaches_around(given.model, given.inputs, first)
         if not first or around:
-            why = around or "no layer with a weight stands on its input"
-            raise ConversionError(f"MIMO cannot take this {type(given.model).__name__}: {why}")
+            why = around or "no layer with a weight reads its input"
+            raise ConversionError(f"MIMO cannot convert this {type(given.model).__name__}: {why}")
         new = detached_copy(given.model, {})
         for name in first:
             layer: Any = new.get_submodule(name)
@@ -83,34 +77,34 @@ class MIMO(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """The first layers' weights, and the heads."""
+        """Gives members the first layers' weights, and the heads."""
         slotted = {name for name, part in structure.model.named_modules() if isinstance(part, Slotted)}
         last, loose = heads(structure)
         modules = owned_modules(structure.model, lambda name: inside(name, frozenset(last)))
         weights = frozenset(f"{name}.weight" if name else "weight" for name in slotted)
-        because = dict.fromkeys(slotted, "as wide as all slots together: each member has its own weight")
+        because = dict.fromkeys(slotted, "one weight for each slot; the outputs are summed")
         note = f"first layers: {', '.join(sorted(slotted))}; heads: {', '.join(sorted(last | loose))}"
         return Layout(modules, frozenset(loose), summed=weights, because=because, note=note)
 
     @property
     def trains_by_part(self) -> bool:
-        """Slots have examples of their own."""
+        """True: in training, each slot holds a different example."""
         return True
 
     def bake(self, member: nn.Module) -> None:
-        """Adds up the slots' weights."""
+        """Sums the weights of the slots."""
         for layer in member.modules():
             if isinstance(layer, Slotted):
                 layer.join()
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """A shuffle of the batch for each slot; with rho, the end of it is the same in all of them."""
+        """Shuffles the batch for each slot; a fraction `rho` at the end is the same in all slots."""
         if per_member:
             return super().batch(inputs, target, rng, per_member, count)
         return replace(super().batch(inputs, target, rng, per_member, count), slots=self.slots(count, by_rank(rng)))
 
     def slots(self, count: int, rng: torch.Generator) -> Tensor:
-        """The rows in each slot, ``[M, L]``: of L = count repeat, the first int(L (1 − rho)) in an order of its own."""
+        """The rows in each slot, ``[M, L]`` with L = count · repeat: each slot shuffles its first int(L (1 − rho)) rows."""
         common = torch.arange(count).repeat(self.repeat)
         common = common[torch.randperm(len(common), generator=rng)]
         free = int(len(common) * (1 - self.rho))
@@ -118,7 +112,7 @@ class MIMO(Method):
         return torch.stack([torch.cat([mine, common[free:]]) for mine in own])
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
-        """One network with M heads, whose first layer has the sum of the slots' weights."""
+        """Makes a MultiHead ensemble whose first layer has the sum of the slots' weights."""
         template = detached_copy(ensemble.template, {})
         self.bake(template)
         engine = replace(
@@ -134,7 +128,7 @@ class MIMO(Method):
         counts = counts and replace(
             counts, parameters=counts.parameters - extra, parameters_each=counts.parameters_each - slot
         )  # fmt: skip
-        note = "compact: the first layer has the sum of the weights of all slots"
+        note = "compact: the first layer has the sum of the slots' weights"
         converted = tuple(e for e in ensemble.plan.converted if f"{e.name}.weight" not in ensemble.engine.summed)
         shared = tuple(e for e in ensemble.plan.converted if f"{e.name}.weight" in ensemble.engine.summed)
         shared = tuple(replace(e, reason="the sum over all slots") for e in shared)
@@ -145,15 +139,15 @@ class MIMO(Method):
         return Ensemble(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
 
 
-class Slotted(Converted):
-    """A first layer with a weight for each slot: what is in its class before the layer's own."""
+class Slotted:
+    """Mixin of a first layer with a weight for each slot; it is placed before the layer's own class."""
 
     weight: nn.Parameter
     bias: Tensor | None
     product: Any
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Shape: as the layer's own. All slots' weights stand for one example in all slots; one slot's, for its own."""
+        """Shape: as the layer's own. Weights of all slots ``[M, ...]`` are summed: all slots hold the same example."""
         layer: Any = self
         stored = self.weight
         usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
@@ -167,7 +161,7 @@ class Slotted(Converted):
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
     def join(self) -> None:
-        """Becomes the plain layer with the sum of the slots' weights."""
+        """Turns into the plain layer with the sum of the slots' weights."""
         layer: Any = self
         usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
         if self.weight.ndim > usual:

@@ -1,22 +1,22 @@
-"""Packed-Ensembles: M thin networks side by side, at about the cost of one.
+"""Packed-Ensembles: M thin networks side by side, at about the cost of one network.
 
 Laurent, Lafage, Tartaglione, Daniel, Martinez, Bursuc, Franchi, "Packed-Ensembles for Efficient Uncertainty Estimation",
 ICLR 2023, https://arxiv.org/abs/2210.09184
 
 A Packed-Ensemble (α, M, γ) is a network α times as wide whose layers have M γ groups, so that M networks of α/M of the
-width run side by side, each with γ groups inside. That is what is made here: the model resized to α/M of its width, its
-layers in γ groups, and M of them stacked. A layer of C inputs, D outputs and kernels of size s has M (αC/M) (αD/M) s² / γ
-weights (§4.2): with α = √M and γ = 1 as many as the single network's.
+width run side by side, each with γ groups inside. Here the model is resized to α/M of its width, its
+layers are divided into γ groups, and M of them are stacked. A layer of C inputs, D outputs and kernels of size s has
+M (αC/M) (αD/M) s² / γ weights (§4.2); with α = √M and γ = 1 that is the single network's number.
 
-γ follows appendix B of the supplement: at least 64 channels in each group, or γ shrinks; none in the first layer, nor in the
-first layers of a residual block; shortcuts take it. What ``at=`` says of a layer stands instead of these rules.
+γ follows appendix B of the supplement: a group has at least 64 channels, or γ shrinks; the first layer and the first layers
+of residual blocks have no groups; shortcuts do. ``at=`` overrides these rules for single layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Given, Layout, Method
+from multitudes.settings import Count, at_least, check_rules
 
 CHANNELS_PER_GROUP = 64
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -37,34 +38,29 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Packed(Method):
     """M networks of α/M of the width: ``[M, B, ...]``."""
 
-    alpha: float = 2.0
-    """How many times as wide all members together are, α, from 1 to M."""
+    alpha: Annotated[float, at_least(1)] = 2.0
+    """α, from 1 to M: the width of all members together, as a multiple of the given network's."""
 
-    gamma: int = 1
+    gamma: Count = 1
     """Groups within each member, γ."""
 
     pretrained: bool = False
-    """Whether each member keeps its own share of the given model's channels, instead of starting anew."""
+    """Whether each member keeps a subset of the given model's trained channels, instead of fresh weights."""
 
-    of: int | None = None
-    """Of a subset: how many members there were, whose widths together are α."""
+    of: Count | None = None
+    """Set by `subset`: the number of members that α was divided by."""
 
     origin: ClassVar[str] = "channels of the given model"
     layer_settings: ClassVar[tuple[str, ...]] = ("gamma",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.of is not None and (isinstance(self.of, bool) or not isinstance(self.of, int) or self.of < 1):
-            raise InputError(f"Packed(of={self.of!r}): of must be a whole number of at least 1")
-        if self.of is not None and self.of < self.members:
-            raise InputError(f"Packed(members={self.members}, of={self.of}): of must be what members are a subset of")
         most = self.of or self.members
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 1 <= self.alpha <= most:
-            raise InputError(f"Packed(members={self.members}, alpha={self.alpha!r}): alpha must be a number from 1 to {most}")
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int) or self.gamma < 1:
-            raise InputError(f"Packed(gamma={self.gamma!r}): gamma must be a whole number of at least 1")
-        if not isinstance(self.pretrained, bool):
-            raise InputError(f"Packed(pretrained={self.pretrained!r}): say True or False")
+        check_rules(
+            self,
+            (most < self.members, "members of", "of must be at least members, which are a subset of it"),
+            (self.alpha > most, "members alpha", f"alpha must be a number from 1 to {most}"),
+        )
 
     @property
     def ratio(self) -> float:
@@ -72,10 +68,10 @@ class Packed(Method):
         return self.alpha / (self.of or self.members)
 
     def prepare(self, given: Given) -> nn.Module:
-        """One member: the model resized to α/M, in γ groups."""
+        """Makes one member: the model at α/M of its width, in γ groups."""
         if self.pretrained:
             if given.factory is not None:
-                raise InputError("Packed(pretrained=True) takes channels of a trained model: give the model, not a factory")
+                raise InputError("Packed(pretrained=True) needs a trained model, not a factory")
             return self.start(given, given.model, 0)
         same = self.ratio == 1
         thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed)
@@ -83,21 +79,21 @@ class Packed(Method):
 
     @property
     def keeps_weights(self) -> bool:
-        """By `pretrained`."""
+        """Whether `pretrained` is set."""
         return self.pretrained
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
-        """A share of the given model's channels, chosen by the member's own seed."""
+        """Keeps a subset of the given model's channels, chosen by the member's seed."""
         choose = important_and_random(member_seed(given.seed, m))
         try:
             thin = pruned(given.structure, self.ratio, choose) if self.ratio < 1 else detached_copy(given.model, {})
         except ConversionError as error:
-            what = str(error).replace(ADVICE, "Packed(pretrained=False) starts anew, and takes a factory too")
+            what = str(error).replace(ADVICE, "Packed(pretrained=False) starts with fresh weights, and also takes a factory")
             raise ConversionError(what) from error
         return self._grouped(reported(given.structure, thin, self.ratio, "channels, whose weights are kept"), given)
 
     def layout(self, structure: Structure) -> Layout:
-        """Everything carries members."""
+        """Gives members every tensor."""
         return Layout(owned_modules(structure.model, lambda _: True), note=str(getattr(structure.model, "resizing", "")))
 
     def neutral(self) -> Packed:
@@ -105,7 +101,7 @@ class Packed(Method):
         return replace(self, members=1, alpha=1.0, gamma=1, pretrained=False, of=None)
 
     def subset(self, count: int) -> Packed:
-        """Members keep their width."""
+        """Fewer members of the same width."""
         return replace(self, members=count, of=self.of or self.members)
 
     def _grouped(self, thin: nn.Module, given: Given) -> nn.Module:
@@ -122,7 +118,7 @@ class Packed(Method):
 
 
 def important_and_random(seed: int) -> Chooser:
-    """Half of the channels that stay are the most important ones, the others are drawn from the rest."""
+    """Chooses channels: half are the most important ones, the others are drawn at random from the rest."""
     generator = torch.Generator().manual_seed(seed)
 
     def choose(importance: Tensor, keep: int) -> list[int]:
@@ -135,7 +131,7 @@ def important_and_random(seed: int) -> Chooser:
 
 
 def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[str, int]:
-    """The layers that are divided, and into how many groups: by the rules, or as `at` says of a layer or what it lies in."""
+    """The number of groups of each layer to divide: by γ and its rules, or by `at` for the modules that it names."""
     skipped = {*structure.layers()[:1], *(block_starts(structure) if gamma > 1 else ())}
     found, unheard = {}, set(at.values())
     for name in structure.layers():
@@ -148,7 +144,7 @@ def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[s
         if said:
             groups = own * said[-1]
             if any(side % groups for side in sides):
-                raise InputError(f"at= says gamma={said[-1]} for {name}: {groups} groups do not divide its {sides} channels")
+                raise InputError(f"at= gives {name} gamma={said[-1]}, but {groups} groups do not divide its {sides} channels")
         else:
             allowed = [own * t for t in range(1, gamma + 1) if not any(s % (own * t) for s in sides)]
             wide = [g for g in allowed if min(sides) // g >= CHANNELS_PER_GROUP]
@@ -158,27 +154,27 @@ def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[s
     if unheard:
         names = [name for name, times in at.items() if times in unheard]
         raise InputError(
-            f"at= has gamma for {', '.join(names)}, where no Linear or Conv1d to Conv3d layer is run: only these take it"
+            f"at= gives gamma to {', '.join(names)}, which has no Linear or Conv1d to Conv3d layer: only these take it"
         )
     return found
 
 
 def _sides(layer: Any) -> tuple[int, tuple[int, int]]:
-    """The groups that a layer has, and its numbers of inputs and outputs."""
+    """A layer's number of groups, and its numbers of inputs and outputs."""
     if isinstance(layer, nn.Linear):
         return 1, (layer.in_features, layer.out_features)
     return layer.groups, (layer.in_channels, layer.out_channels)
 
 
 class GroupedLinear(nn.Linear):
-    """A linear layer in groups: the first inputs make the first outputs, and so on."""
+    """A linear layer in groups: the first group of inputs feeds the first group of outputs, and so on."""
 
     def __init__(self, inputs: int, outputs: int, groups: int, bias: bool = True) -> None:
         super().__init__(inputs // groups, outputs, bias)
         self.in_features, self.groups = inputs, groups
 
     def extra_repr(self) -> str:
-        """As a linear layer's, with its groups."""
+        """That of a linear layer, with the number of groups."""
         return f"{super().extra_repr()}, groups={self.groups}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,7 +186,7 @@ class GroupedLinear(nn.Linear):
 
 
 def regrouped(model: nn.Module, groups: Mapping[str, int]) -> nn.Module:
-    """A copy whose named layers are in so many groups; of their weights the blocks on the diagonal stay."""
+    """Copies a model with the named layers in groups; their weights keep the diagonal blocks."""
     new = detached_copy(model, {})
     for name, count in groups.items():
         layer: Any = new.get_submodule(name)

@@ -1,12 +1,12 @@
-"""Single: the network itself, as an ensemble of one. The baseline of every comparison; it keeps the weights it is given."""
+"""Single: one network, as an ensemble of one member. The baseline of every comparison; it keeps the given weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.errors import InputError
 from multitudes.method import Layout, Method
+from multitudes.settings import check_rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,8 @@ class Single(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.members != 1:
-            raise InputError(f"Single(members={self.members}): it is one network; for several, Deep(members={self.members})")
+        check_rules(self, (self.members != 1, "members", f"it is one network; for several, Deep(members={self.members})"))
 
     def layout(self, structure: Structure) -> Layout:
-        """Nothing carries members: the given tensors are the one member's."""
+        """No tensor gets a member axis: the given tensors are the member's."""
         return Layout(note="the given network, with its weights")

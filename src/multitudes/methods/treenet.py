@@ -1,11 +1,11 @@
-"""TreeNet: a shared trunk, and from a split on a branch for each member.
+"""TreeNet: a shared trunk that splits into one branch for each member.
 
 Lee, Purushwalkam, Cogswell, Crandall, Batra, "Why M Heads are Better than One: Training a Diverse Ensemble of Deep
 Networks", 2015, https://arxiv.org/abs/1511.06314; as a baseline of Havasi et al., ICLR 2021: on a WideResNet-28-10 the
 first two residual groups are shared, the last group and the output layer are trained separately for each member.
 
-Branches start differently and are trained on the same labels; the trunk receives the sum of their gradients. BatchNorm
-has one set of statistics in the trunk and one for each branch.
+Branches differ in their initialisation and are trained on the same labels; the trunk receives the sum of their gradients.
+BatchNorm has one set of statistics in the trunk and one in each branch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class TreeNet(Method):
     """A shared trunk and M branches: ``[M, B, ...]``."""
 
     split: str | None = None
-    """The module, by name or glob, with which the branches begin; None takes the children that run last and hold at
-    least a third of the blocks."""
+    """The module, by name or glob, where the branches begin; None takes the last modules that hold at least a third of the
+    blocks."""
 
     def layout(self, structure: Structure) -> Layout:
-        """Everything that first runs at the split or later carries members."""
+        """Gives members every module that first runs at the split or later."""
         split = self._first(structure)
         start = structure.started(split)
         if start is None:

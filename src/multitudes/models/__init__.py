@@ -1,4 +1,13 @@
-"""The papers' networks, each with a `width` that makes it thinner or wider: classes, and what the tables use by name."""
+"""The networks of the papers. Every class takes `width=`, a factor on all its hidden widths.
+
+Classes     ResNet, WideResNet, PyramidNet, ViT, MLP, LeNet, SmallCNN, all of them a Network
+By name     resnet18, wideresnet28_10, ... as the papers' tables have them
+
+>>> from multitudes import models
+>>> net = models.resnet18(classes=100, width=0.25)
+>>> sum(p.numel() for p in net.parameters())
+713076
+"""
 
 from multitudes.models.mlp import MLP as MLP
 from multitudes.models.network import Network as Network

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons of the papers: for 1-D and tabular regression, for 2-D toy data, and EMP's deep one."""
+"""Multilayer perceptrons, as the papers use for toy data and for tabular regression."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from multitudes.models.network import Network
 
 
 class MLP(Network):
-    """Linear layers with ReLU in between.
+    """Multilayer perceptron: linear layers with ReLU in between.
 
-    norm="hidden" puts BatchNorm behind every hidden layer and before its ReLU, "all" behind the input too; its γ starts at
-    `gamma`. A `dropout` rate puts dropout behind the input and every hidden layer.
+    inputs, hidden, outputs  sizes of the input, of the hidden layers (times `width`) and of the output
+    norm     "hidden": BatchNorm after every hidden layer, before its ReLU. "all": after the input too
+    gamma    initial γ of BatchNorm
+    dropout  rate of dropout after the input and after every hidden layer; 0 for none
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class MLP(Network):
     ) -> None:
         super().__init__(locals())
         if norm not in ("none", "hidden", "all"):
-            raise InputError(f"MLP(norm={norm!r}): say 'none', 'hidden' or 'all'")
+            raise InputError(f"MLP(norm={norm!r}): give 'none', 'hidden' or 'all'")
         sizes = [inputs, *(self.scaled(size) for size in hidden)]
         layers: list[nn.Module] = [nn.BatchNorm1d(inputs)] if norm == "all" else []
         if dropout:
@@ -46,7 +48,7 @@ class MLP(Network):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """As torch starts layers, with BatchNorm's γ as it is set."""
+        """Initialises layers as torch does, and BatchNorm's γ with `gamma`."""
         for part in self.modules():
             if isinstance(part, nn.Linear):
                 part.reset_parameters()

@@ -1,4 +1,4 @@
-"""Network: what our models have in common. Each knows its arguments, so that it can be made again, at any width."""
+"""Network: base class of the models. It stores the constructor's arguments, so that a network can be rebuilt at any width."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ N = TypeVar("N", bound="Network")
 
 
 class Network(nn.Module):
-    """A network with its arguments, `width` among them, by which every hidden width is multiplied."""
+    """A network that stores its constructor's arguments; every hidden width is multiplied by `width`."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
         width = arguments["width"]
         if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width < math.inf:
-            raise InputError(f"{type(self).__name__}(width={width!r}): give a number above 0, by which widths are multiplied")
+            raise InputError(f"{type(self).__name__}(width={width!r}): give a number above 0, the factor on all hidden widths")
         self.arguments = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
 
     def resized(self: N, ratio: float) -> N:
-        """The same architecture with every hidden width times `ratio`, newly initialised."""
+        """Returns the same architecture with every hidden width times `ratio`, newly initialised."""
         return type(self)(**{**self.arguments, "width": self.arguments["width"] * ratio})
 
     def scaled(self, width: int, multiple: int = 1) -> int:
-        """A hidden width as it is at this network's `width`, to the nearest multiple of what must divide it."""
+        """Multiplies a hidden width by `width` and rounds it to the nearest multiple of `multiple`."""
         return nearest(width * self.arguments["width"], multiple)
 
 
-def he(parts: Iterable[nn.Module]) -> None:
-    """He initialisation of convolutions by their outputs, biases at zero; norms and linear layers as torch starts them."""
+def he_init(parts: Iterable[nn.Module]) -> None:
+    """Initialises convolutions by He's rule (fan-out), their biases with zero, norms and linear layers as torch does."""
     for part in parts:
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
@@ -44,5 +44,5 @@ def he(parts: Iterable[nn.Module]) -> None:
 
 
 def nearest(width: float, multiple: int = 1) -> int:
-    """The nearest positive multiple of what must divide a width; halves go up."""
+    """Rounds a width to the nearest positive multiple of `multiple`; halves go up."""
     return max(1, math.floor(width / multiple + 0.5)) * multiple

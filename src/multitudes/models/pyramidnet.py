@@ -1,4 +1,4 @@
-"""PyramidNet: residual networks that widen a little in every block.
+"""PyramidNet: residual networks that get a little wider in every block.
 
 Han, Kim, Kim, "Deep Pyramidal Residual Networks", CVPR 2017, https://arxiv.org/abs/1610.02915
 
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.errors import InputError
-from multitudes.models.network import Network, he
+from multitudes.models.network import Network, he_init
 
 
 class Pyramidal(nn.Module):
-    """Norm, convolution, norm, activation, convolution, norm; the shortcut is pooled and padded."""
+    """Block of norm, convolution, norm, ReLU, convolution, norm; the shortcut is pooled and padded with zero channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -35,18 +35,24 @@ class Pyramidal(nn.Module):
 
 
 class PyramidNet(Network):
-    """PyramidNet-depth-alpha with basic blocks, for 32×32 images."""
+    """PyramidNet with basic blocks for 32×32 images; `depth` is 6 n + 2, `alpha` the channels added over all blocks."""
 
     group1: nn.Sequential
     group2: nn.Sequential
     group3: nn.Sequential
 
     def __init__(
-        self, depth: int = 110, alpha: int = 270, *, classes: int = 100, width: float = 1.0, channels: int = 3
+        self,
+        depth: int = 110,
+        alpha: int = 270,
+        *,
+        classes: int = 100,
+        width: float = 1.0,
+        channels: int = 3,
     ) -> None:
         super().__init__(locals())
         if (depth - 2) % 6:
-            raise InputError(f"PyramidNet(depth={depth}): the depth must be 6 n + 2, as 110")
+            raise InputError(f"PyramidNet(depth={depth}): give 6 n + 2, such as 110")
         count = (depth - 2) // 2
         widths = [self.scaled(round(16 + k * alpha / count)) for k in range(count + 1)]
         self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
@@ -62,8 +68,8 @@ class PyramidNet(Network):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """He initialisation of convolutions, torch's of the last layer."""
-        he(self.modules())
+        """Initialises convolutions by He's rule, the last layer as torch does."""
+        he_init(self.modules())
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape: ``[B, channels, H, W]`` → ``[B, classes]``"""

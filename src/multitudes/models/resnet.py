@@ -4,8 +4,8 @@ He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, 
 Xie, Girshick, Dollár, Tu, He, "Aggregated Residual Transformations for Deep Neural Networks", CVPR 2017,
 https://arxiv.org/abs/1611.05431
 
-The CIFAR stem is one 3×3 convolution without pooling; the ImageNet stem a 7×7 convolution of stride 2 and max pooling. In
-bottlenecks the stride is in the 3×3 convolution.
+The CIFAR stem is a 3×3 convolution without pooling, the ImageNet stem a 7×7 convolution of stride 2 with max pooling.
+Bottlenecks have their stride in the 3×3 convolution.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.errors import InputError
-from multitudes.models.network import Network, he
+from multitudes.models.network import Network, he_init
 
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 class Basic(nn.Module):
-    """Two 3×3 convolutions and a shortcut."""
+    """Block of two 3×3 convolutions and a shortcut."""
 
     expansion = 1
 
@@ -42,7 +42,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions and a shortcut; the 3×3 one in groups for ResNeXt."""
+    """Block of 1×1, 3×3 and 1×1 convolutions and a shortcut; the 3×3 one is grouped in ResNeXt."""
 
     expansion = 4
 
@@ -70,7 +70,11 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 class ResNet(Network):
-    """A ResNet or ResNeXt for images."""
+    """ResNet, or ResNeXt with groups > 1, of depth 18, 34, 50, 101 or 152.
+
+    stem                 "cifar" or "imagenet"
+    groups, group_width  ResNeXt's cardinality and width of a group, 32 and 4 in ResNeXt-50 32×4d
+    """
 
     layer1: nn.Sequential
     layer2: nn.Sequential
@@ -90,18 +94,17 @@ class ResNet(Network):
     ) -> None:
         super().__init__(locals())
         if depth not in DEPTHS:
-            raise InputError(f"ResNet(depth={depth}): say one of {', '.join(map(str, DEPTHS))}")
+            raise InputError(f"ResNet(depth={depth}): choose from {', '.join(map(str, DEPTHS))}")
         if groups > 1 and depth < 50:
-            raise InputError(f"ResNet(depth={depth}, groups={groups}): only bottlenecks have groups, from depth 50 on")
+            raise InputError(
+                f"ResNet(depth={depth}, groups={groups}): groups need a depth of at least 50, whose blocks are bottlenecks"
+            )
         if stem not in ("cifar", "imagenet"):
-            raise InputError(f"ResNet(stem={stem!r}): say 'cifar' or 'imagenet'")
+            raise InputError(f"ResNet(stem={stem!r}): give 'cifar' or 'imagenet'")
         block = Basic if depth < 50 else Bottleneck
         first = self.scaled(64)
-        self.conv1 = (
-            nn.Conv2d(channels, first, 3, 1, 1, bias=False)
-            if stem == "cifar"
-            else nn.Conv2d(channels, first, 7, 2, 3, bias=False)
-        )
+        kernel, stride, padding = (3, 1, 1) if stem == "cifar" else (7, 2, 3)
+        self.conv1 = nn.Conv2d(channels, first, kernel, stride, padding, bias=False)
         self.bn1 = nn.BatchNorm2d(first)
         self.pool = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, 2, 1)
         inputs = first
@@ -118,8 +121,8 @@ class ResNet(Network):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """He initialisation of convolutions, torch's of the last layer."""
-        he(self.modules())
+        """Initialises convolutions by He's rule, the last layer as torch does."""
+        he_init(self.modules())
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape: ``[B, channels, H, W]`` → ``[B, classes]``"""

@@ -1,4 +1,4 @@
-"""Small networks: LeNet, and the SmallCNN of the MIMO paper's study of the loss landscape."""
+"""Small networks: LeNet, and the SmallCNN with which the MIMO paper studies the loss landscape."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LeNet(Network):
 
 
 class SmallCNN(Network):
-    """Three convolutions of 16, 32 and 32 filters and a last layer.
+    """CNN of three convolutions with 16, 32 and 32 filters and a linear layer.
 
     Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, https://arxiv.org/abs/2010.06610
     """

@@ -13,7 +13,7 @@ from multitudes.models.network import Network
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and around a shortcut."""
+    """Block of attention and an MLP, each with a norm before it and a residual connection around it."""
 
     def __init__(self, size: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -31,7 +31,12 @@ class Block(nn.Module):
 
 
 class ViT(Network):
-    """Patches, a class token, learned positions, and pre-norm blocks."""
+    """Vision Transformer with a class token, learned positions and pre-norm blocks.
+
+    image, patch  side of the image and of a patch, in pixels
+    size          width of the tokens; `width` scales it to a multiple of `heads`
+    ratio         hidden units of the MLPs per token width
+    """
 
     def __init__(
         self,
@@ -58,7 +63,7 @@ class ViT(Network):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Truncated normal of deviation 0.02 for matrices and tokens, zeros for biases."""
+        """Initialises matrices, token and positions by a truncated normal with deviation 0.02, biases with zero."""
         for part in self.modules():
             if isinstance(part, nn.Linear):
                 nn.init.trunc_normal_(part.weight, std=0.02)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.errors import InputError
-from multitudes.models.network import Network, he
+from multitudes.models.network import Network, he_init
 
 
 class PreActivation(nn.Module):
-    """Norm, activation and convolution, twice; the shortcut convolves the activated input where shapes change."""
+    """Block of norm, ReLU and convolution, twice; where shapes change, the shortcut is a convolution of the activated input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float, bias: bool, late_stride: bool) -> None:
         super().__init__()
@@ -36,9 +36,11 @@ class PreActivation(nn.Module):
 
 
 class WideResNet(Network):
-    """WideResNet-depth-widen for 32×32 images.
+    """WideResNet for 32×32 images; `depth` is 6 n + 4, `widen` the factor on the widths of ResNet.
 
-    bias and late_stride (the stride in a block's second convolution) give the variant of the Packed-Ensembles tables.
+    dropout            rate between the convolutions of a block
+    bias, late_stride  biases in convolutions, and the stride in the second convolution of a block: the variant in the tables
+                       of Packed-Ensembles
     """
 
     group1: nn.Sequential
@@ -59,7 +61,7 @@ class WideResNet(Network):
     ) -> None:
         super().__init__(locals())
         if depth < 10 or (depth - 4) % 6:
-            raise InputError(f"WideResNet(depth={depth}): the depth must be 6 n + 4, as 16 or 28")
+            raise InputError(f"WideResNet(depth={depth}): give 6 n + 4, such as 16 or 28")
         inputs = self.scaled(16)
         self.conv1 = nn.Conv2d(channels, inputs, 3, 1, 1, bias=bias)
         for group, (planes, stride) in enumerate(((16, 1), (32, 2), (64, 2)), start=1):
@@ -74,8 +76,8 @@ class WideResNet(Network):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """He initialisation of convolutions, torch's of the last layer."""
-        he(self.modules())
+        """Initialises convolutions by He's rule, the last layer as torch does."""
+        he_init(self.modules())
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape: ``[B, channels, H, W]`` → ``[B, classes]``"""

@@ -1,1 +1,1 @@
-"""Prediction: members' answers, and what they say together."""
+"""Prediction: the members' outputs on a dataset, their mixture and its uncertainty."""

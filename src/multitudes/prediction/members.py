@@ -1,4 +1,4 @@
-"""Members' values: what each member answers, under the names by which it was given."""
+"""Members: the outputs of every member, by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multitudes.prediction.values import CLASSES
 
 
 class Members(Mapping[str, Tensor]):
-    """Members' values by name, ``[M, N, ...]``, as they were given: "logits" or "probs", or "mean" and "variance".
+    """Members' outputs by name, ``[M, N, ...]``: "logits" or "probs" for classification, "mean" and "variance" for regression.
 
-    Also as attributes, where `probs` and `labels` are made of logits too.
+    Each is also an attribute. `members.probs` and `members.labels` are computed from logits where only those are stored.
     """
 
     def __init__(self, values: Mapping[str, Tensor], task: str) -> None:
@@ -36,10 +36,10 @@ class Members(Mapping[str, Tensor]):
         if name == "probs" and "logits" in values:
             return values["logits"].softmax(2) if self._task == "classes" else values["logits"].sigmoid()
         if name == "labels" and self._task in CLASSES:
-            first = next(iter(values.values()))
-            limit = 0.0 if "logits" in values else 0.5
-            return first.argmax(2) if self._task == "classes" else (first > limit).long()
-        raise AttributeError(f"members have {', '.join(values)}, and no {name}")
+            scores = next(iter(values.values()))
+            threshold = 0.0 if "logits" in values else 0.5
+            return scores.argmax(2) if self._task == "classes" else (scores > threshold).long()
+        raise AttributeError(f"these members have no {name}, only {', '.join(values)}")
 
     @property
     def shape(self) -> torch.Size:

@@ -1,7 +1,7 @@
-"""Prediction: what members answer to a set of examples, and what can be said of it.
+"""Prediction: the members' outputs on a set of examples, their mixture and its uncertainty.
 
-Members' values are kept as they are, under `pred.members`; everything else is the mixture's, made when it is asked for, in
-pieces of bounded size. What a value means comes from the task, never from the value.
+Members' outputs are stored as given, under `pred.members`. Everything else is computed from the mixture on first access, in
+pieces of bounded size. The task says what the outputs mean; it is never guessed from their values.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from multitudes.prediction.values import (
     with_classes_second,
 )
 
-HELD = ("probs", "logs", "mean", "aleatoric", "epistemic")
-"""What is made beside what is said of examples."""
+NOT_DESCRIBED = ("probs", "logs", "mean", "aleatoric", "epistemic")
+"""Cached tensors that `described` leaves out."""
 
 PIECE = 1 << 20
-"""Numbers that are worked on at a time: about as many as stay in a processor's cache."""
+"""Numbers in one piece of members' outputs: about as many as fit into a processor's cache."""
 
 
 class Prediction:
-    """The answers of M members to N examples.
+    """The outputs of M members on N examples.
 
-    One of `logits` and `probs`, ``[M, N, K, ...]`` for classes (with the axis of classes second in a member's output, or
-    where `class_axis` says), ``[M, N, ...]`` for one logit or several labels; or `mean` with or without `variance`,
-    ``[M, N, ...]``. Further axes are pixels or tokens. `targets` ``[N, ...]`` may travel along.
+    Pass either `logits` or `probs` for classification: ``[M, N, K, ...]`` for task 'classes' (`class_axis` is the class axis of
+    one member's output), ``[M, N, ...]`` for 'binary' and 'multilabel'. Pass `mean`, and `variance` if there is one, for
+    regression: ``[M, N, ...]``. Further axes are pixels or tokens. `targets` ``[N, ...]`` are optional.
 
     >>> pred = Prediction(logits=torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]))
     >>> pred
@@ -65,8 +65,8 @@ class Prediction:
         targets: Any = None,
         calibrator: Calibrator | None = None,
     ) -> None:
-        given = {"logits": logits, "probs": probs, "mean": mean, "variance": variance}
-        values = {name: as_member_tensor(name, value) for name, value in given.items() if value is not None}
+        arguments = {"logits": logits, "probs": probs, "mean": mean, "variance": variance}
+        values = {name: as_member_tensor(name, value) for name, value in arguments.items() if value is not None}
         self.task = checked_task(
             task or ("gaussian" if variance is not None else "regression" if mean is not None else "classes")
         )
@@ -87,31 +87,31 @@ class Prediction:
         self._values = values
         self._count = first.shape[0]
         self._shape = torch.Size([first.shape[1], *first.shape[3:]]) if self.task == "classes" else first.shape[1:]
-        self._made: dict[str, Tensor] = {}
+        self._computed: dict[str, Tensor] = {}
         self.targets = None if targets is None else torch.as_tensor(targets)
         if self.targets is not None and (not self.targets.ndim or len(self.targets) != len(self)):
-            raise InputError(f"there are {len(self)} examples, and targets are {list(self.targets.shape)}")
+            raise InputError(f"targets have shape {list(self.targets.shape)}, and there are {len(self)} examples")
 
     @property
     def members(self) -> Members:
-        """Members' values, ``[M, N, ...]``: `pred.members.logits`, `.probs`, `.labels`; `.mean`, `.variance`."""
+        """Members' outputs, ``[M, N, ...]``: `pred.members.logits`, `.probs`, `.labels`; `.mean`, `.variance`."""
         if not self.has_members:
-            raise InputError("this prediction holds moments only, and no members: predict(..., moments_only=False)")
+            raise InputError("this prediction has moments only, not the members' outputs: predict(..., moments_only=False)")
         return Members(self._values, self.task)
 
     @property
     def has_members(self) -> bool:
-        """Whether members' values are held, and not only what they come to."""
+        """Whether members' outputs are stored, not only the moments of their mixture."""
         return bool(self._values)
 
     @property
     def count(self) -> int:
-        """How many members, M."""
+        """The number of members, M."""
         return self._count
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of what is predicted: ``[N]``, ``[N, H, W]`` for pixels, ``[N, D]`` for several labels or targets."""
+        """The shape of the targets: ``[N]``, ``[N, H, W]`` for pixels, ``[N, D]`` for several labels or numbers."""
         return self._shape
 
     def __len__(self) -> int:
@@ -119,15 +119,14 @@ class Prediction:
 
     @property
     def classes(self) -> int:
-        """How many classes, K; two for a binary task and for each label."""
-        if self.task not in CLASSES:
-            raise InputError(f"task={self.task!r} has no classes")
+        """The number of classes, K; 2 for binary and multilabel tasks."""
+        self._check_classification("classes")
         if self.task != "classes":
             return 2
         return next(iter(self._values.values())).shape[2] if self._values else self.logs.shape[-1]
 
     def pieces(self, size: int = PIECE) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-        """Members' values in pieces of whole examples: rows, and ``[M, n, K]`` for classes, with pixels as examples."""
+        """Yields members' outputs in pieces of whole examples: rows, and the outputs as `flatten_examples` returns them."""
         first = next(iter(self.members.values()))
         step = max(1, size // max(1, math.prod(first.shape[2:]) * first.shape[0]))
         for start in range(0, len(self), step):
@@ -135,73 +134,75 @@ class Prediction:
             yield rows, {name: flatten_examples(value[:, rows], self.task) for name, value in self._values.items()}
 
     def described(self) -> dict[str, Tensor]:
-        """Everything that is said of an example, by name, in the shape of what is predicted."""
-        if self.task not in CLASSES:
-            raise InputError(f"task={self.task!r} has no classes to be unsure of: there are mean, variance and interval(0.9)")
-        if "labels" not in self._made:
+        """Returns label, confidence and all uncertainties of a classification by name, in the shape of the targets."""
+        self._check_classification("probabilities")
+        if "labels" not in self._computed:
             parts = [describe(values, self.temperature) for _, values in self.pieces()]
             if not parts:
-                blank = {name: value.flatten(1)[:, :0] for name, value in self._values.items() if self.task != "classes"}
-                blank = blank or {name: value.new_zeros(self.count, 0, self.classes) for name, value in self._values.items()}
-                parts = [describe(blank, 1.0)]
+                empty = {name: value.flatten(1)[:, :0] for name, value in self._values.items() if self.task != "classes"}
+                empty = empty or {name: value.new_zeros(self.count, 0, self.classes) for name, value in self._values.items()}
+                parts = [describe(empty, 1.0)]
             for name in parts[0]:
-                self._made[name] = torch.cat([part[name] for part in parts]).reshape(self.shape)
-        return {name: value for name, value in self._made.items() if name not in HELD}
+                self._computed[name] = torch.cat([part[name] for part in parts]).reshape(self.shape)
+        return {name: value for name, value in self._computed.items() if name not in NOT_DESCRIBED}
 
-    def _said(self, name: str) -> Tensor:
-        found = self.described()
-        if name not in found:
-            raise InputError(f"{name} needs logits, and this prediction was given probabilities: Prediction(logits=...)")
-        return found[name]
+    def _check_classification(self, what: str) -> None:
+        if self.task not in CLASSES:
+            raise InputError(f"task={self.task!r} has no {what}: use mean, variance or interval(0.9)")
+
+    def _statistic(self, name: str) -> Tensor:
+        statistics = self.described()
+        if name not in statistics:
+            raise InputError(f"{name} needs logits, and this prediction has probs: Prediction(logits=...)")
+        return statistics[name]
 
     @property
     def probs(self) -> Tensor:
-        """The mixture's probabilities: ``[N, K, ...]``, or of "yes" ``[N, ...]`` where the answer is yes or no."""
-        if self.task not in CLASSES:
-            raise InputError(f"task={self.task!r} has no probabilities of classes: there are mean, variance and interval(0.9)")
-        if "probs" not in self._made:
+        """The mixture's probabilities: ``[N, K, ...]`` for classes; the probability of "yes" ``[N, ...]`` for other tasks."""
+        self._check_classification("probabilities")
+        if "probs" not in self._computed:
             parts = [pooled(values, self.temperature) for _, values in self.pieces()] if self.has_members else [self.logs.exp()]
-            found = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=next(iter(self._values.values())).dtype)
-            found = found.reshape(*self.shape, self.classes)
-            self._made["probs"] = found.movedim(-1, 1) if self.task == "classes" else found[..., 1]
-        return self._made["probs"]
+            probs = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=next(iter(self._values.values())).dtype)
+            probs = probs.reshape(*self.shape, self.classes)
+            self._computed["probs"] = probs.movedim(-1, 1) if self.task == "classes" else probs[..., 1]
+        return self._computed["probs"]
 
     @property
     def logs(self) -> Tensor:
-        """The logs of the mixture's probabilities with classes last, ``[N, ..., K]``: finite where these vanish."""
-        if "logs" in self._made:
-            return self._made["logs"]
+        """The mixture's log probabilities with classes last, ``[N, ..., K]``: finite where a probability underflows to 0."""
+        if "logs" in self._computed:
+            return self._computed["logs"]
         if not self.has_members:
-            probs = self._made["probs"].double()
+            probs = self._computed["probs"].double()
             return (probs.movedim(1, -1) if self.task == "classes" else torch.stack([1 - probs, probs], -1)).log()
         parts = [pooled_logs(values, self.temperature) for _, values in self.pieces()]
-        found = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=torch.float64)
-        return found.reshape(*self.shape, self.classes)
+        logs = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=torch.float64)
+        return logs.reshape(*self.shape, self.classes)
 
     def __getitem__(self, rows: Any) -> Prediction:
-        """The prediction of some of the examples: a slice, a mask ``[N]``, or their numbers."""
+        """Returns the prediction of some examples, chosen by a slice, a mask ``[N]`` or their indices."""
         if not isinstance(rows, slice):
             rows = torch.as_tensor(rows).cpu()
             rows = torch.arange(len(self))[rows if rows.numel() else rows.long()].reshape(-1)
         return self._with(
             {name: value[:, rows] for name, value in self._values.items()},
-            {name: value[rows] for name, value in self._made.items()},
+            {name: value[rows] for name, value in self._computed.items()},
             None if self.targets is None else self.targets[rows],
         )
 
     def subset(self, members: Sequence[int]) -> Prediction:
-        """The prediction of some of the members; the temperature of another mixture is not known, and left out."""
+        """Returns the prediction of some members. It has no mixture temperature, since that was fitted to all members."""
         values = self.members
         if not len(members):
-            raise InputError("subset([]) would leave no member")
+            raise InputError("subset([]) leaves no members: name at least one")
         new = self._with({name: value[list(members)] for name, value in values.items()}, {}, self.targets)
         new.temperature, new.calibrator = 1.0, self.calibrator and self.calibrator.subset(members)
         return new
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
-        """The same with these temperatures."""
+        """Returns this prediction with the calibrator's temperatures applied."""
         if self.calibrator is not None:
-            raise InputError("this prediction is calibrated already")
+            raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
         values, temperature = calibrator.applied(self.members, self.task)
         new = self._with(values, {}, self.targets)
         new.calibrator, new.temperature = calibrator, temperature
@@ -209,122 +210,138 @@ class Prediction:
 
     @classmethod
     def cat(cls, parts: Sequence[Prediction]) -> Prediction:
-        """Several predictions of the same members as one, one after the other."""
+        """Concatenates predictions of the same members along the examples."""
         kinds = {(p.task, p.count, p.calibrator, *p._values, p.shape[1:], p.task in CLASSES and p.classes) for p in parts}
         if len(kinds) != 1:
-            raise InputError(f"there must be predictions of one kind to put together, and there are {len(kinds)}")
+            raise InputError(
+                "cat needs predictions of the same task, members, calibrator and shape"
+                + (f"; these have {len(kinds)} different kinds" if kinds else ", and there are none")
+            )
         targets = [part.targets for part in parts]
-        held = [part._made if not part.has_members else {} for part in parts]
+        moments = [part._computed if not part.has_members else {} for part in parts]
         return parts[0]._with(
             {name: torch.cat([part._values[name] for part in parts], 1) for name in parts[0]._values},
-            {name: torch.cat([made[name] for made in held]) for name in held[0]},
+            {name: torch.cat([part[name] for part in moments]) for name in moments[0]},
             None if any(t is None for t in targets) else torch.cat(targets),  # type: ignore[arg-type]
         )
 
     @classmethod
-    def of_moments(cls, task: str, count: int, made: Mapping[str, Tensor], targets: Any = None) -> Prediction:
-        """A prediction of which only what members come to is held: what `described` has and `probs`, or the moments."""
+    def of_moments(cls, task: str, count: int, moments: Mapping[str, Tensor], targets: Any = None) -> Prediction:
+        """Returns a prediction without members' outputs.
+
+        moments   for classification the tensors of `described` and "logs" or "probs"; for regression "mean", "aleatoric" and
+                  "epistemic"
+        """
         new = cls.__new__(cls)
-        shape = made["labels"].shape if task in CLASSES else made["mean"].shape
+        shape = moments["labels"].shape if task in CLASSES else moments["mean"].shape
         vars(new).update(task=checked_task(task), calibrator=None, temperature=1.0, _values={}, _count=count, _shape=shape)
-        vars(new).update(_made=dict(made), targets=None if targets is None else torch.as_tensor(targets))
+        vars(new).update(_computed=dict(moments), targets=None if targets is None else torch.as_tensor(targets))
         return new
 
-    def _with(self, values: Mapping[str, Tensor], made: Mapping[str, Tensor], targets: Tensor | None) -> Prediction:
-        """The same with other values, sound as these are."""
+    def _with(self, values: Mapping[str, Tensor], computed: Mapping[str, Tensor], targets: Tensor | None) -> Prediction:
+        """Returns a copy with other tensors, which are not checked again."""
         new = type(self).__new__(type(self))
-        vars(new).update(vars(self), _values=dict(values), _made=dict(made), targets=targets)
+        vars(new).update(vars(self), _values=dict(values), _computed=dict(computed), targets=targets)
         if values:
             first = next(iter(values.values()))
-            kept = [first.shape[1], *first.shape[3:]] if self.task == "classes" else first.shape[1:]
-            vars(new).update(_count=first.shape[0], _shape=torch.Size(kept))
+            shape = [first.shape[1], *first.shape[3:]] if self.task == "classes" else first.shape[1:]
+            vars(new).update(_count=first.shape[0], _shape=torch.Size(shape))
         else:
-            vars(new)["_shape"] = next(iter(made.values())).shape[:1] + self._shape[1:]
+            vars(new)["_shape"] = next(iter(computed.values())).shape[:1] + self._shape[1:]
+        return new
+
+    def to_tensors(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Returns settings, as JSON, and tensors of which `from_tensors` makes this prediction again."""
+        about = {"task": self.task, "count": self.count, "temperature": self.temperature, "members": self.has_members}
+        about["calibrator"] = None if self.calibrator is None else self.calibrator.settings()
+        repeated = {"probs"} if "logs" in self._computed else set()
+        tensors = self._values or {name: value for name, value in self._computed.items() if name not in repeated}
+        return about, {**tensors, **({} if self.targets is None else {"targets": self.targets})}
+
+    @classmethod
+    def from_tensors(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prediction:
+        """Returns the prediction that `to_tensors` described."""
+        values = {name: value for name, value in tensors.items() if name != "targets"}
+        if about["members"]:
+            new = cls(**values, task=about["task"], targets=tensors.get("targets"))  # type: ignore[arg-type]
+        else:
+            new = cls.of_moments(about["task"], about["count"], values, tensors.get("targets"))
+        new.temperature = float(about["temperature"])
+        new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
         return new
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes members' values, or what is held of them, and the targets to one safetensors file."""
+        """Writes the prediction and its targets to one safetensors file."""
         from multitudes.storage import save_tensors
 
-        held = self._values or self._made
-        about = {"task": self.task, "count": self.count, "temperature": self.temperature, "members": self.has_members}
-        about["calibrator"] = None if self.calibrator is None else self.calibrator.settings()
-        tensors = {**held, **({} if self.targets is None else {"targets": self.targets})}
-        save_tensors(path, "prediction", about, tensors)
+        save_tensors(path, "prediction", *self.to_tensors())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Prediction:
-        """The prediction in a file."""
+        """Reads a prediction from a file that `save` wrote."""
         from multitudes.storage import load_tensors
 
         about, tensors = load_tensors(path, "prediction")
-        targets = tensors.pop("targets", None)
         try:
-            if not about["members"]:
-                new = cls.of_moments(about["task"], about["count"], tensors, targets)
-            else:
-                new = cls(**tensors, task=about["task"], targets=targets)  # type: ignore[arg-type]
-            new.temperature = float(about["temperature"])
-            new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
+            return cls.from_tensors(about, tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} does not describe a prediction: {error}") from error
-        return new
 
     def __repr__(self) -> str:
-        what = [f"{self.count} member{'s' if self.count > 1 else ''}", f"{len(self):,} examples"]
-        what += [f"{self.classes} classes"] if self.task == "classes" else []
-        what += [f"{' × '.join(map(str, self.shape[1:]))} each"] if len(self.shape) > 1 else []
-        return f"Prediction({self.task}: {', '.join(what)}{'' if self.has_members else ', moments only'})"
+        sizes = [f"{self.count} member{'s' if self.count > 1 else ''}", f"{len(self):,} examples"]
+        sizes += [f"{self.classes} classes"] if self.task == "classes" else []
+        sizes += [f"{' × '.join(map(str, self.shape[1:]))} each"] if len(self.shape) > 1 else []
+        return f"Prediction({self.task}: {', '.join(sizes)}{'' if self.has_members else ', moments only'})"
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class, or yes (1) and no (0)."""
-        return self._said("labels")
+        """The most probable class; for binary and multilabel tasks 1 for yes and 0 for no."""
+        return self._statistic("labels")
 
     @property
     def confidence(self) -> Tensor:
-        """The probability of the label."""
-        return self._said("confidence")
+        """The mixture's probability of the predicted label."""
+        return self._statistic("confidence")
 
     @property
     def margin(self) -> Tensor:
-        """By how much the label is more probable than the next."""
-        return self._said("margin")
+        """The probability of the most probable class minus that of the second."""
+        return self._statistic("margin")
 
     @property
     def entropy(self) -> Tensor:
-        """The mixture's entropy in nats: all uncertainty there is."""
-        return self._said("entropy")
+        """The entropy of the mixture in nats: total uncertainty."""
+        return self._statistic("entropy")
 
     @property
     def expected_entropy(self) -> Tensor:
-        """The members' mean entropy: aleatoric uncertainty."""
-        return self._said("expected_entropy")
+        """The mean entropy of the members in nats: aleatoric uncertainty."""
+        return self._statistic("expected_entropy")
 
     @property
     def mutual_information(self) -> Tensor:
-        """By how much the mixture is less sure than its members: epistemic uncertainty, without a mixture's temperature."""
-        return self._said("mutual_information")
+        """The entropy of the uncalibrated mixture minus the members' mean entropy: epistemic uncertainty."""
+        return self._statistic("mutual_information")
 
     @property
     def variation_ratio(self) -> Tensor:
-        """The share of members that are not with the majority."""
-        return self._said("variation_ratio")
+        """The share of members that do not vote for the majority label."""
+        return self._statistic("variation_ratio")
 
     @property
     def disagreement(self) -> Tensor:
-        """The share of pairs of members that give different labels."""
-        return self._said("disagreement")
+        """The share of pairs of members that predict different labels."""
+        return self._statistic("disagreement")
 
     @property
     def max_logit(self) -> Tensor:
-        """The largest of the members' mean logits; less for what is unknown."""
-        return self._said("max_logit")
+        """The largest entry of the members' mean logits; smaller for out-of-distribution inputs."""
+        return self._statistic("max_logit")
 
     @property
     def energy(self) -> Tensor:
-        """−log Σ exp logits, the members' mean; more for what is unknown. Of yes and no, the logits are z/2 and −z/2."""
-        return self._said("energy")
+        """The members' mean of −log Σ exp logits; larger for OOD inputs. A binary logit z counts as logits −z/2 and z/2."""
+        return self._statistic("energy")
 
     @property
     def mean(self) -> Tensor:
@@ -333,12 +350,12 @@ class Prediction:
 
     @property
     def aleatoric(self) -> Tensor:
-        """The members' mean variance: the noise of what is observed; 0 where members give none."""
+        """The members' mean variance, the noise of an observation; 0 if members have no variances."""
         return self._moment("aleatoric")
 
     @property
     def epistemic(self) -> Tensor:
-        """The variance of the members' means: what they disagree about."""
+        """The variance of the members' means: their disagreement."""
         return self._moment("epistemic")
 
     @property
@@ -353,31 +370,32 @@ class Prediction:
 
     def _moment(self, name: str) -> Tensor:
         if self.task in CLASSES:
-            raise InputError(f"task={self.task!r} has no {name}: there are probs, labels and entropy")
-        if name not in self._made:
-            self._made.update(uncertainty.moments(self._values["mean"], self._values.get("variance")))
-        return self._made[name]
+            raise InputError(f"task={self.task!r} has no {name}: use probs, labels or entropy")
+        if name not in self._computed:
+            self._computed.update(uncertainty.moments(self._values["mean"], self._values.get("variance")))
+        return self._computed[name]
 
-    def _gaussians(self, wanted: str) -> tuple[Tensor, Tensor]:
-        """Members' means and variances."""
+    def _gaussians(self, caller: str) -> tuple[Tensor, Tensor]:
+        """Returns members' means and variances, ``[M, N, ...]`` each."""
         self._moment("mean")
         if "variance" not in self.members:
             raise InputError(
-                f"{wanted} needs the variance of an observation, and there are means only: train with task='gaussian', "
-                "or give EMP(tau_output=...)"
+                f"{caller} needs variances, and these members have means only: train with task='gaussian', or use "
+                "EMP(tau_output=...)"
             )
         return self._values["mean"], self._values["variance"]
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the central interval that holds this share of the mixture, ``[N, ...]`` each.
+        """Returns the lower and upper end of the mixture's central interval of probability `level`, ``[N, ...]`` each.
 
-        Exact for a mixture of Gaussians; where there are moments only, or means only, that of a Gaussian with the same moments.
+        Exact for a mixture of Gaussians. With moments or means only, it is the interval of a Gaussian with the same moments.
         """
         if not 0 < level < 1:
-            raise InputError(f"level={level}: a share between 0 and 1")
+            raise InputError(f"level={level} must be between 0 and 1")
         if "variance" not in self._values and self.count == 1 and not bool((self.variance > 0).any()):
             raise InputError(
-                "one network that gives means only has no interval: train with task='gaussian', or several members"
+                "interval needs an uncertainty: a single network without variances has none. Train with task='gaussian', or "
+                "use several members"
             )
         if "variance" in self._values:
             mean, variance = self._gaussians("interval")
@@ -387,14 +405,14 @@ class Prediction:
         return low, high
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws from the mixture, ``[count, N, ...]``: each example's of one member, chosen at random."""
+        """Draws from the mixture, ``[count, N, ...]``; each draw of an example comes from one random member."""
         mean, variance = self._gaussians("sample")
         chosen = torch.randint(self.count, (count, len(self)), generator=generator).to(mean.device)
         noise = torch.randn((count, *mean.shape[1:]), generator=generator, dtype=mean.dtype).to(mean.device)
         return mean[chosen, torch.arange(len(self))] + variance.sqrt()[chosen, torch.arange(len(self))] * noise
 
     def log_density(self, targets: Any) -> Tensor:
-        """The log of the mixture's density at the targets, each entry by itself, ``[N, ...]``."""
+        """Returns the log density of the mixture at each entry of the targets, ``[N, ...]``."""
         mean, variance = self._gaussians("log_density")
         targets = reshaped(torch.as_tensor(targets), self).to(mean)
         return uncertainty.pooled_log_probs(uncertainty.log_normal(targets, mean, variance))

@@ -1,4 +1,4 @@
-"""Tasks: what a model's outputs mean, and so how members' outputs become one."""
+"""Tasks: what a network's outputs mean, and how members' outputs are combined."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ TASKS = ("classes", "binary", "multilabel", "gaussian", "regression")
 
 
 def checked_task(task: str) -> str:
-    """The task, if it is one."""
+    """Returns the task if it is known."""
     if task not in TASKS:
-        raise InputError(f"task={task!r}: say one of {', '.join(TASKS)}")
+        raise InputError(f"task={task!r} is unknown: choose one of {', '.join(TASKS)}")
     return task
 
 
 FLOOR = 1e-6
-"""The least variance of a Gaussian head: what is surer than that is not finite."""
+"""The smallest variance of a Gaussian head: smaller ones lead to infinite losses."""
 
 
 def variance_of(raw: Tensor) -> Tensor:
-    """A Gaussian head's variance: softplus of what the network gives."""
+    """Returns a Gaussian head's variance: softplus of the raw output, at least `FLOOR`."""
     return F.softplus(raw).clamp(min=FLOOR)
 
 
 def output_of(outputs: Any, name: str | None) -> Tensor:
-    """The output tensor that is meant; with several, by its name."""
-    found = {n: t for n, t in tree.leaves(outputs) if isinstance(t, Tensor)}
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
-    if found.keys() == {""}:
-        raise InputError(f"output={name!r}: the model returns one tensor, without a name; leave output= out")
-    if name not in found:
-        raise InputError(f"the model returns {', '.join(found) or 'no tensor'}: say which is meant, output=...")
-    return found[name]
+    """Returns the only output tensor of a model, or the one of several that `name` chooses."""
+    tensors = {path: leaf for path, leaf in tree.leaves(outputs) if isinstance(leaf, Tensor)}
+    if name is None and len(tensors) == 1:
+        return next(iter(tensors.values()))
+    if tensors.keys() == {""}:
+        raise InputError(f"output={name!r} names no output: the model returns one tensor without a name. Leave output= out")
+    if name not in tensors:
+        raise InputError(f"the model returns {', '.join(tensors) or 'no tensor'}: choose one with output=...")
+    return tensors[name]
 
 
 def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tensor]:
-    """Members' outputs ``[M, B, ...]`` as what they mean: logits, or means and variances.
+    """Converts members' outputs ``[M, B, ...]`` into named values: logits, or means and variances.
 
-    Where a method of plain regression knows the precision of an observation, that is every member's variance.
+    In task 'regression', a method with a `tau_output` (EMP) gives every member the variance 1 / tau_output.
     """
     members = members.detach()
     members = members.float() if members.dtype in (torch.float16, torch.bfloat16) else members
@@ -64,24 +64,24 @@ def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tenso
 
 
 def mean_and_raw_variance(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and raw variances, side by side: ``[M, B, 2 D, ...]`` → ``[M, B, D, ...]`` each"""
+    """Splits a Gaussian head's output into means and raw variances: ``[M, B, 2 D, ...]`` → ``[M, B, D, ...]`` each"""
     if outputs.ndim < 3 or outputs.shape[2] % 2:
-        raise InputError(f"task='gaussian' needs means and variances side by side [M, B, 2 D, ...]: {list(outputs.shape)}")
+        raise InputError(
+            f"task='gaussian' needs D means and D variances per example, [M, B, 2 D, ...], not {list(outputs.shape)}"
+        )
     mean, raw = outputs.chunk(2, 2)
     return mean, raw
 
 
 def combine(members: Tensor, task: str) -> Tensor:
-    """The mixture of the members in the form of one network's output. Shape: ``[M, B, ...]`` → ``[B, ...]``
+    """Combines members' outputs into the mixture, in the form of one network's output. Shape: ``[M, B, ...]`` → ``[B, ...]``
 
-    classes      log of the mean probability over classes ``[M, B, K, ...]``
-    binary       the logit of the mean probability, also for each label of multilabel
-    gaussian     mean and raw variance (softplus gives the variance) of the mixture ``[M, B, 2 D, ...]``
-    regression   the mean
+    classes               log of the mean probability, over the class axis of ``[M, B, K, ...]``
+    binary, multilabel    logit of the mean probability
+    gaussian              mean and raw variance of the mixture, from ``[M, B, 2 D, ...]``; softplus gives the variance
+    regression            mean
     """
     if task == "classes":
-        if members.ndim < 3:
-            raise InputError(f"task='classes' needs class scores [M, B, K, ...], and the outputs are {list(members.shape)}")
         return torch.logsumexp(members.log_softmax(2), 0) - math.log(members.shape[0])
     if task in ("binary", "multilabel"):
         return torch.logsumexp(F.logsigmoid(members), 0) - torch.logsumexp(F.logsigmoid(-members), 0)
@@ -93,7 +93,7 @@ def combine(members: Tensor, task: str) -> Tensor:
 
 
 class Average(nn.Module):
-    """The members' mixture in the form of one network's output."""
+    """A module that returns the mixture of an ensemble's members in the form of one network's output."""
 
     def __init__(self, ensemble: Ensemble, output: str | None, class_axis: int = 1) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Average(nn.Module):
         self.class_axis = class_axis
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """One network's output, ``[B, ...]``."""
+        """Returns the calibrated mixture, ``[B, ...]``; see `combine`."""
         members = output_of(self.ensemble(*inputs, **kwargs), self.output)
         calibrator, task = self.ensemble.calibrator, self.ensemble.task
         members = with_classes_second(members, self.class_axis) if task == "classes" else members

@@ -1,7 +1,8 @@
-"""Members' values: what they must be to mean something, and what is said of a piece of them."""
+"""Values: checks of members' outputs, and the statistics of a piece of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,90 +14,89 @@ from multitudes.errors import InputError
 from multitudes.prediction import uncertainty
 
 CLASSES = ("classes", "binary", "multilabel")
-"""Tasks that answer with probabilities."""
+"""Tasks whose predictions are probabilities."""
 
 
 def as_member_tensor(name: str, value: Any) -> Tensor:
-    """The values as a tensor of real numbers with members and examples; half precision becomes single."""
-    found = torch.as_tensor(value).detach()
-    if not found.is_floating_point():
-        raise InputError(f"{name} must be real numbers, not {found.dtype}")
-    if found.ndim < 2:
-        raise InputError(f"{name} must be [M, N, ...], members first: {list(found.shape)}; of one network, {name}[None]")
-    if not found.shape[0]:
-        raise InputError(f"{name} is {list(found.shape)}: there is no member")
-    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+    """Returns the values as a detached float tensor ``[M, N, ...]``; half precision becomes single."""
+    tensor = torch.as_tensor(value).detach()
+    if not tensor.is_floating_point():
+        raise InputError(f"{name} must be real numbers, not {tensor.dtype}")
+    if tensor.ndim < 2 or not tensor.shape[0]:
+        raise InputError(
+            f"{name} must be [M, N, ...] with at least one member, not {list(tensor.shape)}. For a single network: {name}[None]"
+        )
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def check_names(task: str, values: Mapping[str, Tensor]) -> None:
-    """Values that the task has a meaning for, and that agree."""
-    wanted = "logits= or probs=" if task in CLASSES else "mean= and variance=" if task == "gaussian" else "mean="
+    """Checks that the task takes values of these names, and that mean and variance have the same shape."""
+    expected = "logits= or probs=" if task in CLASSES else "mean= and variance=" if task == "gaussian" else "mean="
     names = sorted(values)
     right = (
         len(names) == 1 and names[0] in ("logits", "probs") if task in CLASSES else names in (["mean"], ["mean", "variance"])
     )
     if not right or (task == "gaussian" and len(names) < 2):
-        raise InputError(f"task={task!r} takes {wanted} of the members, and was given {' and '.join(names) or 'nothing'}")
+        raise InputError(f"task={task!r} takes {expected}, and got {' and '.join(names) or 'nothing'}")
     if len(names) == 2 and values["mean"].shape != values["variance"].shape:
         shapes = [list(values[name].shape) for name in names]
-        raise InputError(f"mean and variance must have one shape: {shapes[0]} and {shapes[1]}")
+        raise InputError(f"mean and variance must have the same shape, not {shapes[0]} and {shapes[1]}")
 
 
 def with_classes_second(value: Tensor, class_axis: int) -> Tensor:
-    """``[M, N, K, ...]``, whichever axis of one network's output ``[N, ...]`` is that of classes."""
+    """Moves the class axis of each member's output ``[N, ...]`` to its second place: returns ``[M, N, K, ...]``."""
     if value.ndim < 3:
         raise InputError(
-            f"task='classes' needs scores of classes [M, N, K, ...]: {list(value.shape)}; for one logit, task='binary'"
+            f"task='classes' needs logits or probs [M, N, K, ...], not {list(value.shape)}. For one logit per example: "
+            "task='binary'"
         )
     rank = value.ndim - 1
     if not -rank <= class_axis < rank or class_axis % rank == 0:
-        raise InputError(f"class_axis={class_axis} is no axis of classes in an output of {rank} axes, examples first")
+        raise InputError(
+            f"class_axis={class_axis} is not a class axis: a network's output has {rank} axes here, and axis 0 is the batch"
+        )
     return value.movedim(class_axis % rank + 1, 2)
 
 
 def check_values(name: str, value: Tensor, task: str) -> None:
-    """No NaN anywhere, probabilities that are some, variances that are not negative."""
+    """Refuses NaN, infinities, negative variances, and probabilities that are out of range or do not sum to 1."""
     if not value.numel():
         return
-    low, high = torch.aminmax(value)
-    if bool(low.isnan()):
-        where = [int(axis) for axis in value.isnan().nonzero()[0][:2]]
-        raise InputError(f"{name} has a NaN, first for member {where[0]} and example {where[1]}")
-    if name == "logits" and float(high) == float("inf"):
-        raise InputError("logits have an infinity")
-    if name == "logits" and task == "classes" and float(low) == float("-inf"):
-        none = value.amax(2) == float("-inf")
-        if bool(none.any()):
-            at = none.nonzero()[0]
-            raise InputError(f"logits of member {int(at[0])} and example {int(at[1])} rule out every class: all are −∞")
-    if name in ("mean", "variance") and (float(high) == float("inf") or float(low) == float("-inf")):
-        raise InputError(f"{name} has an infinity")
-    if name == "variance" and float(low) < 0:
-        raise InputError(f"a variance is {float(low):.4g}: it must be at least 0 (give variances, not their logs)")
-    if name == "probs" and not (float(low) >= -1e-6 and float(high) <= 1 + 1e-6):
-        raise InputError(
-            f"probs has {float(low if low < 0 else high):.4g}, and a probability is between 0 and 1: are these logits=?"
-        )
+    low, high = (float(end) for end in torch.aminmax(value))
+    if math.isnan(low):
+        member, example = value.isnan().nonzero()[0][:2].tolist()
+        raise InputError(f"{name} has a NaN, first for member {member} and example {example}")
+    if name != "probs" and (high == math.inf or (name != "logits" and low == -math.inf)):
+        raise InputError(f"{name} has an infinite value")
+    if name == "logits" and task == "classes" and low == -math.inf:
+        masked = value.amax(2) == -math.inf
+        if bool(masked.any()):
+            member, example = masked.nonzero()[0][:2].tolist()
+            raise InputError(f"logits of member {member} and example {example} are −∞ for every class")
+    if name == "variance" and low < 0:
+        raise InputError(f"variance has {low:.4g}, and must be at least 0. Pass variances, not their logs")
+    if name == "probs" and not (low >= -1e-6 and high <= 1 + 1e-6):
+        raise InputError(f"probs has {low if low < 0 else high:.4g}, which is not between 0 and 1. Pass logits as logits=")
     if name == "probs" and task == "classes":
         sums = value.sum(2)
         off = (sums - 1).abs() > 1e-3
         if bool(off.any()):
-            at = off.nonzero()[0]
+            at = off.nonzero()[0].tolist()
             raise InputError(
-                f"probs of member {int(at[0])} and example {int(at[1])} sum to {float(sums[tuple(at)]):.4g} and not to 1: "
-                "divide them by their sums, or are they scores of several labels, task='multilabel'?"
+                f"probs of member {at[0]} and example {at[1]} sum to {float(sums[tuple(at)]):.4g}, not 1. "
+                "Normalise them, or pass task='multilabel' if several labels can be true"
             )
 
 
 def flatten_examples(value: Tensor, task: str) -> Tensor:
-    """A piece with pixels and labels as examples: ``[M, n, K]`` for classes, else ``[M, n]``"""
+    """Flattens pixels, tokens or labels into examples: returns ``[M, n, K]`` for task 'classes', otherwise ``[M, n]``."""
     if task == "classes":
         return value.movedim(2, -1).flatten(1, -2)
     return value.flatten(1)
 
 
 def log_probs_of(values: Mapping[str, Tensor]) -> Tensor:
-    """Members' log probabilities of a piece, ``[M, n, K]``; no and yes are two classes."""
+    """Returns members' log probabilities ``[M, n, K]`` from flattened logits or probs; binary tasks have K = 2, no and yes."""
     if "logits" in values:
         logits = values["logits"]
         if logits.ndim == 3:
@@ -107,39 +107,40 @@ def log_probs_of(values: Mapping[str, Tensor]) -> Tensor:
 
 
 def pooled(values: Mapping[str, Tensor], temperature: float) -> Tensor:
-    """The mixture's probabilities of a piece, ``[n, K]``."""
+    """Returns the mixture's probabilities ``[n, K]``, calibrated by its temperature."""
     logs = log_probs_of(values)
     return uncertainty.mixture(logs.exp()) if temperature == 1.0 else sharpened(logs, temperature).exp()
 
 
 def pooled_logs(values: Mapping[str, Tensor], temperature: float) -> Tensor:
-    """The logs of the mixture's probabilities of a piece, ``[n, K]``."""
+    """Returns the mixture's log probabilities ``[n, K]`` in double precision, calibrated by its temperature."""
     logs = log_probs_of(values).double()
     return uncertainty.pooled_log_probs(logs) if temperature == 1.0 else sharpened(logs, temperature)
 
 
 def sharpened(logs: Tensor, temperature: float) -> Tensor:
-    """The logs of a calibrated mixture, p ∝ p̄^(1/T): ``[M, n, K]`` → ``[n, K]``"""
+    """Returns the log of the calibrated mixture, p ∝ p̄^(1/T): ``[M, n, K]`` → ``[n, K]``"""
     return (uncertainty.pooled_log_probs(logs) / temperature).log_softmax(-1)
 
 
 def describe(values: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
-    """What is said of each example of a piece, ``[n]`` each, in double precision: in single, whoever is surer than
-    1 − 6e-8 is as sure as anybody, and small mutual information is rounding.
+    """Computes label, confidence and uncertainties of each example of a piece, ``[n]`` each.
+
+    In double precision: in single, all confidences above 1 − 6e-8 are equal, and a small mutual information is rounding error.
     """
     values = {name: value.double() for name, value in values.items()}
     logs = log_probs_of(values)
     probs, labels = logs.exp(), logs.argmax(-1)
     mean = uncertainty.mixture(probs)
     shown = None if temperature == 1.0 else sharpened(logs, temperature).exp()
-    found = uncertainty.of_probs(probs, mean, labels, shown)
-    first = (mean if shown is None else shown).topk(min(2, mean.shape[1])).values
-    found["margin"] = first[:, 0] - first[:, 1] if first.shape[1] > 1 else first[:, 0]
+    statistics = uncertainty.of_probs(probs, mean, labels, shown)
+    top = (mean if shown is None else shown).topk(min(2, mean.shape[1])).values
+    statistics["margin"] = top[:, 0] - top[:, 1] if top.shape[1] > 1 else top[:, 0]
     if "logits" in values:
-        found.update(uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels))
-    return found
+        statistics.update(uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels))
+    return statistics
 
 
 def as_two_classes(logits: Tensor) -> Tensor:
-    """Scores of classes, ``[M, n, K]``; one logit z of yes against no is −z/2 and z/2."""
+    """Returns logits of classes ``[M, n, K]``; a binary logit z becomes −z/2 for no and z/2 for yes."""
     return logits if logits.ndim == 3 else torch.stack([-logits / 2, logits / 2], -1)

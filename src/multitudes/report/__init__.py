@@ -1,3 +1,3 @@
-"""The report: runs side by side on one page that needs nothing but itself."""
+"""The report: one self-contained HTML page that compares runs."""
 
 from multitudes.report.page import report as report

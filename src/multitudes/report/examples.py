@@ -1,4 +1,4 @@
-"""Examples: images of which an ensemble is most and least sure, with what its members voted."""
+"""Examples: the most and least certain images of an ensemble, with the votes of its members."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from multitudes.report.groups import Group
 from multitudes.report.wording import counted, number, safe, shortened
 
 SHOWN = 6
-"""Images of a kind."""
+"""Images per selection."""
 
 LARGEST = 160
-"""Pixels of a side; larger images are made smaller."""
+"""Largest side of an image in pixels; larger images are scaled down."""
 
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
-class Shelf(NamedTuple):
-    """Some examples, and why these."""
+class Selection(NamedTuple):
+    """Some examples (`rows`), with a title and the reason for the choice (`about`)."""
 
     title: str
     about: str
@@ -39,78 +39,78 @@ class Shelf(NamedTuple):
 
 
 def examples(ranked: Sequence[Group], images: Tensor | None, classes: Sequence[str] | None) -> str:
-    """The part of the page with images of the best ensemble whose prediction is of these; empty where there is nothing."""
+    """Returns the HTML of the examples of the best ensemble with a prediction for `images`; empty without images."""
     if images is None:
         return ""
-    _checked(images)
+    _check_images(images)
     fitting = [g for g in ranked if g.first.prediction is not None and len(g.first.prediction) == len(images) > 0]
     if not fitting:
         sizes = sorted({len(g.first.prediction) for g in ranked if g.first.prediction is not None})
-        raise InputError(f"there are {len(images)} images, and predictions of {', '.join(map(str, sizes)) or 'nothing'}")
+        lengths = " or ".join(map(str, sizes)) or "no"
+        raise InputError(f"images has {len(images)} images, but the rows have predictions for {lengths} examples")
     several = [group for group in fitting if group.first.prediction.count > 1]  # type: ignore[union-attr]
     group = (several or fitting)[0]
     prediction = group.first.prediction
     assert prediction is not None
     if classes is not None and prediction.task in CLASSES and len(classes) < prediction.classes:
-        raise InputError(f"there are {prediction.classes} classes, and {len(classes)} names of them")
-    body = _dense(prediction, images, classes) if len(prediction.shape) > 1 else _shelves(prediction, images, classes)
+        raise InputError(f"classes has {len(classes)} names for {prediction.classes} classes")
+    body = _dense(prediction, images, classes) if len(prediction.shape) > 1 else _cards(prediction, images, classes)
     seed = f", seed {group.first.seed}" if len(group.rows) > 1 else ""
     members = counted(prediction.count, "member")
-    return f"<p>Of <strong>{safe(group.label)}</strong> ({members}{seed}).</p>{body}" if body else ""
+    return f"<p>Predictions of <strong>{safe(group.label)}</strong> ({members}{seed}).</p>{body}" if body else ""
 
 
-def _shelves(prediction: Prediction, images: Tensor, classes: Sequence[str] | None) -> str:
-    shelves = chosen(prediction)
-    card = _voted if prediction.task in CLASSES else _measured
+def _cards(prediction: Prediction, images: Tensor, classes: Sequence[str] | None) -> str:
+    selections = select_examples(prediction)
+    card = _class_card if prediction.task in CLASSES else _number_card
     parts = []
-    for shelf in shelves:
-        cards = "".join(f"<li>{card(prediction, row, png(images[row]), classes)}</li>" for row in shelf.rows)
-        parts.append(f'<h3>{shelf.title}</h3><p class="note">{shelf.about}</p><ul class="examples">{cards}</ul>')
+    for selection in selections:
+        cards = "".join(f"<li>{card(prediction, row, png(images[row]), classes)}</li>" for row in selection.rows)
+        parts.append(f'<h3>{selection.title}</h3><p class="note">{selection.about}</p><ul class="examples">{cards}</ul>')
     return "".join(parts)
 
 
-def chosen(prediction: Prediction) -> list[Shelf]:
-    """Which examples are shown: the least sure, the surest, and the surest that are wrong."""
+def select_examples(prediction: Prediction) -> list[Selection]:
+    """Selects the most uncertain examples, the most certain ones, and the most certain errors."""
     if prediction.task not in CLASSES:
         order = prediction.std.argsort(descending=True, stable=True).tolist()
-        what = "standard deviation"
         return [
-            Shelf("Least sure", f"Largest {what}.", order[:SHOWN]),
-            Shelf("Surest", f"Smallest {what}.", order[::-1][:SHOWN]),
+            Selection("Most uncertain", "Largest standard deviation.", order[:SHOWN]),
+            Selection("Most certain", "Smallest standard deviation.", order[::-1][:SHOWN]),
         ]
     order = prediction.entropy.argsort(descending=True, stable=True).tolist()
-    found = [
-        Shelf("Least sure", "Highest entropy of the mixture.", order[:SHOWN]),
-        Shelf("Surest", "Lowest entropy of the mixture.", order[::-1][:SHOWN]),
+    selections = [
+        Selection("Most uncertain", "Highest entropy of the mixture.", order[:SHOWN]),
+        Selection("Most certain", "Lowest entropy of the mixture.", order[::-1][:SHOWN]),
     ]
     if prediction.targets is not None and prediction.targets.numel() == len(prediction):
         wrong = (prediction.labels.cpu() != prediction.targets.flatten().cpu()).tolist()
-        sure = [row for row in order[::-1] if wrong[row]]
-        if sure:
-            found.append(Shelf("Sure, and wrong", "Lowest entropy among the errors.", sure[:SHOWN]))
-    return found
+        errors = [row for row in order[::-1] if wrong[row]]
+        if errors:
+            selections.append(Selection("Certain but wrong", "Errors with the lowest entropy.", errors[:SHOWN]))
+    return selections
 
 
-def _voted(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None) -> str:
-    """An image, its truth, and how many members voted for what."""
+def _class_card(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None) -> str:
+    """Returns the HTML of an image with its true class, its predicted class and the votes of the members."""
     truth = None if prediction.targets is None else int(prediction.targets.flatten()[row])
     label = int(prediction.labels[row])
-    named = [_named(prediction, index, classes) for index in range(prediction.classes)]
-    real = named[truth] if truth is not None and 0 <= truth < len(named) else "unknown"
+    names = [_class_name(prediction, index, classes) for index in range(prediction.classes)]
+    true_name = names[truth] if truth is not None and 0 <= truth < len(names) else "unknown"
     verdict = "" if truth is None else "right" if truth == label else "wrong"
-    sure = f"{float(prediction.confidence[row]):.0%}"
-    alt = f"Example {row}: truly {real}, taken for {named[label]}"
-    lines = [_line(named[index], share, count, index == truth) for index, share, count in votes(prediction, row)]
+    confidence = f"{float(prediction.confidence[row]):.0%}"
+    alt = f"Example {row}: true class {true_name}, predicted {names[label]}"
+    lines = [_vote(names[index], share, count, index == truth) for index, share, count in votes(prediction, row)]
     return (
         f'<figure class="example"><img src="{source}" alt="{safe(alt)}">'
-        f'<figcaption><span class="truth">{safe(real)}</span>'
-        f'<span class="said {verdict}">{safe(named[label])} at {sure}</span>'
+        f'<figcaption><span class="truth">{safe(true_name)}</span>'
+        f'<span class="predicted {verdict}">{safe(names[label])} at {confidence}</span>'
         f'<ol class="votes">{"".join(lines)}</ol></figcaption></figure>'
     )
 
 
 def votes(prediction: Prediction, row: int) -> list[tuple[int, float, str]]:
-    """Classes with their share of votes, most first; of one network, or without members, with their probability."""
+    """Returns (class, share, text) of the classes with the most votes; without several members, of the most probable ones."""
     if prediction.has_members and prediction.count > 1:
         counts = torch.bincount(prediction.members.labels[:, row].cpu(), minlength=prediction.classes)
         order = counts.argsort(descending=True, stable=True).tolist()
@@ -121,29 +121,29 @@ def votes(prediction: Prediction, row: int) -> list[tuple[int, float, str]]:
     return [(index, float(probs[index]), f"{float(probs[index]):.0%}") for index in order]
 
 
-def _line(name: str, share: float, count: str, right: bool) -> str:
+def _vote(name: str, share: float, count: str, right: bool) -> str:
     mark = ' class="right"' if right else ""
     return f'<li{mark} style="--share: {share:.3f}"><span>{safe(name)}</span> <b>{count}</b></li>'
 
 
-def _measured(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None) -> str:
-    """An image, its target, and what was predicted."""
-    said = f"{number(float(prediction.mean[row]))} ± {number(float(prediction.std[row]))}"
+def _number_card(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None) -> str:
+    """Returns the HTML of an image with its target, predicted mean and standard deviation."""
+    predicted = f"{number(float(prediction.mean[row]))} ± {number(float(prediction.std[row]))}"
     truth = "" if prediction.targets is None else number(float(prediction.targets.flatten()[row]))
     return (
         f'<figure class="example"><img src="{source}" alt="Example {row}">'
-        f'<figcaption><span class="truth">{truth}</span><span class="said">{said}</span></figcaption></figure>'
+        f'<figcaption><span class="truth">{truth}</span><span class="predicted">{predicted}</span></figcaption></figure>'
     )
 
 
-def _named(prediction: Prediction, index: int, classes: Sequence[str] | None) -> str:
+def _class_name(prediction: Prediction, index: int, classes: Sequence[str] | None) -> str:
     if classes is not None:
         return str(classes[index])
     return ("no", "yes")[index] if prediction.task == "binary" else f"class {index}"
 
 
 def _dense(prediction: Prediction, images: Tensor, classes: Sequence[str] | None) -> str:
-    """Images of a segmentation: the least sure and the surest."""
+    """Returns the HTML of a segmentation's most uncertain and most certain image."""
     shape = tuple(prediction.shape[1:])
     if prediction.task != "classes" or len(shape) != 2 or images.shape[1] not in (1, 3) or tuple(images.shape[2:]) != shape:
         return ""
@@ -154,32 +154,44 @@ def _dense(prediction: Prediction, images: Tensor, classes: Sequence[str] | None
     order = doubt.argsort(descending=True, stable=True).tolist()
     parts: list[str] = []
     names = None if classes is None else [shortened(str(name)) for name in classes]
-    for title, row in dict(zip(("Least sure", "Surest"), (order[0], order[-1]), strict=True)).items():
+    for title, row in (("Most uncertain", order[0]), ("Most certain", order[-1])):
         truth = targets.reshape(prediction.shape)[row].cpu().long()
         void = (truth < 0) | (truth >= prediction.classes)
-        if bool(void.all()):
-            continue
-        given = (images[row].cpu(), truth.masked_fill(void, -1), prediction.labels[row].cpu(), prediction.entropy[row].cpu())
-        body = svg.both(
-            lambda theme, given=given: figures.segmentation(*given, classes=names, ignore=-1, columns=2, theme=theme),  # type: ignore[misc]
-            f"segmentation-{len(parts)}", f"Example {row}: image, truth, prediction and entropy",
-        )  # fmt: skip
-        parts.append(f"<figure>{body}<figcaption>{title}: example {row}.</figcaption></figure>")
-    return f'<div class="plates">{"".join(parts)}</div>' if parts else ""
+        if not bool(void.all()):
+            body = _segmentation(prediction, row, images[row], truth.masked_fill(void, -1), names, len(parts))
+            parts.append(f"<figure>{body}<figcaption>{title}: example {row}.</figcaption></figure>")
+    return f'<div class="figures">{"".join(parts)}</div>' if parts else ""
 
 
-def _checked(images: Tensor) -> None:
-    """Images that can be shown."""
+def _segmentation(
+    prediction: Prediction,
+    row: int,
+    image: Tensor,
+    truth: Tensor,
+    classes: Sequence[str] | None,
+    index: int,
+) -> str:
+    """Returns the figure of one segmented image as SVG; pixels with truth -1 are unlabelled."""
+    maps = image.cpu(), truth, prediction.labels[row].cpu(), prediction.entropy[row].cpu()
+    return svg.inline_both_themes(
+        lambda theme: figures.segmentation(*maps, classes=classes, ignore=-1, columns=2, theme=theme),
+        f"segmentation-{index}",
+        f"Example {row}: image, true labels, predicted labels and entropy",
+    )
+
+
+def _check_images(images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] < 1 or not images.numel():
-        raise InputError(f"images must be [N, C, H, W]: {list(images.shape) if isinstance(images, Tensor) else type(images)}")
+        shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"images must be a tensor [N, C, H, W], not {shape}")
     if images.dtype == torch.uint8:
         return
     if not images.is_floating_point() or not -1e-4 <= float(images.min()) <= float(images.max()) <= 1 + 1e-4:
-        raise InputError("images must be bytes, or floats from 0 to 1: undo their normalisation, as data.raw(...) gives them")
+        raise InputError("images must be uint8, or float from 0 to 1: undo the normalisation, or give data.raw(...)")
 
 
 def png(image: Tensor) -> str:
-    """An image ``[C, H, W]`` as the address of itself: a PNG in grey for one channel, in colour for three."""
+    """Returns an image ``[C, H, W]`` as a data URL of a PNG: grey with one channel, colour with three."""
     values = image.detach().cpu().float() / (255 if image.dtype == torch.uint8 else 1)
     values = values[:3] if len(values) >= 3 else values[:1]
     if max(values.shape[1:]) > LARGEST:

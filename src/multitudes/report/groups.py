@@ -1,4 +1,4 @@
-"""Groups: rows that differ by their seed alone are one line, with a mean and a spread."""
+"""Groups: rows that differ only in their seed become one line, with mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -15,110 +15,110 @@ from multitudes.scores.meaning import meaning
 from multitudes.scores.scores import Scores
 
 PRIMARY = ("miou", "accuracy", "lpd", "rmse")
-"""What runs are ranked by: the first of these that they have."""
+"""Scores that rank the groups, in order of preference."""
 
 COSTS = ("parameters", "multiply_adds", "memory", "latency", "seconds")
 
 
 class Value(NamedTuple):
-    """A score of a group."""
+    """A score of a group: mean and interval."""
 
     mean: float
     low: float
     high: float
-    """Ends of the interval: a standard deviation over seeds, or the bootstrap's over examples; else the mean."""
+    """Ends of the interval: mean ± standard deviation over seeds, or the bootstrap interval of one seed, else the mean."""
     seeds: int
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over seeds, where there are several."""
+        """Standard deviation over seeds; None for one seed."""
         return self.high - self.mean if self.seeds > 1 else None
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Rows that differ by their seed alone."""
+    """Rows that differ only in their seed."""
 
     label: str
-    """What the group is called; no two are called alike."""
+    """Name of the group, unique within a report."""
 
     rows: tuple[Row, ...]
 
     @property
     def first(self) -> Row:
-        """The row of the first seed: what is shown of one run is shown of this."""
+        """The row of the lowest seed, which stands for the group where one run is shown."""
         return self.rows[0]
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one network, against which others are held."""
+        """Whether this is the single network, the baseline of the others."""
         return self.first.method.startswith("Single(")
 
     def value(self, key: str) -> Value | None:
-        """A score over seeds, if all of them have it."""
+        """Returns a score over seeds; None unless every row has it."""
         if not all(key in row.scores for row in self.rows):
             return None
-        found = [row.scores[key] for row in self.rows]
-        if len(found) == 1:
-            return Value(found[0], *self.first.scores.intervals.get(key, (found[0], found[0])), 1)
-        middle, spread = mean(found), deviation(found)
-        return Value(middle, middle - spread, middle + spread, len(found))
+        scores = [row.scores[key] for row in self.rows]
+        if len(scores) == 1:
+            return Value(scores[0], *self.first.scores.intervals.get(key, (scores[0], scores[0])), 1)
+        middle, spread = mean(scores), deviation(scores)
+        return Value(middle, middle - spread, middle + spread, len(scores))
 
     def cost(self, key: str) -> float | None:
-        """A cost, the mean over seeds; `seconds` is the time of training."""
-        found = [row.seconds if key == "seconds" else row.cost.get(key) for row in self.rows]
-        known = [value for value in found if value is not None and math.isfinite(value)]
+        """Returns the mean of a cost over seeds. `seconds` is the training time."""
+        costs = [row.seconds if key == "seconds" else row.cost.get(key) for row in self.rows]
+        known = [value for value in costs if value is not None and math.isfinite(value)]
         return mean(known) if known else None
 
     def shifted(self, key: str) -> dict[int, float]:
-        """A score of the corrupted test set by severity, 0 for the clean one; the mean over seeds and corruptions."""
-        found: dict[int, list[float]] = {}
+        """Returns a score on the corrupted test set by severity (0: clean), averaged over seeds and corruptions."""
+        by_seed: dict[int, list[float]] = {}
         for row in self.rows:
-            own = {severity: [scores[key]] for severity, scores in row.shifted.items() if key in scores}
-            for severity, values in (own or _of_corruptions(row.scores, key)).items():
-                found.setdefault(severity, []).append(mean(values))
+            by_severity = {severity: [scores[key]] for severity, scores in row.shifted.items() if key in scores}
+            for severity, values in (by_severity or _of_corruptions(row.scores, key)).items():
+                by_seed.setdefault(severity, []).append(mean(values))
         clean = self.value(key)
-        by_severity = {severity: mean(values) for severity, values in found.items()}
-        if by_severity and clean is not None:
-            by_severity.setdefault(0, clean.mean)
-        return {severity: by_severity[severity] for severity in sorted(by_severity) if math.isfinite(by_severity[severity])}
+        means = {severity: mean(values) for severity, values in by_seed.items()}
+        if means and clean is not None:
+            means.setdefault(0, clean.mean)
+        return {severity: means[severity] for severity in sorted(means) if math.isfinite(means[severity])}
 
 
-def grouped(given: Sequence[Row | Scores]) -> list[Group]:
-    """Groups in the order of their first row. Plain scores are called run 1, run 2, ..."""
-    if isinstance(given, (Row, Scores)) or not isinstance(given, Sequence):
-        raise InputError(f"report([rows, ...]) takes several rows, as a list: not {type(given).__name__}")
-    if not given:
-        raise InputError("there is nothing to report: give at least one row, or scores")
-    found: dict[tuple[Any, ...], list[Row]] = {}
+def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
+    """Groups rows in the order of their first row. Plain scores are called run 1, run 2, ..."""
+    if isinstance(rows, (Row, Scores)) or not isinstance(rows, Sequence):
+        raise InputError(f"rows must be a list of rows or scores, not {type(rows).__name__}")
+    if not rows:
+        raise InputError("rows is empty: give at least one row or scores")
+    by_kind: dict[tuple[Any, ...], list[Row]] = {}
     seen: dict[tuple[Any, ...], int] = {}
-    for index, one in enumerate(given):
+    for index, one in enumerate(rows):
         if not isinstance(one, (Row, Scores)):
-            raise InputError(f"a report is of rows and scores, and number {index + 1} is {type(one).__name__}")
+            raise InputError(f"rows[{index}] must be a Row or Scores, not {type(one).__name__}")
         row = one if isinstance(one, Row) else Row(name=f"run {index + 1}", method="", scores=one)
-        kind = (row.name, row.method, row.scores.task, json.dumps(_alike(row.settings), sort_keys=True))
+        kind = (row.name, row.method, row.scores.task, json.dumps(_without_seed(row.settings), sort_keys=True))
         key = (*kind, row.seed)
-        again = seen[key] = seen.get(key, -1) + 1  # the same seed twice is not two seeds
-        found.setdefault((*kind, again), []).append(row)
+        again = seen[key] = seen.get(key, -1) + 1  # a repeated seed starts another group
+        by_kind.setdefault((*kind, again), []).append(row)
     labels: dict[str, int] = {}
     groups = []
-    for rows in found.values():
-        name = " ".join(rows[0].name.split())
+    for alike in by_kind.values():
+        name = " ".join(alike[0].name.split())
         labels[name] = labels.get(name, 0) + 1
         label = name if labels[name] == 1 else f"{name} ({labels[name]})"
-        groups.append(Group(label, tuple(sorted(rows, key=lambda row: row.seed))))
+        groups.append(Group(label, tuple(sorted(alike, key=lambda row: row.seed))))
     return groups
 
 
 def primary(groups: Sequence[Group]) -> str | None:
-    """The score that they are ranked by: one that all have, or else as many as can be."""
+    """Returns the score that ranks the groups: the one that most groups have."""
     counts = {key: sum(group.value(key) is not None for group in groups) for key in PRIMARY}
     best = max(PRIMARY, key=lambda key: counts[key])
     return best if counts[best] else None
 
 
 def ranked(groups: Sequence[Group], key: str | None) -> list[Group]:
-    """The best first, those without a number last."""
+    """Sorts groups by a score, best first; groups without it come last."""
     if key is None:
         return list(groups)
     sign = -1 if meaning(key).better == "higher" else 1
@@ -132,7 +132,7 @@ def ranked(groups: Sequence[Group], key: str | None) -> list[Group]:
 
 
 def leaders(groups: Sequence[Group], key: str) -> list[Group]:
-    """The best by its mean, and those whose mean lies inside of its interval; none where none is better."""
+    """Returns the best group and those whose mean lies within its interval; none if the score has no better direction."""
     known = [group for group in ranked(groups, key) if not math.isnan(_mean(group, key))]
     if not meaning(key).better or len(known) < 2:
         return []
@@ -141,30 +141,30 @@ def leaders(groups: Sequence[Group], key: str) -> list[Group]:
 
 
 def ratios(groups: Sequence[Group], key: str) -> Mapping[str, float]:
-    """A cost against the single network's, by label: as the row knows it, or as the report's row of `Single` has it."""
+    """Returns cost / cost of the single network, by label. The row itself or the report's row of `Single` tells the latter."""
     singles = {value for group in groups if group.is_single if (value := group.cost(key)) is not None}
     common = singles.pop() if len(singles) == 1 else None
-    found = {}
+    by_label = {}
     for group in groups:
         value = group.cost(key)
         single = group.cost(f"single_{key}") or (common if key != "seconds" else None)
         if value is not None and single:
-            found[group.label] = value / single
-    return found
+            by_label[group.label] = value / single
+    return by_label
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean, also of what is not finite."""
+    """Returns the arithmetic mean; infinities and NaN are allowed."""
     return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of a sample."""
+    """Returns the sample standard deviation; NaN if a value is not finite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _interval(group: Group, key: str) -> tuple[float, float]:
-    """The interval, in which the mean lies too: that of a bootstrap need not hold it."""
+    """Returns the interval, widened to hold the mean: a bootstrap interval may lie beside it."""
     value = group.value(key)
     assert value is not None
     low, high = (value.mean if math.isnan(end) else end for end in (value.low, value.high))
@@ -177,30 +177,30 @@ def _mean(group: Group, key: str) -> float:
 
 
 def _of_corruptions(scores: Scores, key: str) -> dict[int, list[float]]:
-    """A score under each corruption, by severity, as `mt.score(shift=...)` has it: `fog/3/accuracy`."""
-    found: dict[int, list[float]] = {}
+    """Returns a score of each corruption by severity, from the keys of `mt.score(shift=...)`: `fog/3/accuracy`."""
+    by_severity: dict[int, list[float]] = {}
     for name, value in scores.items():
         parts = name.split("/")
         if len(parts) == 3 and parts[2] == key and parts[1].isdigit():
-            found.setdefault(int(parts[1]), []).append(value)
-    return found
+            by_severity.setdefault(int(parts[1]), []).append(value)
+    return by_severity
 
 
 def corruptions(group: Group, key: str) -> dict[int, list[float]]:
-    """A score under each corruption by severity, of the first seed."""
+    """Returns a score of each corruption by severity, for the first seed."""
     return _of_corruptions(group.first.scores, key)
 
 
 def _seedless(settings: Any) -> Any:
-    """Settings without seeds, at whatever depth."""
+    """Removes seeds at any depth."""
     if isinstance(settings, Mapping):
         return {name: _seedless(value) for name, value in settings.items() if name != "seed"}
     return [_seedless(value) for value in settings] if isinstance(settings, (list, tuple)) else settings
 
 
-def _alike(settings: Mapping[str, Any]) -> Any:
-    """What rows of a group have in common: how many epochs a budget came to is measured, and may differ by the seed."""
-    found = _seedless(settings)
-    if "budget" in found and isinstance(found.get("recipe"), Mapping):
-        found["recipe"] = {name: value for name, value in found["recipe"].items() if name not in ("epochs", "milestones")}
-    return found
+def _without_seed(settings: Mapping[str, Any]) -> Any:
+    """Returns the settings that rows of a group share. With a time budget the number of epochs is measured and may differ."""
+    shared = _seedless(settings)
+    if "budget" in shared and isinstance(shared.get("recipe"), Mapping):
+        shared["recipe"] = {name: value for name, value in shared["recipe"].items() if name not in ("epochs", "milestones")}
+    return shared

@@ -1,6 +1,6 @@
 "use strict";
 
-// The theme: what the system prefers, until the button says otherwise; kept in this page only.
+// Theme: follows the system until the button changes it. The choice is not stored.
 const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
 const toggle = document.getElementById("theme");
 const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
@@ -9,7 +9,7 @@ toggle.addEventListener("click", () => { root.dataset.theme = isDark() ? "light"
 dark.addEventListener("change", name);
 name();
 
-// Sorting: a header's button sorts by its column, best first, then the other way round; what is missing stays last.
+// Sorting: a click on a header sorts by its column, best first; a second click reverses. Missing values stay last.
 const number = text => text === undefined || text === "" ? NaN : Number(text);
 const words = new Intl.Collator(undefined, { numeric: true });
 

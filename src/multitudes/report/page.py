@@ -1,4 +1,4 @@
-"""report: runs compared on one page, with everything in it: no file beside it, and no request to anywhere."""
+"""Writes the report: one self-contained HTML page without other files and without network requests."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from multitudes.figures.theme import LOOKS
 from multitudes.report import svg
 from multitudes.report.examples import examples
 from multitudes.report.groups import Group, grouped, primary, ranked
-from multitudes.report.lead import highlights, summary, warning
-from multitudes.report.plates import drawn_groups, page_figures
+from multitudes.report.page_figures import drawn_groups, page_figures
 from multitudes.report.row import Row
+from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import Column, columns, glossary, legend, table
 from multitudes.report.wording import counted, duration, safe
 from multitudes.scores.scores import Scores
+from multitudes.storage import write
+from multitudes.version import __version__
 
 PARTS = {
     "scores": "Scores",
     "cost": "Cost and quality",
     "reliability": "Reliability",
-    "ood": "Out of distribution",
+    "ood": "Out-of-distribution detection",
     "corruption": "Corrupted inputs",
     "diversity": "Diversity",
     "examples": "Examples",
     "reproduce": "Reproduce",
 }
-"""The parts of the page, with their headings."""
+"""Sections of the page, with their headings."""
 
 
 def report(
@@ -47,16 +49,14 @@ def report(
     images: Tensor | None = None,
     classes: Sequence[str] | None = None,
 ) -> Path:
-    """Writes a page that compares these rows, or plain scores, and returns where it is.
+    """Writes an HTML page that compares rows or plain scores, and returns its path.
 
-    images    of the test set, in the order of the predictions: bytes, or floats from 0 to 1, ``[N, C, H, W]``
-    classes   the classes' names
+    images    images of the test set in the order of the predictions, ``[N, C, H, W]``: uint8, or float from 0 to 1
+    classes   names of the classes
 
-    Rows that differ by their seed alone are one line, with the mean and the standard deviation. What a row does not hold is not
-    shown: plain scores are a table, and what figures their examples allow.
+    Rows that differ only in their seed become one line with mean and standard deviation. The page leaves out figures whose
+    data the rows do not hold.
     """
-    from multitudes.storage import write
-
     groups = grouped(rows)
     target = Path(path)
     try:
@@ -68,56 +68,62 @@ def report(
 
 
 def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Sequence[str] | None) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     if isinstance(classes, str):
-        raise InputError("classes are several names: give a list of them")
+        raise InputError("classes must be a list of names, not one str")
     chosen = drawn_groups(groups)
     best = ranked(groups, primary(groups))
     first, rest = columns(groups)
     drawn: dict[str, str] = {}
-    for plate in page_figures(groups):
-        drawn[plate.part] = drawn.get(plate.part, "") + plate.html()
+    for figure in page_figures(groups):
+        drawn[figure.section] = drawn.get(figure.section, "") + figure.html()
     several = any(len(group.rows) > 1 for group in groups)
-    said = {"cost": "Every method, the mean over its seeds." if several else ""}
-    said["diversity"] = f"The best of those whose members’ answers were kept{'; the first seed of each' if several else ''}."
-    parts = {name: _plates(body, said.get(name, chosen.said)) for name, body in drawn.items()}
+    notes = {"cost": "All methods, averaged over seeds." if several else ""}
+    notes["diversity"] = f"The best methods with saved member predictions{'; first seed of each' if several else ''}."
+    notes["corruption"] = chosen.note(over_seeds=True)
+    parts = {name: _figures(body, notes.get(name, chosen.note())) for name, body in drawn.items()}
     colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"cost", "diversity"} else {}
     parts["scores"] = _scores(best, first, rest, colours)
     parts["examples"] = examples(best, images, classes)
     parts["reproduce"] = "".join(_reproduce(group) for group in best)
-    kept = {name: parts[name] for name in PARTS if parts.get(name)}
+    sections = {name: parts[name] for name in PARTS if parts.get(name)}
     script = _file("page.js")
     return Template(_file("page.html")).substitute(
-        title=safe(title), script=script, style=_style(), lead=summary(groups), warning=warning(groups),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(), highlights=highlights(groups, first),
-        links="".join(f'<li><a href="#{name}">{PARTS[name]}</a></li>' for name in kept),
-        parts="".join(_part(name, body) for name, body in kept.items()), version=safe(_version()),
-    )  # fmt: skip
+        title=safe(title),
+        script=script,
+        style=_style(),
+        summary=summary(groups),
+        warning=warning(groups),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        highlights=highlights(groups, first),
+        links="".join(f'<li><a href="#{name}">{PARTS[name]}</a></li>' for name in sections),
+        parts="".join(_part(name, body) for name, body in sections.items()),
+        version=safe(__version__),
+    )
 
 
 def _part(name: str, body: str) -> str:
     return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{PARTS[name]}</h2>{body}</section>'
 
 
-def _plates(body: str, said: str) -> str:
-    note = f'<p class="note">{safe(said)}</p>' if said else ""
-    return f'{note}<div class="plates">{body}</div>'
+def _figures(body: str, note: str) -> str:
+    above = f'<p class="note">{safe(note)}</p>' if note else ""
+    return f'{above}<div class="figures">{body}</div>'
 
 
 def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int]) -> str:
-    """The first table, what its columns are, and the second one for those who ask."""
-    said = legend(groups, first)
-    found = table(groups, first, "table", "Scores and costs, best first", primary(groups), colours)
-    found += f'<p class="note">{said}</p>'
-    found += f"<details><summary>What the columns are</summary>{glossary(first)}</details>"
+    """Returns the first table, its legend and glossary, and a second table with the other scores, folded."""
+    text = table(groups, first, "table", "Scores and costs, best first", primary(groups), colours)
+    text += f'<p class="note">{legend(groups, first)}</p>'
+    text += f"<details><summary>What the columns mean</summary>{glossary(first)}</details>"
     if rest:
         more = table(groups, rest, "all", "All other scores")
-        found += f"<details><summary>{counted(len(rest), 'more score')}</summary>{more}{glossary(rest)}</details>"
-    return found
+        text += f"<details><summary>{counted(len(rest), 'more score')}</summary>{more}{glossary(rest)}</details>"
+    return text
 
 
 def _reproduce(group: Group) -> str:
-    """How to get a group's rows again: the method, the command of each seed, the settings."""
+    """Returns the method, commands, seeds and settings of a group as HTML."""
     row = group.first
     lines = [f"<dt>Method</dt><dd><code>{safe(row.method)}</code></dd>"] if row.method else []
     commands = dict.fromkeys(row.command for row in group.rows if row.command)
@@ -132,25 +138,20 @@ def _reproduce(group: Group) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A setting, laid out if it has parts."""
+    """Returns the HTML of a setting; nested settings as indented JSON."""
     if isinstance(value, (Mapping, list, tuple)) and value:
         return f'<pre tabindex="0">{safe(json.dumps(value, indent=1, ensure_ascii=False))}</pre>'
     return f"<code>{safe(value if isinstance(value, str) else json.dumps(value))}</code>"
 
 
 def _style() -> str:
-    """The page's style, with the colours of both themes as figures have them."""
+    """Returns the CSS, with the colours of both figure themes filled in."""
     themes = {
-        name: " ".join(f"--{role}: {colour};" for role, colour in svg.variables(look).items()) for name, look in LOOKS.items()
+        name: " ".join(f"--{role}: {colour};" for role, colour in svg.css_variables(look).items())
+        for name, look in LOOKS.items()
     }
     return Template(_file("page.css")).substitute(themes)
 
 
 def _file(name: str) -> str:
     return resources.files("multitudes.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    from multitudes.version import __version__
-
-    return __version__

@@ -1,16 +1,14 @@
-"""Rows: what trials came to, each saved in a folder of its own.
+"""Rows: the results of trials, each saved in its own folder.
 
-    row.json           scores, cost, settings, and the command that gives the row again
-    row.safetensors    the predictions they were counted from, and a digest of row.json
+    row.json           scores, cost, settings, and the command that reproduces the row
+    row.safetensors    the predictions behind the scores, and a digest of row.json
 
-Each file is written whole or not at all, row.json last; a pair that does not belong together is told. Nothing is unpickled.
+Files are written atomically, row.json last. Loading refuses a pair of files from different runs, and unpickles nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -21,81 +19,81 @@ from torch import Tensor
 
 from multitudes.errors import FileError, InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.temperature import Calibrator
-from multitudes.prediction.values import CLASSES
-from multitudes.scores.scores import Scores
+from multitudes.scores.scores import Scores, json_number
 
 FORMAT = 1
 JSON, TENSORS = "row.json", "row.safetensors"
 OWN = "test"
-"""What the prediction of the test set is called beside those of `foreign`, which are "ood/..."."""
+"""Name of the test set's prediction in row.safetensors; those of OOD sets are called "ood/..."."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a trial came to: a line of a table, and all that a report shows of it.
+    """The result of a trial: a line of the table, and everything else a report shows of it.
 
     >>> Row(name="packed", method="Packed(members=4)", scores=Scores({"accuracy": 0.9}, task="classes")).seed
     0
     """
 
     name: str
-    """What the row is called; rows of one name with other seeds are shown as one, with their mean and spread."""
+    """Name of the row. Rows with the same name and different seeds are shown as one, with mean and standard deviation."""
 
     method: str
-    """The method with its settings, as it is printed."""
+    """The method with its settings, as printed."""
 
     seed: int = 0
-    """What the trial was drawn from."""
+    """Random seed of the trial."""
 
     scores: Scores
-    """Of the test set, as `mt.score` gives them."""
+    """Scores of the test set, from `mt.score`."""
 
     prediction: Prediction | None = None
-    """Of the test set, with targets."""
+    """Prediction of the test set, with targets."""
 
     ood: Mapping[str, Prediction] = field(default_factory=dict)
-    """Of sets out of distribution, by name."""
+    """Predictions of out-of-distribution sets, by name."""
 
     shifted: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Scores of the corrupted test set, by severity."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
-    """`parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others; the single network's beside them as
+    """`parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. Costs of the single network are
     `single_parameters` and so on."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The recipe and what else there is to know, as JSON has it; `data` and `network` are named at the top of a report."""
+    """The recipe and other settings, as JSON. The report shows `data` and `network` at its top."""
 
     command: str = ""
-    """What to type to get this row again."""
+    """Shell command that reproduces this row."""
 
     seconds: float | None = None
-    """Of training."""
+    """Training time."""
 
     def __post_init__(self) -> None:
         wrong = []
         if not isinstance(self.name, str) or not self.name.strip():
-            wrong.append(f"name={self.name!r}: a row needs a name")
+            wrong.append(f"name={self.name!r}: give a non-empty str")
         if not isinstance(self.scores, Scores):
-            wrong.append(f"scores are {type(self.scores).__name__}: give what mt.score returns")
-        given = {"prediction": self.prediction, **{f"ood={name!r}": one for name, one in self.ood.items()}}
+            wrong.append(f"scores must be the result of mt.score, not {type(self.scores).__name__}")
+        predictions = {"prediction": self.prediction, **{f"ood={name!r}": one for name, one in self.ood.items()}}
         wrong += [
-            f"{name} is {type(one).__name__}: give what mt.predict returns"
-            for name, one in given.items()
+            f"{name} must be the result of mt.predict, not {type(one).__name__}"
+            for name, one in predictions.items()
             if not isinstance(one, Prediction) and not (one is None and name == "prediction")
         ]
-        wrong += [f"shifted={severity!r}: severities are numbers" for severity in self.shifted if not isinstance(severity, int)]
+        wrong += [
+            f"shifted has the severity {severity!r}: give an int" for severity in self.shifted if not isinstance(severity, int)
+        ]
         try:
             json.dumps(self.settings, allow_nan=False)
         except (TypeError, ValueError) as error:
-            wrong.append(f"settings must be what JSON can hold: {error}")
+            wrong.append(f"settings must be valid JSON: {error}")
         if wrong:
             raise InputError("; ".join(wrong))
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes row.json and row.safetensors into the folder, which is made if need be."""
-        from multitudes.storage import save_tensors, write
+        """Writes row.json and row.safetensors into a folder, which is created if missing."""
+        from multitudes.storage import digest, save_tensors, write
 
         place = Path(folder)
         try:
@@ -105,39 +103,37 @@ class Row:
         about, tensors = [], {}  # type: list[dict[str, Any]], dict[str, Tensor]
         own = {} if self.prediction is None else {OWN: self.prediction}
         for name, prediction in (own | {f"ood/{name}": one for name, one in self.ood.items()}).items():
-            said, held = _taken_apart(prediction)
-            about.append({"name": name, **said})
-            tensors.update({f"{name}/{key}": value for key, value in held.items()})
+            settings, own_tensors = prediction.to_tensors()
+            about.append({"name": name, **settings})
+            tensors.update({f"{name}/{key}": value for key, value in own_tensors.items()})
         text = json.dumps(self._described(), indent=1, ensure_ascii=False).encode()
-        save_tensors(place / TENSORS, "row", {"row": _digest(text), "predictions": about}, tensors)
+        save_tensors(place / TENSORS, "row", {"row": digest({}, text.decode()), "predictions": about}, tensors)
         write(place / JSON, text)
 
     def _described(self) -> dict[str, Any]:
-        """Everything but the predictions, as JSON."""
+        """Returns everything but the predictions, as JSON."""
         from multitudes.version import __version__
 
         return {
             "format": FORMAT, "multitudes": __version__, "name": self.name, "method": self.method, "seed": self.seed,
-            "command": self.command, "seconds": None if self.seconds is None else _plain(self.seconds),
-            "settings": dict(self.settings), "cost": {name: _plain(value) for name, value in self.cost.items()},
-            "shifted": {str(s): {name: _plain(value) for name, value in own.items()} for s, own in self.shifted.items()},
+            "command": self.command, "seconds": None if self.seconds is None else json_number(self.seconds),
+            "settings": dict(self.settings), "cost": {name: json_number(value) for name, value in self.cost.items()},
+            "shifted": {str(s): {name: json_number(value) for name, value in own.items()} for s, own in self.shifted.items()},
             "scores": json.loads(self.scores.json()),
         }  # fmt: skip
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Row:
-        """The row in a folder; its scores have no examples any more, its predictions do."""
-        from multitudes.storage import load_tensors
+        """Loads the row in a folder. Its scores have lost their evidence per example; its predictions are complete."""
+        from multitudes.storage import digest, load_tensors
 
         place = Path(folder)
         text, found = _read(place / JSON)
         about, tensors = load_tensors(place / TENSORS, "row")
-        if about.get("row") != _digest(text):
-            raise FileError(
-                f"{place / JSON} was altered, or is not of the same run as {TENSORS} beside it: run the trial again"
-            )
+        if about.get("row") != digest({}, text.decode(errors="replace")):
+            raise FileError(f"{place / JSON} was altered, or is from another run than {TENSORS} beside it: run the trial again")
         try:
-            made = {one["name"]: _put_together(one, _of(one["name"], tensors)) for one in about["predictions"]}
+            made = {one["name"]: Prediction.from_tensors(one, _of(one["name"], tensors)) for one in about["predictions"]}
             return cls(
                 name=found["name"], method=found["method"], seed=found["seed"], command=found["command"],
                 scores=Scores.from_json(json.dumps(found["scores"])), prediction=made.pop(OWN, None),
@@ -151,24 +147,24 @@ class Row:
 
 
 def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:
-    """Every row in these folders and below, by name and seed."""
-    given = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
-    missing = [fspath(path) for path in given if not path.exists()]
+    """Loads every row in these folders and their subfolders, sorted by name and seed."""
+    places = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
+    missing = [fspath(path) for path in places if not path.exists()]
     if missing:
-        raise FileError(f"there is no {', no '.join(missing)}")
-    found: dict[Path, Path] = {}
-    for path in given:
+        raise FileError(f"not found: {', '.join(missing)}")
+    unique: dict[Path, Path] = {}
+    for path in places:
         files = [path] if path.is_file() else sorted(path.rglob(JSON))
-        found.update({file.resolve(): file for file in files if file.name == JSON})
-    if not found:
-        where = ", ".join(map(fspath, given)) or "what was given"
-        raise FileError(f"there is no row in {where}: a trial leaves {JSON} in its folder")
-    loaded = [(Row.load(file.parent), str(file)) for file in found.values()]
+        unique.update({file.resolve(): file for file in files if file.name == JSON})
+    if not unique:
+        where = ", ".join(map(fspath, places)) or "an empty list of folders"
+        raise FileError(f"there is no row in {where}: give folders of finished trials, which hold {JSON}")
+    loaded = [(Row.load(file.parent), str(file)) for file in unique.values()]
     return [row for row, _ in sorted(loaded, key=lambda pair: (pair[0].name, pair[0].seed, pair[1]))]
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """A file of JSON, as it is and what it says."""
+    """Returns the bytes of a JSON file and the parsed dict."""
     from multitudes.storage import described
 
     try:
@@ -178,40 +174,6 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     return text, described(text, path, "row", FORMAT)
 
 
-def _taken_apart(prediction: Prediction) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A prediction as JSON and tensors."""
-    about = {"task": prediction.task, "count": prediction.count, "temperature": prediction.temperature}
-    about["members"] = prediction.has_members
-    about["calibrator"] = None if prediction.calibrator is None else prediction.calibrator.settings()
-    if prediction.has_members:
-        held = dict(prediction.members)
-    elif prediction.task in CLASSES:
-        held = {**prediction.described(), "logs": prediction.logs}
-    else:
-        held = {name: getattr(prediction, name) for name in ("mean", "aleatoric", "epistemic")}
-    return about, {**held, **({} if prediction.targets is None else {"targets": prediction.targets})}
-
-
-def _put_together(about: Mapping[str, Any], tensors: dict[str, Tensor]) -> Prediction:
-    targets = tensors.pop("targets", None)
-    if about["members"]:
-        new = Prediction(**tensors, task=about["task"], targets=targets)  # type: ignore[arg-type]
-    else:
-        new = Prediction.of_moments(about["task"], about["count"], tensors, targets)
-    new.temperature = float(about["temperature"])
-    new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
-    return new
-
-
 def _of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one prediction; a set's name may have a / in it."""
+    """Returns the tensors of one prediction. The name of an OOD set may hold a slash."""
     return {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
-
-
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
-
-
-def _plain(value: float) -> float | str:
-    """Numbers that JSON lacks are words."""
-    return value if math.isfinite(value) else str(value)

@@ -1,7 +1,7 @@
-"""Figures as SVG inside of the page: drawn once, in colours that the page names, so that they follow its theme.
+"""Figures as inline SVG. Colours are CSS variables of the page, so that one drawing follows the light and the dark theme.
 
-Text stays text, in the page's own fonts. What a theme changes beyond its named colours, such as those of a heat map, needs a
-drawing for each; `both` makes these.
+Text stays text, in the fonts of the page. Figures with a colour scale, such as heat maps, differ by more than CSS variables:
+`inline_both_themes` draws them once per theme.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ Draw = Callable[[Theme], "Figure"]
 SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "multitudes", "path.simplify": True, "path.simplify_threshold": 0.4,
 }  # fmt: skip
-"""Of matplotlib, for the time of a drawing: text as text, names that do not change from one time to the next, few points."""
+"""Settings of matplotlib while drawing: text as text, reproducible ids, few points."""
 
 SPACE = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
 PIXELS = 100
-"""Of the page to an inch of the figure."""
+"""Pixels of the page per inch of the figure."""
 
 
 def inline(draw: Draw, name: str, label: str, colours: Sequence[int] = (), theme: Theme = "light") -> str:
-    """One drawing for both themes. `colours` says which of the page's colours each run has, if not the first ones."""
+    """Returns one SVG for both themes. `colours` are the colour indices of the runs, 0, 1, ... by default."""
     with _settings():
-        return _svg(draw(theme), name, label, named(LOOKS[theme], colours))
+        return _svg(draw(theme), name, label, css_names(LOOKS[theme], colours))
 
 
-def both(draw: Draw, name: str, label: str) -> str:
-    """A drawing for each theme, of which the page shows one."""
+def inline_both_themes(draw: Draw, name: str, label: str) -> str:
+    """Returns one SVG per theme; the page shows one of them."""
     themes: tuple[Theme, ...] = ("light", "dark")
-    found = (f'<div class="only-{theme}">{inline(draw, f"{name}-{theme}", label, theme=theme)}</div>' for theme in themes)
-    return "".join(found)
+    drawings = (f'<div class="only-{theme}">{inline(draw, f"{name}-{theme}", label, theme=theme)}</div>' for theme in themes)
+    return "".join(drawings)
 
 
-def named(look: Look, colours: Sequence[int] = ()) -> dict[str, str]:
-    """The page's names of a theme's colours, by the colours."""
+def css_names(look: Look, colours: Sequence[int] = ()) -> dict[str, str]:
+    """Maps the colours of a theme to the CSS variables of the page."""
     order = [*colours, *(index for index in range(len(look.colours)) if index not in colours)]
     runs = {colour: f"var(--run-{order[index] % len(look.colours)})" for index, colour in enumerate(look.colours)}
-    return {name: f"var(--{role})" for role, name in variables(look).items() if not role.startswith("run")} | runs
+    return {name: f"var(--{role})" for role, name in css_variables(look).items() if not role.startswith("run")} | runs
 
 
-def variables(look: Look) -> dict[str, str]:
-    """A theme's colours, by the page's names of them."""
-    found = {role: getattr(look, role) for role in ("paper", "ink", "muted", "grid")}
-    return found | {f"run-{index}": colour for index, colour in enumerate(look.colours)}
+def css_variables(look: Look) -> dict[str, str]:
+    """Maps the names of the CSS variables to the colours of a theme."""
+    roles = {role: getattr(look, role) for role in ("paper", "ink", "muted", "grid")}
+    return roles | {f"run-{index}": colour for index, colour in enumerate(look.colours)}
 
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """matplotlib's settings for a page, and none of its warnings of letters that its own font lacks and the page's have."""
+    """Applies `SETTINGS` and hides warnings about missing glyphs: the fonts of the page have them."""
     try:
         import matplotlib
     except ImportError as error:
-        raise InputError("a report's figures need matplotlib: pip install 'multitudes[figures]'") from error
+        raise InputError("the figures of a report need matplotlib: pip install 'multitudes[figures]'") from error
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
@@ -83,7 +83,7 @@ def _svg(figure: Figure, name: str, label: str, colours: dict[str, str]) -> str:
     root.attrib["style"] = f"max-width: {round(width / 72 * PIXELS)}px; aspect-ratio: {width} / {height}"
     for part in root.iter():
         _shorten(part, name, colours)
-    used = {found for part in root.iter() for value in part.attrib.values() for found in re.findall(r"#([\w-]+)", value)}
+    used = {link for part in root.iter() for value in part.attrib.values() for link in re.findall(r"#([\w-]+)", value)}
     for part in root.iter():
         if part.attrib.get("id") not in used:
             part.attrib.pop("id", None)
@@ -91,29 +91,31 @@ def _svg(figure: Figure, name: str, label: str, colours: dict[str, str]) -> str:
     return ElementTree.tostring(root, encoding="unicode").replace("\n", "")
 
 
-def _font(found: re.Match[str]) -> str:
-    """A font's size and weight, without its family."""
-    return f"font-size: {found[2]}{f'; font-weight: {found[1].strip()}' if found[1] else ''}"
+def _font(match: re.Match[str]) -> str:
+    """Returns size and weight of a font without its family."""
+    return f"font-size: {match[2]}{f'; font-weight: {match[1].strip()}' if match[1] else ''}"
 
 
 def _shorten(part: ElementTree.Element, name: str, colours: dict[str, str]) -> None:
-    """Names of its own, the page's colours, and two decimals of a point."""
-    own = part.attrib
-    if LINK in own:
-        own["href"] = own.pop(LINK)
-    if own.get("href", "").startswith("#"):
-        own["href"] = f"#{name}-{own['href'][1:]}"
-    if "clip-path" in own:
-        own["clip-path"] = own["clip-path"].replace("url(#", f"url(#{name}-")
-    if "id" in own:
-        own["id"] = f"{name}-{own['id']}"
-    if "style" in own and part.tag != f"{SPACE}svg":
-        style = re.sub(r"#[0-9a-f]{6}\b", lambda found: colours.get(found[0], found[0]), own["style"])
+    """Prefixes ids with the name of the figure, inserts CSS variables, and rounds coordinates to two decimals."""
+    attributes = part.attrib
+    if LINK in attributes:
+        attributes["href"] = attributes.pop(LINK)
+    if attributes.get("href", "").startswith("#"):
+        attributes["href"] = f"#{name}-{attributes['href'][1:]}"
+    if "clip-path" in attributes:
+        attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{name}-")
+    if "id" in attributes:
+        attributes["id"] = f"{name}-{attributes['id']}"
+    if "style" in attributes and part.tag != f"{SPACE}svg":
+        style = re.sub(r"#[0-9a-f]{6}\b", lambda match: colours.get(match[0], match[0]), attributes["style"])
         style = re.sub(r"font: (\w+ )?([\d.]+px) [^;]*", _font, style)
-        own["style"] = re.sub(r"font-family: [^;]*; ?", "", style)
+        attributes["style"] = re.sub(r"font-family: [^;]*; ?", "", style)
     for key in ("d", "x", "y", "transform"):
-        if key in own:
-            own[key] = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", " ".join(own[key].split()))
+        if key in attributes:
+            attributes[key] = re.sub(
+                r"-?\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}", " ".join(attributes[key].split())
+            )
     if part.text is not None and not part.text.strip():
         part.text = None
     part.tail = None

@@ -1,4 +1,4 @@
-"""The tables: a line for each group, a column for each score and cost, to be sorted by any of them."""
+"""The tables: one line per group, one sortable column per score and cost."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from typing import NamedTuple
 from multitudes.report.groups import COSTS, Group, Value, leaders, ratios
 from multitudes.report.sources import CRITERION, ood_sets
 from multitudes.report.wording import cost, number, ratio, safe, title
-from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
+from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
 
 FIRST = (
     "accuracy", "exact_match", "miou", "rmse", "lpd", "nll", "gaussian_nll", "crps", "brier", "ece", "aurc", "coverage",
     "interval_width", "cAcc", "cNLL", "cECE", "mCE", "rAcc", "rNLL", "rECE", "stability",
 )  # fmt: skip
-"""What stands in the first table, in this order; the rest is in the second."""
+"""Scores of the first table, in this order; the second table has the others."""
 
 LIMITED = {"gaussian_nll": "lpd"}
-"""What is left out of the first table where there is the other, which says it better."""
-
-ARROWS = {"higher": "↑", "lower": "↓", "": ""}
+"""Scores that the first table leaves out if it has a better one: {left out: better}."""
 
 SIGN = '<span class="sign" aria-hidden="true"></span>'
-"""Which way a column is sorted."""
+"""Placeholder of the arrow that shows how a column is sorted; CSS fills it."""
 
 
 class Column(NamedTuple):
@@ -34,49 +32,49 @@ class Column(NamedTuple):
     title: str
     about: str
     better: str
-    """higher, lower, or nothing."""
+    """"higher", "lower" or ""."""
 
     cost: bool = False
 
 
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
-    """The columns of the first table, and those of the second: all scores but those of single corruptions."""
+    """Returns the columns of the first and of the second table. Scores of single corruptions are left out."""
     keys = list(dict.fromkeys(key for group in groups for key in group.first.scores if not re.search(r"/\d+/", key)))
     sets = list(dict.fromkeys(name for group in groups for name in ood_sets(group.first)))
     detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]
     first += [key for key in keys if "/" in key and key.rpartition("/")[2] in FIRST and key not in detection]
-    first += _detected(detection)
-    made = {key: Column(key, title(key, sets), meaning(key).about, meaning(key).better) for key in keys}
-    costs = [name for name in (*COSTS, *_others(groups)) if any(group.cost(name) is not None for group in groups)]
+    first += _auroc_keys(detection)
+    scores = {key: Column(key, title(key, sets), meaning(key).about, meaning(key).better) for key in keys}
+    costs = [name for name in (*COSTS, *_other_costs(groups)) if any(group.cost(name) is not None for group in groups)]
     spent = [Column(name, title(name), _about_cost(name), "lower", True) for name in costs]
-    return [*(made[key] for key in first), *spent], [made[key] for key in keys if key not in first]
+    return [*(scores[key] for key in first), *spent], [scores[key] for key in keys if key not in first]
 
 
-def _detected(keys: Sequence[str]) -> list[str]:
-    """The AUROC of each foreign set, by the first criterion that there is."""
-    found: dict[str, str] = {}
+def _auroc_keys(keys: Sequence[str]) -> list[str]:
+    """Returns the key of one AUROC per OOD set, by the preferred OOD score."""
+    by_set: dict[str, str] = {}
     for criterion in (*CRITERION, *CRITERIA, *SPREADS):
         for key in keys:
             *front, kind, last = key.split("/")
             if kind == "auroc" and last == criterion:
-                found.setdefault("/".join(front), key)
-    return list(found.values())
+                by_set.setdefault("/".join(front), key)
+    return list(by_set.values())
 
 
-def _others(groups: Sequence[Group]) -> list[str]:
-    """Costs of other names, the single network's apart."""
+def _other_costs(groups: Sequence[Group]) -> list[str]:
+    """Returns the names of costs beyond `COSTS`."""
     names = dict.fromkeys(name for group in groups for row in group.rows for name in row.cost)
     return [name for name in names if name not in COSTS and name.removeprefix("single_") not in COSTS]
 
 
 def _about_cost(name: str) -> str:
     return {
-        "parameters": "numbers that are learned",
-        "multiply_adds": "of one call",
-        "memory": "the weights, and what a training step keeps for backward",
-        "latency": "of one call without gradients",
-        "seconds": "the time that training took",
+        "parameters": "number of parameters",
+        "multiply_adds": "multiply-adds of one forward pass",
+        "memory": "weights, and activations kept for the backward pass of a training step",
+        "latency": "time of one forward pass without gradients",
+        "seconds": "training time",
     }.get(name, "")
 
 
@@ -88,9 +86,9 @@ def table(
     sorted_by: str | None = None,
     colours: Mapping[str, int] | None = None,
 ) -> str:
-    """A table that scrolls by itself where it is too wide, with headers that sort it.
+    """Returns a table as HTML. Headers sort it, and it scrolls sideways if it is too wide.
 
-    `sorted_by` says which column it is sorted by already; `colours` which groups have which colour in figures.
+    `sorted_by` is the column that `groups` are sorted by; `colours` maps labels to the colour indices of the figures.
     """
     best = {column.key: set() if column.cost else {g.label for g in leaders(groups, column.key)} for column in shown}
     times = {column.key: ratios(groups, column.key) for column in shown if column.cost}
@@ -98,11 +96,13 @@ def table(
     lines = []
     for group in groups:
         cells = [
-            _spent(group, column, times[column.key]) if column.cost else _cell(group, column, group.label in best[column.key])
+            _cost_cell(group, column, times[column.key])
+            if column.cost
+            else _cell(group, column, group.label in best[column.key])
             for column in shown
         ]
         lines.append(
-            f'<tr><th scope="row" data-value="{safe(group.label)}">{_called(group, colours or {})}</th>{"".join(cells)}</tr>'
+            f'<tr><th scope="row" data-value="{safe(group.label)}">{_row_name(group, colours or {})}</th>{"".join(cells)}</tr>'
         )
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}-caption"><table id="{name}">'
@@ -112,7 +112,7 @@ def table(
     )
 
 
-def _called(group: Group, colours: Mapping[str, int]) -> str:
+def _row_name(group: Group, colours: Mapping[str, int]) -> str:
     shade = f' style="--shade: var(--run-{colours[group.label]})"' if group.label in colours else ""
     dot = f'<span class="dot"{shade}></span>' if colours else ""
     seeds = f'<span class="range">{len(group.rows)} seeds</span>' if len(group.rows) > 1 else ""
@@ -131,7 +131,7 @@ def _head(column: Column, is_sorted: bool) -> str:
 
 
 def _titled(column: Column) -> str:
-    """A title of two parts takes two lines: AUROC, and of what."""
+    """Puts a title of two parts on two lines: the OOD set above AUROC."""
     head, space, rest = column.title.partition(" ")
     return f'<span class="of">{safe(rest)}</span>{safe(head)}' if space and "/" in column.key else safe(column.title)
 
@@ -146,31 +146,31 @@ def _cell(group: Group, column: Column, best: bool) -> str:
 
 
 def _range(value: Value) -> str:
-    """How far a number can be trusted, in small."""
+    """Returns the standard deviation over seeds, or the bootstrap interval."""
     if value.spread is not None:
         return f"± {number(value.spread, value.mean)}" if math.isfinite(value.spread) else ""
     return f"{number(value.low, value.mean)} – {number(value.high, value.mean)}" if value.low < value.high else ""
 
 
-def _spent(group: Group, column: Column, times: Mapping[str, float]) -> str:
+def _cost_cell(group: Group, column: Column, times: Mapping[str, float]) -> str:
     value = group.cost(column.key)
     if value is None:
         return '<td class="none">–</td>'
-    against = times.get(group.label)
+    relative = times.get(group.label)
     plain = cost(column.key, value)
-    shown = plain if against is None else f'{ratio(against)}<span class="range">{plain}</span>'
+    shown = plain if relative is None else f'{ratio(relative)}<span class="range">{plain}</span>'
     return f'<td data-value="{_sortable(value)}">{shown}</td>'
 
 
 def _sortable(value: float) -> str:
-    """A number as the page's script reads it; NaN is nothing, and stays last."""
+    """Returns a number as the script of the page reads it. NaN is empty and sorts last."""
     if math.isnan(value):
         return ""
     return repr(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def glossary(shown: Sequence[Column]) -> str:
-    """What the columns are, in words."""
+    """Returns the meaning of each column as HTML."""
     lines = (
         f"<div><dt>{safe(column.title)}</dt><dd>{safe(column.about)}{_side(column)}</dd></div>"
         for column in shown
@@ -184,17 +184,17 @@ def _side(column: Column) -> str:
 
 
 def legend(groups: Sequence[Group], shown: Sequence[Column]) -> str:
-    """What is bold, and what the small numbers are."""
+    """Explains bold numbers, ±, ranges and ×."""
     parts = []
     ranges = any(len(group.rows) == 1 and group.first.scores.intervals for group in groups)
     seeds = any(len(group.rows) > 1 for group in groups)
     if len(groups) > 1:
-        near = ", and what lies within the best’s interval" if ranges or seeds else ""
-        parts.append(f"Bold is the best of a column{near}.")
+        near = ", and values within its interval" if ranges or seeds else ""
+        parts.append(f"Bold: the best of a column{near}.")
     if seeds:
-        parts.append("± is the standard deviation over seeds.")
+        parts.append("±: standard deviation over seeds.")
     if ranges:
-        parts.append("Ranges are bootstrap intervals over test examples.")
+        parts.append("Ranges: bootstrap intervals over test examples.")
     if any(column.cost and ratios(groups, column.key) for column in shown):
-        parts.append("× is against the single network.")
-    return " ".join([*parts, "Headers sort."])
+        parts.append("×: relative to the single network.")
+    return " ".join([*parts, "Click a header to sort."])

@@ -1,4 +1,4 @@
-"""Wording: numbers, scores and costs as a person reads them, and text that is safe on a page."""
+"""Formats numbers, scores and costs for readers, and escapes text for HTML."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ TITLES = {
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
     "rmCE": "rmCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
 }  # fmt: skip
-"""Scores and costs whose name is not just their key in words."""
+"""Titles of scores and costs that differ from their key in words."""
 
-ACRONYMS = {"accuracy": "accuracy", "lpd": "log density", "brier": "Brier score"}
-"""Titles inside of a sentence, where they are not written alike."""
+IN_SENTENCE = {"accuracy": "accuracy", "lpd": "log density", "brier": "Brier score"}
+"""Titles that are written differently within a sentence."""
 
 
 def safe(text: Any) -> str:
-    """Text that is text on a page, whatever stands in it."""
+    """Escapes text for HTML."""
     return html.escape(readable(text), quote=True)
 
 
 def readable(text: Any) -> str:
-    """The same without what is no letter, such as control characters and halves of surrogates."""
+    """Replaces control characters and lone surrogates."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in str(text))
 
 
 def title(key: str, sets: Sequence[str] = ()) -> str:
-    """What a score's column is called: `svhn/auroc/entropy` is "AUROC svhn (entropy)".
+    """Returns the title of a score or cost: `svhn/auroc/entropy` becomes "AUROC svhn (entropy)".
 
-    `sets` are the foreign sets there are: if it is one, its scores do not have its name, and get it here.
+    `sets` are the names of the OOD sets. The keys of a single OOD set lack its name, which is added here.
     """
     *front, last = key.split("/")
     if last in (*CRITERIA, *SPREADS) and front:
@@ -49,39 +49,39 @@ def title(key: str, sets: Sequence[str] = ()) -> str:
     return f"{plain} {' '.join(front)}".strip()
 
 
-def inside(key: str) -> str:
-    """The same within a sentence."""
-    return ACRONYMS.get(key) or title(key)
+def title_in_sentence(key: str) -> str:
+    """Returns the title of a score for use within a sentence."""
+    return IN_SENTENCE.get(key) or title(key)
 
 
 def number(value: float, beside: float | None = None) -> str:
-    """Four decimals while they say something; else four digits; as many as the number has that it stands beside."""
+    """Formats with four decimals, or four digits for very large and small numbers; with the decimals of `beside` if given."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     size = abs(value if beside is None or not math.isfinite(beside) else beside)
     if size == 0 or 1e-3 <= size < 100:
-        found = f"{value:.4f}"
+        text = f"{value:.4f}"
     elif size < 1e-3:
-        found = f"{value:.2e}" if size < 1e-4 else f"{value:.5f}"
+        text = f"{value:.2e}" if size < 1e-4 else f"{value:.5f}"
     else:
-        found = f"{value:,.1f}" if size < 1e6 else f"{value:.3e}"
-    return found.replace("-", "−")
+        text = f"{value:,.1f}" if size < 1e6 else f"{value:.3e}"
+    return text.replace("-", "−")
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """A number of things: 1 seed, 12 seeds."""
+    """Formats a count with its noun: 1 seed, 12 seeds."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Several names in a sentence."""
+    """Joins names in a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def cost(key: str, value: float) -> str:
-    """A cost with its unit."""
+    """Formats a cost with its unit."""
     if not math.isfinite(value):
         return "–"
     if key in ("parameters", "multiply_adds"):
@@ -96,7 +96,7 @@ def cost(key: str, value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time of training: 8.2 s, 3 min 20 s, 2 h 05 min."""
+    """Formats a duration: 8.2 s, 3 min 20 s, 2 h 05 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -104,12 +104,12 @@ def duration(seconds: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """How many times the single network's."""
+    """Formats a cost relative to the single network: 1.50 ×."""
     return f"{value:.2f} ×" if value < 10 else f"{value:,.1f} ×"
 
 
 def shortened(name: str, length: int = 28) -> str:
-    """A name that a figure has room for, on one line: what is too long loses its middle."""
+    """Shortens a name to one line that fits into a figure; long names lose their middle."""
     line = " ".join(readable(name).split())
     half = (length - 1) // 2
     return line if len(line) <= length else f"{line[: length - 1 - half]}…{line[-half:]}"

@@ -1,3 +1,3 @@
-"""Scores: how good predictions and their uncertainties are, as functions of plain tensors."""
+"""Scores: metrics of predictions and their uncertainty, as functions of plain tensors."""
 
 from multitudes.scores.scores import Scores as Scores

@@ -1,12 +1,12 @@
-"""Calibration: does a confidence of 80 % come true in 80 % of cases?
+"""Calibration: whether predictions with a confidence of 80 % are right in 80 % of cases.
 
 Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599
 
-Examples are binned by confidence, and each bin's accuracy is held against its mean confidence:
+Examples are binned by confidence. The gap of a bin is the difference of its accuracy and its mean confidence:
 
     ECE = Σ_b n_b / N |acc_b − conf_b|        MCE = max_b |acc_b − conf_b|
 
-Bins of equal width are half-open, (i/B, (i+1)/B]. All sums are in double precision.
+Bins of equal width are half-open, (i/B, (i+1)/B]; 0 belongs to the first. All sums are in double precision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multitudes.errors import InputError
 
 @dataclass(frozen=True)
 class Bins:
-    """Examples by confidence; ``[B]`` each, with NaN for the means of an empty bin."""
+    """Examples binned by confidence; tensors ``[B]``. The mean confidence and accuracy of an empty bin are NaN."""
 
     lower: Tensor
     upper: Tensor
@@ -31,7 +31,7 @@ class Bins:
 
 
 def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
-    """The reliability diagram: confidences ``[N]`` in bins of equal width, with how often they came true, ``[N]``."""
+    """Bins confidences ``[N]`` into bins of equal width, for a reliability diagram. `correct` ``[N]`` is 1 or True if right."""
     confidence, correct = _checked(confidence, correct, bins)
     index = bin_of(confidence, bins)
     count = torch.bincount(index, minlength=bins).double()
@@ -41,16 +41,16 @@ def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
 
 
 def adaptive(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
-    """The same with bins of equally many examples. Those of equal confidence count alike, in whatever order they come."""
+    """Bins confidences ``[N]`` into bins of equally many examples. Examples of equal confidence share their mean accuracy."""
     confidence, correct = _checked(confidence, correct, bins)
     order = confidence.argsort()
     confidence = confidence[order]
     _, group = confidence.unique_consecutive(return_inverse=True)
     size = torch.bincount(group)
     correct = (torch.bincount(group, correct[order]) / size)[group]
-    share, more = divmod(len(confidence), bins)
-    count = torch.full((bins,), share, dtype=torch.int64)
-    count[:more] += 1
+    size_of_bin, rest = divmod(len(confidence), bins)
+    count = torch.full((bins,), size_of_bin, dtype=torch.int64)
+    count[:rest] += 1
     index = torch.repeat_interleave(torch.arange(bins), count)
     ends = count.cumsum(0) - 1
     empty = count == 0
@@ -61,39 +61,50 @@ def adaptive(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
 
 
 def ece(confidence: Tensor, correct: Tensor, bins: int = 15, drop: int = 0) -> float:
-    """Expected calibration error; 0 is best. Bins with at most `drop` examples are left out, as if they were not there."""
+    """Returns the expected calibration error, Σ_b n_b / N |acc_b − conf_b|, over bins of equal width; lower is better.
+
+    Shape: ``[N]``, ``[N]``. Bins with at most `drop` examples are left out, and N counts the examples of the others.
+    """
     gap, count = _gaps(reliability(confidence, correct, bins), drop)
     return float((gap * count).sum() / count.sum()) if len(gap) else float("nan")
 
 
 def mce(confidence: Tensor, correct: Tensor, bins: int = 15, drop: int = 0) -> float:
-    """Maximum calibration error, that of the worst bin; 0 is best."""
+    """Returns the maximum calibration error, max_b |acc_b − conf_b|, over bins of equal width; lower is better.
+
+    Shape: ``[N]``, ``[N]``. Bins with at most `drop` examples are left out.
+    """
     gap, _ = _gaps(reliability(confidence, correct, bins), drop)
     return float(gap.max()) if len(gap) else float("nan")
 
 
 def ace(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
-    """Adaptive calibration error: ECE over bins of equally many examples; 0 is best."""
+    """Returns the adaptive calibration error: the ECE over bins of equally many examples; lower is better, 0 is best.
+
+    Shape: ``[N]``, ``[N]``
+    """
     gap, count = _gaps(adaptive(confidence, correct, bins), 0)
     return float((gap * count).sum() / count.sum())
 
 
 def classwise_bins(probs: Tensor, targets: Tensor, bins: int = 15) -> Tensor:
-    """For each class and bin: examples, their summed probability, how often the class came true. ``[N, K]`` → ``[3, K, B]``
+    """Counts, for each class and bin, the examples, the sum of their probabilities, and the examples of that class.
 
-    Sums of parts are the sum of the whole.
+    Shape: ``[N, K]``, ``[N]`` → ``[3, K, B]``. The results of parts of a dataset add up to those of the whole.
     """
     classes = probs.shape[1]
     where = (probs * bins).ceil_().sub_(1).clamp_(0, bins - 1).int()
     where += torch.arange(classes, dtype=torch.int32, device=probs.device) * bins
     flat, cells = where.flatten(), classes * bins
     hits = torch.bincount(where.gather(1, targets[:, None]).flatten(), minlength=cells)
-    found = [torch.bincount(flat, minlength=cells).double(), torch.bincount(flat, probs.flatten().double(), minlength=cells)]
-    return torch.stack([*found, hits.double()]).unflatten(1, (classes, bins))
+    count, total = torch.bincount(flat, minlength=cells), torch.bincount(flat, probs.flatten().double(), minlength=cells)
+    return torch.stack([count.double(), total, hits.double()]).unflatten(1, (classes, bins))
 
 
 def classwise(bins: Tensor) -> float:
-    """The classwise ECE of `classwise_bins`: each class's ECE of its own probability, averaged over classes; 0 is best.
+    """Returns the classwise ECE of ``[3, K, B]`` from `classwise_bins`; lower is better, 0 is best.
+
+    It is the ECE of each class's probability, averaged over classes: 1/K Σ_k Σ_b n_kb / N |freq_kb − prob_kb|.
 
     Kull et al., "Beyond temperature scaling", NeurIPS 2019, https://arxiv.org/abs/1910.12656
     """
@@ -102,12 +113,12 @@ def classwise(bins: Tensor) -> float:
 
 
 def classwise_ece(probs: Tensor, targets: Tensor, bins: int = 15) -> float:
-    """The classwise expected calibration error of ``[N, K]``; 0 is best."""
+    """Returns the classwise ECE of probabilities ``[N, K]`` and labels ``[N]``; lower is better, 0 is best. See `classwise`."""
     return classwise(classwise_bins(probs, targets, bins))
 
 
 def bin_of(confidence: Tensor, bins: int) -> Tensor:
-    """The bin of each confidence."""
+    """Returns the index of each confidence's bin, 0 to bins − 1."""
     return torch.bucketize(confidence.double(), torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins)
 
 
@@ -118,12 +129,12 @@ def _gaps(bins: Bins, drop: int) -> tuple[Tensor, Tensor]:
 
 def _checked(confidence: Tensor, correct: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     if bins < 1:
-        raise InputError(f"bins={bins}: at least one")
+        raise InputError(f"bins={bins} must be at least 1")
     if confidence.shape != correct.shape or confidence.ndim != 1:
-        raise InputError(f"confidence and correct must be [N] both: {list(confidence.shape)} and {list(correct.shape)}")
+        raise InputError(f"confidence and correct must both be [N], not {list(confidence.shape)} and {list(correct.shape)}")
     if not len(confidence):
-        raise InputError("there are no examples to be calibrated on")
+        raise InputError("calibration errors need at least one example")
     confidence, correct = confidence.double().cpu(), correct.double().cpu()
     if not bool(((confidence >= -1e-6) & (confidence <= 1 + 1e-6)).all()):
-        raise InputError("a confidence lies outside of 0 to 1, or is NaN")
+        raise InputError("confidence has a value outside of 0 to 1, or a NaN")
     return confidence, correct

@@ -1,4 +1,4 @@
-"""Columns: what each example of a prediction contributes to the scores, gone through once and in pieces."""
+"""Columns: the contribution of each example to the scores, computed in pieces of a prediction."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ from multitudes.scores import calibration, diversity, regression, segmentation
 from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA
 
+NOTHING = "score needs at least one example with a label"
+
 
 def ood_criteria(prediction: Prediction) -> Columns:
-    """How much each example looks out of distribution, larger for more; of several labels the mean, of energy the sum."""
+    """Returns the OOD scores of each example by name, larger for examples that look more out-of-distribution.
+
+    An example of a multilabel task has the mean over its labels, and the sum for the energy. A single network has no mutual
+    information, variation ratio or epistemic variance; without variances the result is empty.
+    """
     if prediction.task not in CLASSES:
         if prediction.count == 1 and not bool((prediction.variance > 0).any()):
             return {}
-        found = {"variance": prediction.variance.flatten().double().cpu(), **_examples(prediction)}
-        return {**found, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else found
-    said = prediction.described()
-    scores = {"msp": 1 - said["confidence"], **{name: said[name] for name in CRITERIA if name in said and name != "max_logit"}}
-    scores.update({"max_logit": -said["max_logit"]} if "max_logit" in said else {})
+        spreads = {"variance": prediction.variance.flatten().double().cpu(), **_example_index(prediction)}
+        return {**spreads, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else spreads
+    statistics = prediction.described()
+    scores = {"msp": 1 - statistics["confidence"], **{name: statistics[name] for name in CRITERIA if name in statistics}}
+    scores.update({"max_logit": -statistics["max_logit"]} if "max_logit" in statistics else {})
     if prediction.task == "multilabel" and len(prediction.shape) > 1:
         scores = {n: (s.flatten(1).sum(1) if n == "energy" else s.flatten(1).mean(1)) for n, s in scores.items()}
-    single = {"mutual_information", "variation_ratio"} if prediction.count == 1 else set()
-    found = {name: scores[name].flatten().cpu() for name in CRITERIA if name in scores and name not in single}
-    return found if prediction.task == "multilabel" else {**found, **_examples(prediction)}
+    between_members = {"mutual_information", "variation_ratio"} if prediction.count == 1 else set()
+    criteria = {name: scores[name].flatten().cpu() for name in CRITERIA if name in scores and name not in between_members}
+    return criteria if prediction.task == "multilabel" else {**criteria, **_example_index(prediction)}
 
 
-def _examples(prediction: Prediction) -> Columns:
-    """Of which example each pixel, label or number is, where there are several."""
+def _example_index(prediction: Prediction) -> Columns:
+    """Returns the example of each pixel, label or number as column "example"; empty if an example has just one."""
     if len(prediction.shape) < 2:
         return {}
     return {"example": torch.arange(len(prediction)).repeat_interleave(prediction.shape[1:].numel())}
 
 
 def classification_evidence(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
-    """The evidence of a classification and its targets, which are −1 for what does not count."""
+    """Returns the evidence of a classification; `targets` are checked labels, with −1 for ignored entries."""
     dense = prediction.task in ("classes", "binary") and len(prediction.shape) > 1
     if prediction.has_members:
-        columns, sums = _by_piece(prediction, targets, settings.bins, dense)
+        columns, sums = _from_members(prediction, targets, settings.bins, dense)
     else:
-        columns, sums = _by_moments(prediction, targets)
-    for name, column in _examples(prediction).items():
+        columns, sums = _from_moments(prediction, targets), {}
+    for name, column in _example_index(prediction).items():
         columns[name] = column[targets.flatten() != IGNORED]
     if prediction.task == "multilabel" and len(columns["correct"]) == targets.numel():
         exact = columns["correct"].reshape(len(prediction), -1).amin(1)
@@ -56,106 +62,110 @@ def classification_evidence(prediction: Prediction, targets: Tensor, settings: S
     return Evidence(prediction.task, settings, columns, sums)
 
 
-def _by_piece(prediction: Prediction, targets: Tensor, bins: int, dense: bool) -> tuple[Columns, Columns]:
+def _from_members(prediction: Prediction, targets: Tensor, bins: int, dense: bool) -> tuple[Columns, Columns]:
     parts: list[Columns] = []
     sums: Columns = {}
     for rows, values in prediction.pieces():
-        wanted = targets[rows].flatten()
-        kept = wanted != IGNORED
-        if not bool(kept.all()):
-            values, wanted = {name: value[:, kept] for name, value in values.items()}, wanted[kept]
-        if not len(wanted):
+        labels = targets[rows].flatten()
+        labelled = labels != IGNORED
+        if not bool(labelled.all()):
+            values, labels = {name: value[:, labelled] for name, value in values.items()}, labels[labelled]
+        if not len(labels):
             continue
-        part, added = _piece(values, wanted, prediction.temperature, bins, dense)
+        part, added = _piece_columns(values, labels, prediction.temperature, bins, dense)
         parts.append(part)
         sums = {name: sums[name] + value if name in sums else value for name, value in added.items()}
     if not parts:
-        raise InputError("there is no example to score")
+        raise InputError(NOTHING)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, sums
 
 
-def _piece(
+def _piece_columns(
     values: Mapping[str, Tensor], targets: Tensor, temperature: float, bins: int, dense: bool
 ) -> tuple[Columns, Columns]:
-    """Columns and sums of a piece, ``[M, n, K]``."""
+    """Returns the columns and sums of members' outputs ``[M, n, K]`` and labels ``[n]``."""
     logs = log_probs_of({name: value.double() for name, value in values.items()})
     probs, labels, targets = logs.exp(), logs.argmax(2), targets.to(logs.device)
     mean, chosen = uncertainty.mixture(probs), targets[:, None]
-    own = logs.gather(2, chosen.expand(len(logs), -1, -1)).squeeze(2)
-    shown, nll = mean, -uncertainty.pooled_log_probs(own)
+    member_logs = logs.gather(2, chosen.expand(len(logs), -1, -1)).squeeze(2)
+    shown, nll = mean, -uncertainty.pooled_log_probs(member_logs)
     if temperature != 1.0:
         pool = sharpened(logs, temperature)
         shown, nll = pool.exp(), -pool.gather(1, chosen).squeeze(1)
-    said = uncertainty.of_probs(probs, mean, labels, None if shown is mean else shown)
-    right = shown.gather(1, chosen)
-    found = {
-        "correct": (said["labels"] == targets).float(), "confidence": said["confidence"], "nll": nll,
-        "brier": (shown * shown).sum(1) - 2 * right.squeeze(1) + 1, "entropy": said["entropy"], "msp": 1 - said["confidence"],
-        "mutual_information": said["mutual_information"], "variation_ratio": said["variation_ratio"],
-        "member_correct": (labels == targets).float().T.contiguous(), "member_nll": -own.T.contiguous(),
-    }  # fmt: skip
+    statistics = uncertainty.of_probs(probs, mean, labels, None if shown is mean else shown)
+    columns = {
+        "correct": (statistics["labels"] == targets).float(),
+        "confidence": statistics["confidence"],
+        "nll": nll,
+        "brier": (shown * shown).sum(1) - 2 * shown.gather(1, chosen).squeeze(1) + 1,
+        "entropy": statistics["entropy"],
+        "msp": 1 - statistics["confidence"],
+        "mutual_information": statistics["mutual_information"],
+        "variation_ratio": statistics["variation_ratio"],
+        "member_correct": (labels == targets).float().T.contiguous(),
+        "member_nll": -member_logs.T.contiguous(),
+    }
     if len(logs) > 1:
-        found.update(disagreement=said["disagreement"])
-        found["kl"] = diversity.kl_of(-said["expected_entropy"], mean, diversity.finite(logs))
+        columns["disagreement"] = statistics["disagreement"]
+        columns["kl"] = diversity.kl_of(-statistics["expected_entropy"], mean, diversity.finite(logs))
     if logs.shape[2] > 5:
-        found["top5"] = _in_top(5, shown, targets)
+        columns["top5"] = _in_top(5, shown, targets)
     if "logits" in values:
-        seen = uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels)
-        found.update(max_logit=-seen["max_logit"], energy=seen["energy"])
-    sums = {} if dense else {"classwise": calibration.classwise_bins(shown, targets, bins)}
+        scores = uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels)
+        columns.update(max_logit=-scores["max_logit"], energy=scores["energy"])
     if dense:
-        sums["confusion"] = segmentation.confusion(said["labels"], targets, logs.shape[2])
-    return {name: column.cpu() for name, column in found.items()}, {name: value.cpu() for name, value in sums.items()}
+        sums = {"confusion": segmentation.confusion(statistics["labels"], targets, logs.shape[2])}
+    else:
+        sums = {"classwise": calibration.classwise_bins(shown, targets, bins)}
+    return {name: column.cpu() for name, column in columns.items()}, {name: value.cpu() for name, value in sums.items()}
 
 
 def _in_top(count: int, probs: Tensor, targets: Tensor) -> Tensor:
-    """Whether the target is among the so many most probable; of equal ones the first come first, as for labels."""
+    """Returns 1 where the target is among the `count` most probable classes; ties go to the lower class, as in argmax."""
     right = probs.gather(1, targets[:, None])
     before = torch.arange(probs.shape[1], device=probs.device) < targets[:, None]
     return (((probs > right) | ((probs == right) & before)).sum(1) < count).float()
 
 
-def _by_moments(prediction: Prediction, targets: Tensor) -> tuple[Columns, Columns]:
-    """Columns of a prediction whose members are not held."""
-    said = {name: value.flatten().cpu() for name, value in prediction.described().items()}
-    wanted = targets.flatten()
-    kept = wanted != IGNORED
-    logs, wanted = prediction.logs.flatten(0, -2).cpu()[kept], wanted[kept]
-    if not len(wanted):
-        raise InputError("there is no example to score")
-    flat = logs.exp()
-    chosen = flat.gather(1, wanted[:, None]).squeeze(1)
-    scores = ood_criteria(prediction) if prediction.task != "multilabel" else {}
-    found = {name: value[kept] for name, value in scores.items() if name != "example"}
-    found.update({name: said[name][kept] for name in ("confidence", "entropy", "mutual_information", "disagreement")})
-    found.update(
-        correct=(said["labels"][kept] == wanted).float(), nll=-logs.gather(1, wanted[:, None]).squeeze(1),
-        brier=(flat * flat).sum(1) - 2 * chosen + 1,
-    )  # fmt: skip
-    if flat.shape[1] > 5:
-        found["top5"] = _in_top(5, flat, wanted)
-    return found, {}
+def _from_moments(prediction: Prediction, targets: Tensor) -> Columns:
+    """Returns the columns of a prediction that has no members' outputs."""
+    statistics = {name: value.flatten().cpu() for name, value in prediction.described().items()}
+    labels = targets.flatten()
+    labelled = labels != IGNORED
+    logs, labels = prediction.logs.flatten(0, -2).cpu()[labelled], labels[labelled]
+    if not len(labels):
+        raise InputError(NOTHING)
+    probs = logs.exp()
+    criteria = ood_criteria(prediction) if prediction.task != "multilabel" else {}
+    columns = {name: value[labelled] for name, value in criteria.items() if name != "example"}
+    columns |= {name: statistics[name][labelled] for name in ("confidence", "entropy", "mutual_information", "disagreement")}
+    columns["correct"] = (statistics["labels"][labelled] == labels).float()
+    columns["nll"] = -logs.gather(1, labels[:, None]).squeeze(1)
+    columns["brier"] = (probs * probs).sum(1) - 2 * probs.gather(1, labels[:, None]).squeeze(1) + 1
+    if probs.shape[1] > 5:
+        columns["top5"] = _in_top(5, probs, labels)
+    return columns
 
 
 def regression_evidence(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
-    """The evidence of a regression."""
-    mean, variance, wanted = prediction.mean.double().cpu(), prediction.variance.double().cpu(), targets.double()
-    if not wanted.numel():
-        raise InputError("there is no example to score")
-    held = {name: value.double().cpu() for name, value in prediction.members.items()} if prediction.has_members else {}
-    found: Columns = {"squares": (wanted - mean) ** 2, "variance": variance}
+    """Returns the evidence of a regression; `targets` have the shape of the prediction."""
+    mean, variance, targets = prediction.mean.double().cpu(), prediction.variance.double().cpu(), targets.double()
+    if not targets.numel():
+        raise InputError(NOTHING)
+    members = {name: value.double().cpu() for name, value in prediction.members.items()} if prediction.has_members else {}
+    values: Columns = {"squares": (targets - mean) ** 2, "variance": variance}
     if prediction.count > 1:
-        found["epistemic"] = prediction.epistemic.double().cpu()
-    if prediction.task == "gaussian" or "variance" in held or bool((prediction.aleatoric > 0).any()):
+        values["epistemic"] = prediction.epistemic.double().cpu()
+    if prediction.task == "gaussian" or "variance" in members or bool((prediction.aleatoric > 0).any()):
         low, high = (end.double().cpu() for end in prediction.interval(settings.level))
-        found.update(gaussian_nll=regression.gaussian_nll(wanted, mean, variance), width=high - low)
-        found["covered"] = ((wanted >= low) & (wanted <= high)).double()
-    if held:
-        found["crps"] = regression.crps(wanted, held["mean"], held.get("variance"))
-    if "variance" in held:
-        density = uncertainty.log_normal(wanted, held["mean"], held["variance"])
-        found["log_density"] = uncertainty.pooled_log_probs(density)
-    columns = {name: column.flatten() for name, column in found.items()}
-    if held:
-        columns["member_squares"] = ((wanted - held["mean"]) ** 2).flatten(1).T.contiguous()
-    return Evidence(prediction.task, settings, {**columns, **_examples(prediction)})
+        values.update(gaussian_nll=regression.gaussian_nll(targets, mean, variance), width=high - low)
+        values["covered"] = ((targets >= low) & (targets <= high)).double()
+    if members:
+        values["crps"] = regression.crps(targets, members["mean"], members.get("variance"))
+    if "variance" in members:
+        density = uncertainty.log_normal(targets, members["mean"], members["variance"])
+        values["log_density"] = uncertainty.pooled_log_probs(density)
+    columns = {name: value.flatten() for name, value in values.items()}
+    if members:
+        columns["member_squares"] = ((targets - members["mean"]) ** 2).flatten(1).T.contiguous()
+    return Evidence(prediction.task, settings, {**columns, **_example_index(prediction)})

@@ -1,7 +1,7 @@
-"""Detection: does a score tell what is out of distribution from what is not?
+"""Detection: how well a score separates out-of-distribution (OOD) from in-distribution examples.
 
-A score is larger for what is more out of distribution, and out of distribution is what is to be detected: the positive. The
-other way round, `detection.aupr(-score, ~ood)`. Equal scores are told apart by nobody: curves step over them at once.
+A score is larger for examples that look more OOD, and OOD is the positive class. For in-distribution as the positive class,
+call `detection.aupr(-score, ~ood)`. Examples of equal score share one point of every curve.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from multitudes.errors import InputError
 
 
 class Curve(NamedTuple):
-    """A point for each threshold, from the strictest: how many are found so far, of either kind."""
+    """Counts at each distinct threshold, from the highest."""
 
     found: Tensor
-    """Out of distribution and found so."""
+    """True positives: OOD examples with a score at or above the threshold."""
     false: Tensor
-    """In distribution, and taken for the other."""
+    """False positives: in-distribution examples with a score at or above the threshold."""
     threshold: Tensor
+    """The thresholds, in falling order."""
 
 
 def curve(score: Tensor, ood: Tensor) -> Curve:
-    """What thresholds on a score ``[N]`` find; `ood` ``[N]`` says which are out of distribution."""
+    """Counts true and false positives at every threshold of a score ``[N]``; `ood` ``[N]`` marks the OOD examples."""
     score, ood = _checked(score, ood)
     order = score.argsort(descending=True)
     score, ood = score[order], ood[order]
@@ -36,20 +37,26 @@ def curve(score: Tensor, ood: Tensor) -> Curve:
 
 
 def roc(score: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
-    """False positive rates and true positive rates, from (0, 0) to (1, 1)."""
+    """Returns the false and true positive rates of the ROC curve, from (0, 0) to (1, 1). Shape: ``[N]``, ``[N]``"""
     found, false, _ = curve(score, ood)
     zero = torch.zeros(1, dtype=torch.float64)
     return torch.cat([zero, false / false[-1]]), torch.cat([zero, found / found[-1]])
 
 
 def auroc(score: Tensor, ood: Tensor) -> float:
-    """Area under the ROC: how often of two examples, one of each kind, the right one has the larger score; 1 is best."""
+    """Returns the area under the ROC curve; higher is better, 1 is best and 0.5 is chance. Shape: ``[N]``, ``[N]``
+
+    It is the probability that a random OOD example has a higher score than a random in-distribution one; ties count half.
+    """
     fpr, tpr = roc(score, ood)
     return float(torch.trapezoid(tpr, fpr))
 
 
 def aupr(score: Tensor, ood: Tensor) -> float:
-    """Average precision: Σ (recall_t − recall_{t−1}) precision_t over thresholds; 1 is best, the share of positives chance."""
+    """Returns the average precision, Σ_t (recall_t − recall_{t−1}) precision_t over thresholds. Shape: ``[N]``, ``[N]``
+
+    Higher is better: 1 is best, and the share of positives is chance.
+    """
     found, false, _ = curve(score, ood)
     recall = found / found[-1]
     gained = recall.diff(prepend=torch.zeros(1, dtype=torch.float64))
@@ -57,7 +64,10 @@ def aupr(score: Tensor, ood: Tensor) -> float:
 
 
 def fpr_at(score: Tensor, ood: Tensor, recall: float = 0.95) -> float:
-    """The false positive rate at the strictest threshold that finds at least 95 % of the positives; 0 is best."""
+    """Returns the false positive rate at the highest threshold with at least this recall; lower is better, 0 is best.
+
+    Shape: ``[N]``, ``[N]``
+    """
     found, false, _ = curve(score, ood)
     first = int((found >= recall * found[-1] - 1e-9).double().argmax())
     return float(false[first] / false[-1])
@@ -65,10 +75,10 @@ def fpr_at(score: Tensor, ood: Tensor, recall: float = 0.95) -> float:
 
 def _checked(score: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
     if score.shape != ood.shape or score.ndim != 1:
-        raise InputError(f"a score and what it should tell must be [N] both: {list(score.shape)} and {list(ood.shape)}")
+        raise InputError(f"score and ood must both be [N], not {list(score.shape)} and {list(ood.shape)}")
     score, ood = score.double().cpu(), ood.cpu().bool()
     if bool(score.isnan().any()):
-        raise InputError("a score is NaN")
+        raise InputError("score has a NaN")
     if not bool(ood.any()) or bool(ood.all()):
-        raise InputError(f"there must be examples of both kinds, and {int(ood.sum())} of {len(ood)} are out of distribution")
+        raise InputError(f"detection needs OOD and in-distribution examples: {int(ood.sum())} of {len(ood)} are OOD")
     return score, ood

@@ -1,9 +1,9 @@
-"""Diversity: members that answer alike are no ensemble.
+"""Diversity: how much members' predictions differ.
 
-    disagreement    how often two members give different labels, over all pairs
-    kl_diversity    1 / M(M−1) Σ_{i≠j} KL(p_i ‖ p_j), over all ordered pairs
+    disagreement    share of examples on which two members predict different labels, averaged over pairs of members
+    kl_diversity    1 / M(M−1) Σ_{i≠j} KL(p_i ‖ p_j), averaged over examples
 
-both 0 for equal members (section 3 of the MIMO paper; its Table 1 takes them over all pairs).
+Both are 0 for equal members (section 3 of the MIMO paper; its Table 1 takes them over all pairs).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from multitudes.prediction.uncertainty import mixture
 
 
 def kl(probs: Tensor, log_probs: Tensor) -> Tensor:
-    """The mean KL divergence between two members, for each example: ``[M, N, K]`` → ``[N]``
+    """Returns the KL divergence of each example, averaged over ordered pairs of members: ``[M, N, K]`` → ``[N]``
 
-    Σ_{i,j} KL(p_i ‖ p_j) = M Σ_i Σ_k p_i log p_i − M² Σ_k p̄ L̄ with L̄ the mean of log p, so that pairs need not be gone
-    through. What is ruled out counts as the smallest number there is.
+    Higher is more diverse. Computed without a loop over pairs: Σ_{i,j} KL(p_i ‖ p_j) = M Σ_i Σ_k p_i log p_i − M² Σ_k p̄ L̄,
+    with L̄ the mean of log p. A probability of 0 counts as the smallest positive number, so that the result is finite.
     """
     logs = finite(log_probs)
     return kl_of(mixture((probs * logs).sum(-1)), mixture(probs), logs)
 
 
 def finite(log_probs: Tensor) -> Tensor:
-    """The same with the log of the smallest number for that of 0; what is only improbable stays as it is."""
+    """Replaces −∞ by the log of the smallest positive number; other log probabilities do not change."""
     return log_probs.masked_fill(log_probs == -math.inf, math.log(torch.finfo(log_probs.dtype).tiny))
 
 
 def kl_of(negentropy: Tensor, mean: Tensor, log_probs: Tensor) -> Tensor:
-    """The same from what is known already: the members' mean −H(p_m), ``[N]``, and the mixture, ``[N, K]``."""
+    """Returns `kl` from the members' mean −H(p_m) ``[N]``, the mixture ``[N, K]`` and finite log p ``[M, N, K]``."""
     members = len(log_probs)
     if members == 1:
         return torch.zeros_like(negentropy)
@@ -41,6 +41,6 @@ def kl_of(negentropy: Tensor, mean: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def matrix(labels: Tensor) -> Tensor:
-    """How often members i and j give different labels: ``[M, N]`` → ``[M, M]``"""
+    """Returns the share of examples on which members i and j predict different labels: ``[M, N]`` → ``[M, M]``"""
     members = labels.flatten(1)
     return torch.stack([(members != one).double().mean(1) for one in members])

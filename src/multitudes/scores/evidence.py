@@ -1,7 +1,7 @@
-"""Evidence: what each example contributes to the scores, and the scores that follow from it.
+"""Evidence: per-example columns of a prediction, and the scores computed from them.
 
-Scores are means and ranks over examples. So a prediction is gone through once, in pieces, and leaves a few numbers for each
-example; every score is a function of these columns. Parts put together are the whole, and a bootstrap takes rows again.
+Scores are means and ranks over examples. A prediction is read once, in pieces, and leaves a few numbers per example; every
+score is a function of these columns. So parts of a dataset can be merged, and a bootstrap resamples rows.
 """
 
 from __future__ import annotations
@@ -25,128 +25,139 @@ Columns = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How scores are counted."""
+    """Settings of the scores."""
 
     bins: int = 15
-    """Bins of the calibration errors."""
+    """Number of bins of the calibration errors."""
 
     drop: int = 0
-    """Bins with at most so many examples are left out of ECE and MCE."""
+    """ECE and MCE leave out bins with at most this many examples."""
 
     level: float = 0.95
-    """The share of the mixture that an interval holds."""
+    """Probability of the intervals that coverage and width are computed for."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bins, int) or self.bins < 1:
-            raise InputError(f"bins={self.bins}: at least one")
-        if not isinstance(self.drop, int) or self.drop < 0:
-            raise InputError(f"drop={self.drop}: a number of examples")
+        if self.bins < 1:
+            raise InputError(f"bins={self.bins} must be at least 1")
+        if self.drop < 0:
+            raise InputError(f"drop={self.drop} must be at least 0")
         if not 0 < self.level < 1:
-            raise InputError(f"level={self.level}: a share between 0 and 1")
+            raise InputError(f"level={self.level} must be between 0 and 1")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Columns ``[n]`` or ``[n, M]`` over examples, sums over all of them, and those of sets out of distribution."""
+    """Columns ``[n]`` or ``[n, M]`` over examples, and sums over all examples."""
 
     task: str
     settings: Settings
     columns: Columns
     sums: Columns = field(default_factory=dict)
-    inside: Columns = field(default_factory=dict)
-    """How much each example in distribution looks out of it, to be held against `ood`."""
+    in_distribution: Columns = field(default_factory=dict)
+    """OOD scores of the in-distribution examples, for comparison with `ood`."""
     ood: Mapping[str, Columns] = field(default_factory=dict)
-    """The same of each set out of distribution."""
+    """OOD scores of each out-of-distribution set, by its name."""
     shifts: Mapping[tuple[str, int | None], Evidence] = field(default_factory=dict)
-    """Shifted sets, by name and severity."""
+    """Evidence of shifted sets, by name and severity; the severity is None for sets that have none."""
     baseline: Errors | None = None
+    """Errors of the baseline of mCE and rmCE."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
     @classmethod
     def cat(cls, parts: Sequence[Evidence]) -> Evidence:
-        """Parts of a set as one."""
+        """Merges the evidence of parts of a dataset."""
         kinds = {
-            (p.task, p.settings, *(tuple(d) for d in (p.inside, p.ood, p.shifts)),
-             *((n, c.shape[1:]) for n, c in p.columns.items()), *((n, c.shape) for n, c in p.sums.items()))
-            for p in parts
-        }  # fmt: skip
+            (
+                part.task,
+                part.settings,
+                *(tuple(sets) for sets in (part.in_distribution, part.ood, part.shifts)),
+                *((name, column.shape[1:]) for name, column in part.columns.items()),
+                *((name, total.shape) for name, total in part.sums.items()),
+            )
+            for part in parts
+        }
         if len(kinds) != 1:
-            raise InputError("only scores of one kind can be put together: of the same task, settings and sets")
+            raise InputError("only scores of the same task, settings, members, classes and sets can be merged")
         first = parts[0]
         return replace(
             first,
-            columns=_joined([p.columns for p in parts]),
-            sums={name: torch.stack([p.sums[name] for p in parts]).sum(0) for name in first.sums},
-            inside=_joined([p.inside for p in parts]),
-            ood={name: _joined_once([p.ood[name] for p in parts]) for name in first.ood},
-            shifts={key: cls.cat([p.shifts[key] for p in parts]) for key in first.shifts},
+            columns=_concatenated([part.columns for part in parts]),
+            sums={name: torch.stack([part.sums[name] for part in parts]).sum(0) for name in first.sums},
+            in_distribution=_concatenated([part.in_distribution for part in parts]),
+            ood={name: _merged_ood([part.ood[name] for part in parts]) for name in first.ood},
+            shifts={key: cls.cat([part.shifts[key] for part in parts]) for key in first.shifts},
         )
 
     def resampled(self, generator: torch.Generator) -> Evidence:
-        """As many examples, drawn from these with replacement, pixels and labels with their example; sums have none."""
-        draw = _redrawn(self.columns, generator)
-        inside = self.inside
-        same = inside and len(next(iter(inside.values()))) == len(self)
+        """Draws a bootstrap sample: as many examples, with replacement.
+
+        All pixels, labels or frames of an example are drawn together. `sums` cannot be resampled and are left out.
+        """
+        sample = _bootstrap_rows(self.columns, generator)
+        known = self.in_distribution
+        paired = known and len(next(iter(known.values()))) == len(self)
         return replace(
             self,
-            columns=_rows_taken(self.columns, *draw),
+            columns=_take_rows(self.columns, *sample),
             sums={},
-            inside=_rows_taken(inside, *(draw if same else _redrawn(inside, generator))) if inside else {},
-            ood={name: _rows_taken(columns, *_redrawn(columns, generator)) for name, columns in self.ood.items()},
+            in_distribution=_take_rows(known, *(sample if paired else _bootstrap_rows(known, generator))) if known else {},
+            ood={name: _take_rows(columns, *_bootstrap_rows(columns, generator)) for name, columns in self.ood.items()},
             shifts={key: shift.resampled(generator) for key, shift in self.shifts.items()},
         )
 
     def scores(self) -> dict[str, float]:
-        """All scores that follow."""
-        found = {name: float(rule(self)) for name, rule in _rules(self.task).items() if _fits(name, self)}
-        return {**found, **self._detection(), **self._shifted(found)}
+        """Computes all scores that the columns allow, by name."""
+        rules = CLASSIFICATION_SCORES if self.task in CLASSES else REGRESSION_SCORES
+        scores = {name: float(rule(self)) for name, rule in rules.items() if _computable(name, self)}
+        return {**scores, **self._ood_scores(), **self._shift_scores(scores)}
 
-    def _shifted(self, clean: Mapping[str, float]) -> dict[str, float]:
-        """Scores of shifted sets: each, and the means over corruptions."""
+    def _shift_scores(self, clean: Mapping[str, float]) -> dict[str, float]:
+        """Computes the scores of each shifted set, and their means over corruptions; `clean` are the unshifted scores."""
         if not self.shifts:
             return {}
-        found, means = {}, {}
+        scores, corrupted = {}, {}
         sets = [name for name, severity in self.shifts if severity is None]
         for (name, severity), shift in self.shifts.items():
-            own = shift.scores()
+            values = shift.scores()
             if severity is None:
-                front = f"{name}/" if len(sets) > 1 else ""
-                found.update({f"{front}r{short}": own[key] for key, short in SHORT.items()})
+                prefix = f"{name}/" if len(sets) > 1 else ""
+                scores.update({f"{prefix}r{short}": values[key] for key, short in SHIFT_SCORES.items()})
                 if "anchor" in shift.columns:
-                    found[f"{front}stability"] = stability(shift.columns["correct"], shift.columns["anchor"])
+                    scores[f"{prefix}stability"] = stability(shift.columns["correct"], shift.columns["anchor"])
             else:
-                found.update({f"{name}/{severity}/{key}": own[key] for key in SHORT})
-                means[name, severity] = own
-        if counted := [own for (name, _), own in means.items() if name not in EXTRA]:
-            found.update({f"c{short}": sum(own[key] for own in counted) / len(counted) for key, short in SHORT.items()})
+                scores.update({f"{name}/{severity}/{key}": values[key] for key in SHIFT_SCORES})
+                corrupted[name, severity] = values
+        if counted := [values for (name, _), values in corrupted.items() if name not in EXTRA]:
+            for key, short in SHIFT_SCORES.items():
+                scores[f"c{short}"] = sum(values[key] for values in counted) / len(counted)
         if self.baseline is not None:
-            found["mCE"], found["rmCE"] = mean_corruption_error(errors_in({**clean, **found}), self.baseline)
-        return found
+            scores["mCE"], scores["rmCE"] = mean_corruption_error(errors_in({**clean, **scores}), self.baseline)
+        return scores
 
     def per_member(self) -> dict[str, list[float]]:
-        """Scores of each member by itself."""
+        """Computes the scores of each member: accuracy and NLL, or RMSE."""
         names = {"member_correct": "accuracy", "member_nll": "nll", "member_squares": "rmse"}
-        found = {names[name]: column.double().mean(0) for name, column in self.columns.items() if name in names}
-        return {name: (value.sqrt() if name == "rmse" else value).tolist() for name, value in found.items()}
+        means = {names[name]: column.double().mean(0) for name, column in self.columns.items() if name in names}
+        return {name: (value.sqrt() if name == "rmse" else value).tolist() for name, value in means.items()}
 
-    def _detection(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _ood_scores(self) -> dict[str, float]:
+        """Computes the detection scores of every OOD set and criterion."""
+        scores: dict[str, float] = {}
         for name, columns in self.ood.items():
-            front = f"{name}/" if len(self.ood) > 1 else ""
-            for criterion in (c for c in (*CRITERIA, *SPREADS) if c in columns and c in self.inside):
-                score = torch.cat([self.inside[criterion], columns[criterion]]).double()
-                ood = torch.arange(len(score)) >= len(self.inside[criterion])
+            prefix = f"{name}/" if len(self.ood) > 1 else ""
+            for criterion in (c for c in (*CRITERIA, *SPREADS) if c in columns and c in self.in_distribution):
+                score = torch.cat([self.in_distribution[criterion], columns[criterion]]).double()
+                ood = torch.arange(len(score)) >= len(self.in_distribution[criterion])
                 for key, value in _detection_scores(score, ood).items():
-                    found[f"{front}{key}/{criterion}"] = value
+                    scores[f"{prefix}{key}/{criterion}"] = value
             if "mutual_information" in columns:
-                found[f"{front}oodmi"] = float(columns["mutual_information"].double().mean())
-        return found
+                scores[f"{prefix}oodmi"] = float(columns["mutual_information"].double().mean())
+        return scores
 
 
 def _detection_scores(score: Tensor, ood: Tensor) -> dict[str, float]:
-    """How well a score tells what is out of distribution."""
     return {
         "auroc": detection.auroc(score, ood),
         "aupr": detection.aupr(score, ood),
@@ -156,40 +167,40 @@ def _detection_scores(score: Tensor, ood: Tensor) -> dict[str, float]:
     }
 
 
-SHORT = {"accuracy": "Acc", "nll": "NLL", "ece": "ECE"}
-"""What is asked of shifted sets, and what the papers call it."""
+SHIFT_SCORES = {"accuracy": "Acc", "nll": "NLL", "ece": "ECE"}
+"""Scores of shifted sets, and their names in the papers."""
 
 
 def errors_in(scores: Mapping[str, float]) -> Errors:
-    """A run's errors, clean and under each corruption, as its scores have them."""
-    found: dict[str, list[float]] = {}
+    """Returns a run's error on clean data and under each corruption, from its scores by name."""
+    errors: dict[str, list[float]] = {}
     severities = set()
     for key, value in scores.items():
-        name, _, rest = key.rpartition("/accuracy")[0].rpartition("/")
-        if name and rest.isdigit() and key.endswith("/accuracy"):
-            found.setdefault(name, []).append(1 - value)
-            severities.add(int(rest))
-    means = {name: sum(errors) / len(errors) for name, errors in found.items()}
+        name, _, severity = key.rpartition("/accuracy")[0].rpartition("/")
+        if name and severity.isdigit() and key.endswith("/accuracy"):
+            errors.setdefault(name, []).append(1 - value)
+            severities.add(int(severity))
+    means = {name: sum(values) / len(values) for name, values in errors.items()}
     return Errors(1 - scores["accuracy"], means, frozenset(severities))
 
 
-def _joined_once(parts: Sequence[Columns]) -> Columns:
-    """One set that all parts were held against, or the parts of one."""
+def _merged_ood(parts: Sequence[Columns]) -> Columns:
+    """Merges the OOD columns of parts: one copy if all parts used the same OOD set, otherwise its parts in a row."""
     first = parts[0]
     same = all(p[n].shape == c.shape and bool(torch.equal(p[n], c)) for p in parts[1:] for n, c in first.items())
-    return first if same else _joined(parts)
+    return first if same else _concatenated(parts)
 
 
-def _joined(parts: Sequence[Columns]) -> Columns:
-    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    if "example" in found:  # numbers of their own in each part; an anchor is the same in all
+def _concatenated(parts: Sequence[Columns]) -> Columns:
+    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if "example" in columns:  # each part counts its examples from 0; anchors have the same numbers in all parts
         ends = [0, *torch.tensor([int(part["example"].max()) + 1 for part in parts]).cumsum(0).tolist()]
-        found["example"] = torch.cat([part["example"] + end for part, end in zip(parts, ends, strict=False)])
-    return found
+        columns["example"] = torch.cat([part["example"] + end for part, end in zip(parts, ends, strict=False)])
+    return columns
 
 
-def _redrawn(columns: Columns, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The rows of as many examples or anchors, drawn with replacement, and of which draw each is."""
+def _bootstrap_rows(columns: Columns, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws as many examples (or anchors) as there are, with replacement. Returns their rows, and the draw of each row."""
     if not {"example", "anchor"} & set(columns):
         count = len(next(iter(columns.values())))
         return torch.randint(count, (count,), generator=generator), torch.arange(count)
@@ -202,8 +213,8 @@ def _redrawn(columns: Columns, generator: torch.Generator) -> tuple[Tensor, Tens
     return rows, torch.repeat_interleave(torch.arange(len(each)), each)
 
 
-def _rows_taken(columns: Columns, rows: Tensor, draw: Tensor) -> Columns:
-    """What is drawn twice is two."""
+def _take_rows(columns: Columns, rows: Tensor, draw: Tensor) -> Columns:
+    """Returns the rows of a bootstrap sample; an example drawn twice counts as two examples."""
     return {name: draw if name in ("example", "anchor") else column[rows] for name, column in columns.items()}
 
 
@@ -215,14 +226,14 @@ def _mean(column: str) -> Rule:
 
 
 def _calibration(rule: Callable[..., float], drop: bool = True) -> Rule:
-    def found(evidence: Evidence) -> float:
-        how: dict[str, Any] = {"bins": evidence.settings.bins, **({"drop": evidence.settings.drop} if drop else {})}
-        return rule(evidence.columns["confidence"], evidence.columns["correct"], **how)
+    def calibration_error(evidence: Evidence) -> float:
+        options = {"bins": evidence.settings.bins, **({"drop": evidence.settings.drop} if drop else {})}
+        return rule(evidence.columns["confidence"], evidence.columns["correct"], **options)
 
-    return found
+    return calibration_error
 
 
-OF_CLASSES: dict[str, Rule] = {
+CLASSIFICATION_SCORES: dict[str, Rule] = {
     "accuracy": _mean("correct"),
     "exact_match": lambda evidence: evidence.sums["exact"][0] / evidence.sums["exact"][1],
     "top5": _mean("top5"),
@@ -242,7 +253,7 @@ OF_CLASSES: dict[str, Rule] = {
     "idmi": _mean("mutual_information"),
 }
 
-OF_NUMBERS: dict[str, Rule] = {
+REGRESSION_SCORES: dict[str, Rule] = {
     "rmse": lambda evidence: evidence.columns["squares"].double().mean().sqrt(),
     "mae": lambda evidence: evidence.columns["squares"].double().sqrt().mean(),
     "gaussian_nll": _mean("gaussian_nll"),
@@ -254,20 +265,14 @@ OF_NUMBERS: dict[str, Rule] = {
     "epistemic_std": lambda evidence: evidence.columns["epistemic"].double().sqrt().mean(),
 }
 
-NEEDED = {
-    "exact_match": "exact", "gibbs_nll": "member_nll", "kl_diversity": "kl", "member_accuracy": "member_correct",
-    "idmi": "mutual_information", "classwise_ece": "classwise", "miou": "confusion", "lpd": "log_density",
-    "coverage": "covered", "interval_width": "width", "member_rmse": "member_squares", "epistemic_std": "epistemic",
+OPTIONAL = {
+    "exact_match": "exact", "top5": "top5", "gibbs_nll": "member_nll", "classwise_ece": "classwise", "miou": "confusion",
+    "disagreement": "disagreement", "kl_diversity": "kl", "member_accuracy": "member_correct", "member_nll": "member_nll",
+    "idmi": "mutual_information", "gaussian_nll": "gaussian_nll", "lpd": "log_density", "crps": "crps", "coverage": "covered",
+    "interval_width": "width", "member_rmse": "member_squares", "epistemic_std": "epistemic",
 }  # fmt: skip
-"""The column or sum that a score is made of, where it has another name; there need not be one."""
-
-OPTIONAL = {"top5", "disagreement", "member_nll", "gaussian_nll", "crps", *NEEDED}
+"""Scores that not every prediction has, and the column or sum that they need."""
 
 
-def _rules(task: str) -> dict[str, Rule]:
-    return OF_CLASSES if task in CLASSES else OF_NUMBERS
-
-
-def _fits(name: str, evidence: Evidence) -> bool:
-    needed = NEEDED.get(name, name)
-    return name not in OPTIONAL or needed in evidence.columns or needed in evidence.sums
+def _computable(name: str, evidence: Evidence) -> bool:
+    return name not in OPTIONAL or OPTIONAL[name] in {*evidence.columns, *evidence.sums}

@@ -1,4 +1,4 @@
-"""After training: when to answer at all, and which members to keep."""
+"""Choices made on held-out data: a confidence threshold, and the best members."""
 
 from __future__ import annotations
 
@@ -25,48 +25,56 @@ def threshold(
     coverage: float | None = None,
     ignore: int | None = None,
 ) -> float:
-    """The confidence from which on to answer, found on held-out data; below it, abstain.
+    """Returns the confidence threshold below which to abstain, fitted on held-out data. Pass `error` or `coverage`.
 
-    error     the share of wrong answers that is allowed among those given: as many are given as that allows
-    coverage  the share of examples that are to be answered at least
+    targets   labels ``[N, ...]``; by default those of the predicted dataset
+    error     the largest allowed share of errors among answered examples; the threshold is the lowest that keeps it
+    coverage  the smallest share of examples to answer; the threshold is the highest that reaches it
+    ignore    the label of entries that do not count
 
     >>> answered = mt.predict(ens, test)                                  # doctest: +SKIP
     >>> answered[answered.confidence >= mt.threshold(held_out, error=0.01)]  # doctest: +SKIP
     """
     if (error is None) == (coverage is None):
-        raise InputError("say which error is allowed or which coverage is wanted: threshold(pred, targets, error=0.01)")
+        raise InputError("pass either error= or coverage=: threshold(pred, targets, error=0.01)")
     for name, value in (("error", error), ("coverage", coverage)):
         if value is not None and not 0 <= value <= 1:
-            raise InputError(f"{name}={value}: a share between 0 and 1")
+            raise InputError(f"{name}={value} must be between 0 and 1")
     if prediction.task not in CLASSES:
-        raise InputError(f"task={prediction.task!r} has no confidence: abstain by pred.std")
-    wanted = checked_targets(prediction, targets, ignore).flatten()
-    kept = wanted != IGNORED
-    confidence, labels = prediction.confidence.flatten().cpu()[kept], prediction.labels.flatten().cpu()[kept]
-    if not len(confidence):
-        raise InputError("there are no examples to find a threshold on")
-    return threshold_for(confidence, (labels == wanted[kept]).double(), error, coverage)
+        raise InputError(f"task={prediction.task!r} has no confidence: use a limit on pred.std instead")
+    labels = checked_targets(prediction, targets, ignore).flatten()
+    labelled = labels != IGNORED
+    if not bool(labelled.any()):
+        raise InputError("threshold needs at least one example with a label")
+    correct = (prediction.labels.flatten().cpu() == labels).double()
+    return threshold_for(prediction.confidence.flatten().cpu()[labelled], correct[labelled], error, coverage)
 
 
 def select(
-    ensemble: Ensemble, data: Any, k: int, *, targets: Any = None, ignore: int | None = None, **options: Any
+    ensemble: Ensemble,
+    data: Any,
+    k: int,
+    *,
+    targets: Any = None,
+    ignore: int | None = None,
+    **options: Any,
 ) -> Ensemble:
-    """An ensemble of the k members that are best by themselves on held-out data: a detached copy.
+    """Returns an ensemble of the k best members on held-out data, as a detached copy.
 
-    Best is the least NLL, and for plain regression the least squared error. `data` and `options` are those of `predict`.
-    The temperature of the whole mixture is not that of fewer members, and is left out: calibrate again.
+    The best members have the lowest NLL, or in a regression without variances the lowest squared error. `data` and `options`
+    are those of `predict`. A mixture temperature is left out, since it was fitted to all members: calibrate again.
     """
-    if isinstance(ensemble, Ensemble) and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= ensemble.members):
-        raise InputError(f"k={k!r}: keep 1 to {ensemble.members} members")
+    if isinstance(ensemble, Ensemble) and not 1 <= k <= ensemble.members:
+        raise InputError(f"k={k!r} must be between 1 and {ensemble.members}, the number of members")
     prediction = predict(ensemble, data, **options)
     if not prediction.has_members:
-        raise InputError("members are judged one by one, and moments have none: select without moments_only")
-    wanted = checked_targets(prediction, targets, ignore)
+        raise InputError("select needs the members' outputs: leave moments_only out")
+    targets = checked_targets(prediction, targets, ignore)
     if prediction.task in CLASSES:
-        each = classification_evidence(prediction, wanted, Settings()).columns["member_nll"].double().mean(0)
+        losses = classification_evidence(prediction, targets, Settings()).columns["member_nll"].double().mean(0)
     elif "variance" in prediction.members:
-        parts = [prediction.subset([m]).log_density(wanted) for m in range(prediction.count)]
-        each = -torch.stack([part.double().mean() for part in parts])
+        densities = [prediction.subset([m]).log_density(targets) for m in range(prediction.count)]
+        losses = -torch.stack([density.double().mean() for density in densities])
     else:
-        each = regression_evidence(prediction, wanted, Settings()).columns["member_squares"].double().mean(0)
-    return ensemble.subset(sorted(each.argsort()[:k].tolist()))
+        losses = regression_evidence(prediction, targets, Settings()).columns["member_squares"].double().mean(0)
+    return ensemble.subset(sorted(losses.argsort()[:k].tolist()))

@@ -1,4 +1,4 @@
-"""What each score says, and which way is better."""
+"""What each score measures, and which direction is better."""
 
 from __future__ import annotations
 
@@ -6,63 +6,68 @@ from typing import Literal, NamedTuple
 
 
 class Meaning(NamedTuple):
-    """A score in one line."""
+    """What a score measures, in one line."""
 
     better: Literal["higher", "lower", ""]
+    """Which direction is better; empty where neither is."""
     about: str
 
 
+ARROWS = {"higher": "↑", "lower": "↓", "": ""}
+"""The sign of each direction in tables."""
+
+
 CRITERIA = ("msp", "max_logit", "entropy", "mutual_information", "variation_ratio", "energy")
-"""By what a classification is told to be out of distribution; as scores all are larger for what is more so."""
+"""OOD scores of a classification. As criteria all are larger for examples that look more out-of-distribution."""
 
 SPREADS = ("variance", "epistemic")
-"""By what a regression is."""
+"""OOD scores of a regression."""
 
 MEANINGS = {
-    "accuracy": Meaning("higher", "share of right labels"),
-    "exact_match": Meaning("higher", "share of examples all of whose labels are right"),
-    "top5": Meaning("higher", "share of examples whose label is among the five most probable"),
+    "accuracy": Meaning("higher", "share of correct labels"),
+    "exact_match": Meaning("higher", "share of examples with all labels correct"),
+    "top5": Meaning("higher", "share of examples whose label is among the five most probable classes"),
     "nll": Meaning("lower", "−log of the mixture's probability of the target, in nats"),
-    "gibbs_nll": Meaning("lower", "the same of a member taken at random"),
-    "brier": Meaning("lower", "squared distance of probabilities and truth, summed over classes"),
-    "ece": Meaning("lower", "expected calibration error: bins of equal width, by the label's probability"),
+    "gibbs_nll": Meaning("lower", "expected NLL of a random member"),
+    "brier": Meaning("lower", "squared error of the probabilities, summed over classes"),
+    "ece": Meaning("lower", "expected calibration error: confidence against accuracy, in bins of equal width"),
     "mce": Meaning("lower", "calibration error of the worst bin"),
-    "ace": Meaning("lower", "calibration error over bins of equally many examples"),
-    "classwise_ece": Meaning("lower", "calibration error of each class's probability, averaged over classes"),
-    "aurc": Meaning("lower", "area under risk against coverage"),
+    "ace": Meaning("lower", "expected calibration error in bins of equally many examples"),
+    "classwise_ece": Meaning("lower", "expected calibration error of each class, averaged over classes"),
+    "aurc": Meaning("lower", "area under the risk-coverage curve"),
     "miou": Meaning("higher", "intersection over union, averaged over classes"),
     "disagreement": Meaning("", "share of pairs of members with different labels"),
-    "kl_diversity": Meaning("", "KL divergence between two members, over all pairs"),
-    "member_accuracy": Meaning("higher", "accuracy of a member, averaged"),
-    "member_nll": Meaning("lower", "NLL of a member, averaged (equal to gibbs_nll)"),
-    "idmi": Meaning("", "mutual information in distribution"),
-    "oodmi": Meaning("", "mutual information out of distribution"),
-    "auroc": Meaning("higher", "how often of one in and one out of distribution the right one is told"),
-    "aupr": Meaning("higher", "average precision with out of distribution as positive"),
-    "aupr_in": Meaning("higher", "average precision with in distribution as positive"),
-    "fpr95": Meaning("lower", "share in distribution that is flagged where 95 % of what is out are found"),
-    "fpr95_in": Meaning("lower", "share out of distribution that passes where 95 % of what is in pass"),
+    "kl_diversity": Meaning("", "KL divergence between two members, averaged over pairs"),
+    "member_accuracy": Meaning("higher", "mean accuracy of the members"),
+    "member_nll": Meaning("lower", "mean NLL of the members (equal to gibbs_nll)"),
+    "idmi": Meaning("", "mean mutual information of in-distribution examples"),
+    "oodmi": Meaning("", "mean mutual information of OOD examples"),
+    "auroc": Meaning("higher", "probability that a random OOD example scores higher than a random in-distribution one"),
+    "aupr": Meaning("higher", "average precision with OOD as the positive class"),
+    "aupr_in": Meaning("higher", "average precision with in-distribution as the positive class"),
+    "fpr95": Meaning("lower", "share of in-distribution examples flagged when 95 % of OOD examples are"),
+    "fpr95_in": Meaning("lower", "share of OOD examples accepted when 95 % of in-distribution examples are"),
     "rmse": Meaning("lower", "root of the mean squared error"),
     "mae": Meaning("lower", "mean absolute error"),
     "gaussian_nll": Meaning("lower", "NLL of a Gaussian with the mixture's mean and variance"),
     "lpd": Meaning("higher", "log density of the mixture at the target"),
     "crps": Meaning("lower", "continuous ranked probability score of the mixture"),
-    "coverage": Meaning("", "share of targets inside of the interval; its level is best"),
+    "coverage": Meaning("", "share of targets inside the interval; best is its level"),
     "interval_width": Meaning("lower", "mean width of the interval"),
-    "member_rmse": Meaning("lower", "RMSE of a member, averaged"),
+    "member_rmse": Meaning("lower", "mean RMSE of the members"),
     "epistemic_std": Meaning("", "mean standard deviation of the members' means"),
-    "stability": Meaning("higher", "share of anchors all of whose frames are right"),
+    "stability": Meaning("higher", "share of anchor frames with all neighbouring frames correct"),
     "cAcc": Meaning("higher", "accuracy, averaged over corruptions and severities"),
     "cNLL": Meaning("lower", "NLL, averaged over corruptions and severities"),
     "cECE": Meaning("lower", "ECE, averaged over corruptions and severities"),
     "rAcc": Meaning("higher", "accuracy on a shifted set"),
     "rNLL": Meaning("lower", "NLL on a shifted set"),
     "rECE": Meaning("lower", "ECE on a shifted set"),
-    "mCE": Meaning("lower", "error under the 15 standard corruptions against a baseline's, averaged"),
-    "rmCE": Meaning("lower", "the same of what corruption adds to the error"),
+    "mCE": Meaning("lower", "error under the 15 standard corruptions over a baseline's, averaged"),
+    "rmCE": Meaning("lower", "increase of the error by corruption over a baseline's increase, averaged"),
 }
 
 
 def meaning(key: str) -> Meaning:
-    """What a score says, by its key: `accuracy`, `auroc/msp`, `svhn/auroc/msp`, `fog/3/nll`."""
+    """Returns the meaning of a score by its key, such as `accuracy`, `auroc/msp`, `svhn/auroc/msp` or `fog/3/nll`."""
     return next((MEANINGS[part] for part in reversed(key.split("/")) if part in MEANINGS), Meaning("", ""))

@@ -1,11 +1,11 @@
-"""Regression: how far off a number is, and how well its variance says so.
+"""Regression: proper scores of a predicted distribution at the target.
 
-Of a mixture of M Gaussians N(μ_m, σ²_m), equally likely,
+For a mixture of M equally likely Gaussians N(μ_m, σ²_m),
 
     CRPS = 1/M Σ_m A(y − μ_m, σ²_m) − 1/2M² Σ_{m,n} A(μ_m − μ_n, σ²_m + σ²_n),   A(d, v) = 2 √v φ(d/√v) + d (2 Φ(d/√v) − 1)
 
-(Grimit et al., "The continuous ranked probability score for circular variables", 2006); A(d, 0) = |d|, so that members without
-a variance are counted too.
+(Grimit et al., "The continuous ranked probability score for circular variables", 2006); A(d, 0) = |d|, so the
+formula also holds for members without a variance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from multitudes.prediction.uncertainty import log_normal
 
 
 def crps(targets: Tensor, mean: Tensor, variance: Tensor | None = None) -> Tensor:
-    """The continuous ranked probability score of each entry, 0 is best. Shape: ``[N, ...]``, ``[M, N, ...]`` → ``[N, ...]``"""
+    """Returns the continuous ranked probability score of each entry; lower is better, 0 is best. Formula: see the module.
+
+    Shape: targets ``[N, ...]``, mean and variance ``[M, N, ...]`` → ``[N, ...]``
+    """
     variance = torch.zeros_like(mean) if variance is None else variance
     members = mean.shape[0]
     near = _absolute(targets - mean, variance).mean(0)
@@ -30,7 +33,7 @@ def crps(targets: Tensor, mean: Tensor, variance: Tensor | None = None) -> Tenso
 
 
 def _absolute(distance: Tensor, variance: Tensor) -> Tensor:
-    """E |X| of X ~ N(distance, variance)."""
+    """Returns A(distance, variance) = E |X| for X ~ N(distance, variance)."""
     std = variance.sqrt()
     z = torch.where(std > 0, distance / std, distance.sign() * math.inf).nan_to_num(0.0, math.inf, -math.inf)
     density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
@@ -38,5 +41,5 @@ def _absolute(distance: Tensor, variance: Tensor) -> Tensor:
 
 
 def gaussian_nll(targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """−log N(target; mean, variance) of each entry."""
+    """Returns −log N(target; mean, variance) of each entry; lower is better. Shape: ``[N, ...]`` each"""
     return -log_normal(targets, mean, variance)

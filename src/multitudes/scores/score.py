@@ -1,10 +1,11 @@
-"""score: how good a prediction and its uncertainty are."""
+"""score: computes all scores of a prediction and its uncertainty."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -34,17 +35,19 @@ def score(
     intervals: int = 0,
     seed: int = 0,
 ) -> Scores:
-    """All scores that the prediction's task has, by name: `scores["nll"]`, `scores["auroc/msp"]`.
+    """Computes all scores of the prediction's task, by name: `scores["nll"]`, `scores["auroc/msp"]`.
 
-    targets    what was right, ``[N, ...]``; by default what travelled with the prediction
-    ood        a prediction of examples out of distribution, or several by name, which then stands in front: `svhn/auroc/msp`
-    shift      shifted sets by name: a corruption as {severity: (prediction, targets)}, a set as (prediction, targets), frames
-               as (prediction, targets, anchors)
-    baseline   a run of the same corruptions, or "alexnet": mCE and rmCE are against it
-    bins, drop of the calibration errors: 20 bins without those of at most 5 examples are Ensemble Model Patching's
-    level      of the interval that coverage and width are of
-    ignore     the target that stands for no label
-    intervals  bootstrap samples for 95 % intervals; 0 for none
+    targets    labels or target values ``[N, ...]``; by default those of the predicted dataset
+    ood        the prediction of an out-of-distribution set, or several by name; the name becomes a prefix: `svhn/auroc/msp`
+    shift      shifted sets by name: {severity: (prediction, targets)} for a corruption, (prediction, targets) for another set,
+               (prediction, targets, anchors) for video frames
+    baseline   the baseline of mCE and rmCE: the scores of another run on the same corruptions, or "alexnet"
+    bins       the number of bins of the calibration errors
+    drop       leaves bins with at most this many examples out of ECE and MCE; Ensemble Model Patching: bins=20, drop=5
+    level      the probability of the intervals that coverage and width are computed for
+    ignore     the label of entries that do not count
+    intervals  the number of bootstrap samples of 95 % confidence intervals; 0 for no intervals
+    seed       the seed of the bootstrap
 
     >>> pred = Prediction(probs=torch.tensor([[[0.9, 0.1], [0.4, 0.6]], [[0.7, 0.3], [0.2, 0.8]]]))
     >>> print(f"{score(pred, torch.tensor([0, 1]))['nll']:.4f}")
@@ -57,114 +60,113 @@ def score(
     settings = Settings(bins=bins, drop=drop, level=level)
     evidence = _evidence(prediction, targets, settings, ignore)
     if ood is not None:
-        evidence = replace(evidence, inside=_inside(prediction, evidence), ood=_outside(prediction, ood))
+        known = _in_distribution_criteria(prediction, evidence)
+        evidence = replace(evidence, in_distribution=known, ood=_criteria_by_set(prediction, ood))
     if shift is not None:
         evidence = replace(evidence, shifts=_shifts(prediction, shift, settings, ignore))
     if baseline is not None:
         if shift is None:
-            raise InputError("baseline= is of corruptions, and there are none: give them as shift=")
+            raise InputError("baseline= needs corruptions: pass them as shift=")
         evidence = replace(evidence, baseline=_baseline(baseline))
-    found = Scores.of(evidence)
-    _say_collapsed(found, prediction)
-    return found.with_intervals(intervals, seed=seed) if intervals else found
+    scores = Scores.of(evidence)
+    _warn_if_collapsed(scores, prediction)
+    return scores.with_intervals(intervals, seed=seed) if intervals else scores
 
 
 def _evidence(prediction: Prediction, targets: Any, settings: Settings, ignore: int | None) -> Evidence:
-    wanted = checked_targets(prediction, targets, ignore)
-    return (classification_evidence if prediction.task in CLASSES else regression_evidence)(prediction, wanted, settings)
+    compute = classification_evidence if prediction.task in CLASSES else regression_evidence
+    return compute(prediction, checked_targets(prediction, targets, ignore), settings)
 
 
-def _inside(prediction: Prediction, evidence: Evidence) -> Columns:
-    """The criteria of what is in distribution, as far as they are there already."""
+def _in_distribution_criteria(prediction: Prediction, evidence: Evidence) -> Columns:
+    """Returns the OOD scores of the in-distribution examples, which the evidence has for all tasks but multilabel."""
     if prediction.task == "multilabel":
         return ood_criteria(prediction)
-    single = {"mutual_information", "variation_ratio", "epistemic"} if prediction.count == 1 else set()
-    names = [n for n in (*CRITERIA, *SPREADS) if n in evidence.columns and n not in single]
-    return {name: evidence.columns[name] for name in (*names, *(["example"] if "example" in evidence.columns else []))}
+    between_members = {"mutual_information", "variation_ratio", "epistemic"} if prediction.count == 1 else set()
+    names = {*CRITERIA, *SPREADS, "example"} - between_members
+    return {name: column for name, column in evidence.columns.items() if name in names}
 
 
-def _outside(prediction: Prediction, ood: Any) -> dict[str, Columns]:
+def _criteria_by_set(prediction: Prediction, ood: Any) -> dict[str, Columns]:
     sets = {"ood": ood} if isinstance(ood, Prediction) else ood
     if not isinstance(sets, Mapping) or not sets or not all(isinstance(p, Prediction) for p in sets.values()):
         raise InputError("ood= takes a Prediction, or several by name: ood={'svhn': mt.predict(ens, svhn)}")
     for name, other in sets.items():
-        if "/" in str(name):
-            raise InputError(f"ood={name!r}: a name without /")
-        if not len(other):
-            raise InputError(f"ood={name!r} has no examples")
-        _of_the_same(prediction, other, f"ood={name!r}")
-    found = {name: ood_criteria(other) for name, other in sets.items()}
-    if not all(found.values()):
-        raise InputError("one network that gives means only says nothing of how sure it is: there is nothing to detect by")
-    return found
+        _check_same_ensemble(prediction, other, f"ood={name!r}")
+    criteria = {_set_name(name, "ood"): ood_criteria(other) for name, other in sets.items()}
+    if not all(criteria.values()):
+        raise InputError("OOD scores need an uncertainty: a single network without variances has none")
+    return criteria
 
 
-def _of_the_same(prediction: Prediction, other: Prediction, what: str) -> None:
-    """Predictions that are compared must be of one ensemble."""
+def _set_name(name: str, argument: str) -> str:
+    """Refuses names with a slash, which divides the parts of a score's key."""
+    if "/" in str(name):
+        raise InputError(f"{argument}={name!r}: names of sets must not contain /")
+    return name
+
+
+def _check_same_ensemble(prediction: Prediction, other: Prediction, argument: str) -> None:
+    """Refuses a prediction that cannot be of the same ensemble."""
     if other.task != prediction.task or other.count != prediction.count:
-        raise InputError(f"{what} is {other}, and not of the ensemble that gave {prediction}")
+        raise InputError(f"{argument} must be predicted by the same ensemble: it is {other}, and the first is {prediction}")
     if other.task == "classes" and other.classes != prediction.classes:
-        raise InputError(f"{what} has {other.classes} classes, and the prediction {prediction.classes}")
+        raise InputError(f"{argument} has {other.classes} classes, and the prediction has {prediction.classes}")
     if other.temperature != prediction.temperature or other.calibrator != prediction.calibrator:
-        raise InputError(f"{what} is calibrated in another way than the prediction: predict both with the same ens.calibrator")
+        raise InputError(f"{argument} has another calibrator than the prediction: predict both with the same ens.calibrator")
 
 
 def _shifts(
     prediction: Prediction, shift: Mapping[str, Any], settings: Settings, ignore: int | None
 ) -> dict[tuple[str, int | None], Evidence]:
+    """Returns the evidence of each shifted set, by name and severity."""
     if not isinstance(shift, Mapping):
         raise InputError("shift= takes sets by name: {'fog': {1: (pred, targets), ...}, 'sketches': (pred, targets)}")
-    found: dict[tuple[str, int | None], Evidence] = {}
-    for name, given in shift.items():
-        if "/" in str(name):
-            raise InputError(f"shift={name!r}: a name without /")
-        if isinstance(given, Mapping):
-            if wrong := [s for s in given if not str(s).isdigit()]:
-                raise InputError(f"shift={name!r}: severities are numbers, and {wrong[0]!r} is none")
-            found.update(
-                {(name, int(severity)): _shifted(prediction, name, part, settings, ignore) for severity, part in given.items()}
-            )
-        else:
-            found[name, None] = _shifted(prediction, name, given, settings, ignore)
-    return found
+    evidence: dict[tuple[str, int | None], Evidence] = {}
+    for name, parts in shift.items():
+        _set_name(name, "shift")
+        by_severity = parts if isinstance(parts, Mapping) else {None: parts}
+        if wrong := [severity for severity in by_severity if not isinstance(severity, (int, NoneType))]:
+            raise InputError(f"shift={name!r}: severities are whole numbers, not {wrong[0]!r}")
+        for severity, part in by_severity.items():
+            evidence[name, severity] = _shifted(prediction, name, part, settings, ignore)
+    return evidence
 
 
-def _shifted(prediction: Prediction, name: str, given: Any, settings: Settings, ignore: int | None) -> Evidence:
-    parts = (given,) if isinstance(given, Prediction) else given
+def _shifted(prediction: Prediction, name: str, part: Any, settings: Settings, ignore: int | None) -> Evidence:
+    parts = (part,) if isinstance(part, Prediction) else part
     if not isinstance(parts, tuple) or not 1 <= len(parts) <= 3 or not isinstance(parts[0], Prediction):
-        raise InputError(f"shift={name!r}: give (prediction, targets), or (prediction, targets, anchors) for frames")
+        raise InputError(f"shift={name!r} takes (prediction, targets), or (prediction, targets, anchors) for video frames")
     if parts[0].task not in CLASSES:
-        raise InputError(f"shift={name!r}: accuracy, NLL and ECE are of classes, and task={parts[0].task!r}")
-    _of_the_same(prediction, parts[0], f"shift={name!r}")
+        raise InputError(
+            f"shift={name!r} needs a classification, not task={parts[0].task!r}: its scores are accuracy, NLL and ECE"
+        )
+    _check_same_ensemble(prediction, parts[0], f"shift={name!r}")
     evidence = _evidence(parts[0], parts[1] if len(parts) > 1 else None, settings, ignore)
     if len(parts) < 3:
         return evidence
-    anchors = torch.as_tensor(parts[2]).cpu()
-    if anchors.shape != evidence.columns["correct"].shape:
-        raise InputError(f"shift={name!r}: anchors are {list(anchors.shape)}, one for each of {len(evidence)} frames")
-    return replace(evidence, columns={**evidence.columns, "anchor": anchors})
+    return replace(evidence, columns={**evidence.columns, "anchor": torch.as_tensor(parts[2]).cpu()})
 
 
 def _baseline(baseline: Scores | str) -> Errors:
     if isinstance(baseline, Scores):
         return baseline.errors()
     if baseline not in BASELINES:
-        raise InputError(f"baseline={baseline!r}: a run's Scores, or one of {', '.join(BASELINES)}")
+        raise InputError(f"baseline={baseline!r} must be the Scores of a run, or one of {', '.join(BASELINES)}")
     return BASELINES[baseline]
 
 
-def _say_collapsed(scores: Scores, prediction: Prediction) -> None:
-    """Members that answer alike are one network at the cost of several."""
+def _warn_if_collapsed(scores: Scores, prediction: Prediction) -> None:
+    """Warns of members that are practically equal: they cost as much as an ensemble and are worth one network."""
     if prediction.count == 1:
         return
     if prediction.task in CLASSES:
-        evidence = scores.evidence
-        assert evidence is not None
-        unsure = float(evidence.columns["entropy"].double().mean())
-        collapsed = scores["disagreement"] < 1e-3 and scores["idmi"] <= 1e-3 * unsure
+        assert scores.evidence is not None
+        entropy = float(scores.evidence.columns["entropy"].double().mean())
+        collapsed = scores["disagreement"] < 1e-3 and scores["idmi"] <= 1e-3 * entropy
         shown = f"they disagree on {scores['disagreement']:.2%} of the examples"
     else:
         collapsed = scores["epistemic_std"] <= 1e-3 * scores["rmse"]
-        shown = f"the standard deviation of their means is {scores['epistemic_std']:.2g}, with an RMSE of {scores['rmse']:.2g}"
+        shown = f"the standard deviation of their means is {scores['epistemic_std']:.2g}, and the RMSE {scores['rmse']:.2g}"
     if collapsed:
-        warnings.warn(f"the {prediction.count} members have collapsed into one: {shown}", stacklevel=3)
+        warnings.warn(f"the {prediction.count} members have collapsed into one network: {shown}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""Scores: a run's scores by name, with their meaning, intervals, and what they were counted from."""
+"""Scores: the scores of a run by name, with confidence intervals, comparisons and files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ import torch
 from multitudes.errors import FileError, InputError
 from multitudes.scores.evidence import Evidence, Settings, errors_in
 from multitudes.scores.shift import Errors
+from multitudes.terminal import rendered
 
 FORMAT = 1
 
 
 class Difference(NamedTuple):
-    """By how much one run's score exceeds another's on the same examples."""
+    """The difference of a score between two runs on the same examples, with its confidence interval."""
 
     value: float
     low: float
     high: float
     chance: float
-    """How often, if there were no difference, one as large would be seen: the bootstrap's two-sided p-value."""
+    """The bootstrap's two-sided p-value: the probability of such a difference if the runs were equally good."""
 
 
 class Scores(Mapping[str, float]):
-    """Scores by name: `scores["nll"]`. Printed, they are a table.
+    """Scores by name: `scores["nll"]`. `print(scores)` shows tables.
 
-    `intervals` has bounds by name, where they were asked for; `members` each member's own scores.
+    `intervals` has the confidence intervals by name, if they were computed; `members` has the scores of each member.
     """
 
     def __init__(
@@ -51,23 +52,27 @@ class Scores(Mapping[str, float]):
         self.settings = settings or Settings()
         self.examples = examples
         self.intervals = {name: (float(low), float(high)) for name, (low, high) in (intervals or {}).items()}
-        self.members = {name: list(found) for name, found in (members or {}).items()}
+        self.members = {name: list(each) for name, each in (members or {}).items()}
         self.evidence = evidence
 
     @classmethod
     def of(cls, evidence: Evidence) -> Scores:
-        """The scores that follow from the evidence."""
+        """Computes the scores from evidence."""
         return cls(
-            evidence.scores(), task=evidence.task, settings=evidence.settings, examples=len(evidence),
-            members=evidence.per_member(), evidence=evidence,
-        )  # fmt: skip
+            evidence.scores(),
+            task=evidence.task,
+            settings=evidence.settings,
+            examples=len(evidence),
+            members=evidence.per_member(),
+            evidence=evidence,
+        )
 
     def __getitem__(self, name: str) -> float:
         if name not in self._values:
             from difflib import get_close_matches
 
             near = get_close_matches(name, self._values, n=3, cutoff=0.4)
-            raise KeyError(f"there is no score {name!r}" + (f"; there are {', '.join(near)}" if near else ""))
+            raise KeyError(f"there is no score {name!r}" + (f"; similar names: {', '.join(near)}" if near else ""))
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -83,117 +88,126 @@ class Scores(Mapping[str, float]):
 
     @classmethod
     def merge(cls, parts: Sequence[Scores]) -> Scores:
-        """The scores of a set from those of its parts, equal to those of the whole.
+        """Merges the scores of parts of a dataset into those of the whole.
 
-        A set out of distribution may be cut into parts as well, or be the same for all of them.
+        An out-of-distribution set can be divided into parts too, or be the same for all parts.
         """
-        found = [part.evidence for part in parts if part.evidence is not None]
-        if not parts or len(found) < len(parts):
-            raise InputError("only scores that mt.score gave can be merged; read from a file they have no examples any more")
-        return cls.of(Evidence.cat(found))
+        evidence = [part.evidence for part in parts if part.evidence is not None]
+        if not parts or len(evidence) < len(parts):
+            raise InputError("merge needs scores from mt.score: scores read from a file have no examples")
+        return cls.of(Evidence.cat(evidence))
 
     def with_intervals(self, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> Scores:
-        """The same with bootstrap intervals: examples are drawn again, with replacement, so often.
+        """Returns the scores with bootstrap confidence intervals: percentiles over `samples` resampled datasets.
 
-        Scores that are sums over all examples (classwise_ece, miou, exact_match) have none.
+        Scores that are sums over all examples (classwise_ece, miou, exact_match) have no interval.
         """
-        evidence = self._needed("intervals")
-        _enough(samples, level)
+        evidence = self._require_evidence("with_intervals")
+        _check_bootstrap(samples, level)
         generator = torch.Generator().manual_seed(seed)
         drawn = [evidence.resampled(generator).scores() for _ in range(samples)]
         return Scores(
-            self, task=self.task, settings=self.settings, examples=self.examples, members=self.members, evidence=evidence,
-            intervals={name: _central([one[name] for one in drawn], level) for name in drawn[0] if name in self},
-        )  # fmt: skip
+            self,
+            task=self.task,
+            settings=self.settings,
+            examples=self.examples,
+            members=self.members,
+            evidence=evidence,
+            intervals={name: _percentiles([sample[name] for sample in drawn], level) for name in drawn[0] if name in self},
+        )
 
     def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> dict[str, Difference]:
-        """By how much these exceed another run's scores on the same examples: a paired bootstrap, score by score."""
-        own, its = self._needed("a comparison"), other._needed("a comparison")
-        _enough(samples, level)
-        if _sizes(own) != _sizes(its):
-            raise InputError("a paired comparison needs the same examples in both runs, in the same order")
+        """Compares each score with that of another run on the same examples, by a paired bootstrap: self minus other."""
+        evidence, others = self._require_evidence("compare"), other._require_evidence("compare")
+        _check_bootstrap(samples, level)
+        if _example_counts(evidence) != _example_counts(others):
+            raise InputError("compare needs the same examples in both runs, in the same order")
         drawn: dict[str, list[float]] = {}
         for sample in range(samples):
-            pair = [e.resampled(torch.Generator().manual_seed(seed * 1_000_003 + sample)).scores() for e in (own, its)]
+            pair = [e.resampled(torch.Generator().manual_seed(seed * 1_000_003 + sample)).scores() for e in (evidence, others)]
             for name in pair[0].keys() & pair[1].keys():
-                drawn.setdefault(name, []).append(_less(pair[0][name], pair[1][name]))
-        found = {}
+                drawn.setdefault(name, []).append(_subtract(pair[0][name], pair[1][name]))
+        differences = {}
         for name in (name for name in self if name in drawn):
-            low, high = _central(drawn[name], level)
+            low, high = _percentiles(drawn[name], level)
             below = sum(not d > 0 for d in drawn[name]) + 1
             above = sum(not d < 0 for d in drawn[name]) + 1
             chance = min(1.0, 2 * min(below, above) / (samples + 1))
-            found[name] = Difference(_less(self[name], other[name]), low, high, chance)
-        return found
+            differences[name] = Difference(_subtract(self[name], other[name]), low, high, chance)
+        return differences
 
     def errors(self) -> Errors:
-        """The run as a baseline of corruptions."""
+        """Returns the run's errors on clean and corrupted data, as a baseline of mCE."""
         if "accuracy" not in self:
-            raise InputError("a baseline needs accuracies")
+            raise InputError("a baseline needs accuracies: these are the scores of a regression")
         return errors_in(self)
 
-    def _needed(self, what: str) -> Evidence:
+    def _require_evidence(self, caller: str) -> Evidence:
         if self.evidence is None:
-            raise InputError(f"{what} needs the examples, and scores that were read from a file have none: score again")
+            raise InputError(f"{caller} needs the examples, which scores read from a file do not have: call mt.score again")
         return self.evidence
 
     def json(self) -> str:
-        """Everything but the examples, as JSON; numbers that JSON lacks are words."""
-        found = {
-            "format": FORMAT, "task": self.task, "settings": dataclasses.asdict(self.settings), "examples": self.examples,
-            "scores": {name: _plain(value) for name, value in self._values.items()},
-            "intervals": {name: [_plain(low), _plain(high)] for name, (low, high) in self.intervals.items()},
-            "members": {name: [_plain(value) for value in values] for name, values in self.members.items()},
-        }  # fmt: skip
-        return json.dumps(found, indent=1)
+        """Returns everything but the examples as JSON; infinities and NaN become strings."""
+        content = {
+            "format": FORMAT,
+            "task": self.task,
+            "settings": dataclasses.asdict(self.settings),
+            "examples": self.examples,
+            "scores": {name: json_number(value) for name, value in self._values.items()},
+            "intervals": {name: [json_number(low), json_number(high)] for name, (low, high) in self.intervals.items()},
+            "members": {name: [json_number(value) for value in values] for name, values in self.members.items()},
+        }
+        return json.dumps(content, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Scores:
-        """Scores as `json` wrote them."""
+        """Reads scores from JSON that `json` wrote."""
         try:
-            found = json.loads(text)
-            if found["format"] > FORMAT:
+            content = json.loads(text)
+            if content["format"] > FORMAT:
                 raise FileError("these scores were written in a newer format: update multitudes")
             return cls(
-                {name: float(value) for name, value in found["scores"].items()}, task=found["task"],
-                settings=Settings(**found["settings"]), examples=int(found["examples"]),
-                intervals={name: (float(low), float(high)) for name, (low, high) in found["intervals"].items()},
-                members={name: [float(value) for value in values] for name, values in found["members"].items()},
-            )  # fmt: skip
+                {name: float(value) for name, value in content["scores"].items()},
+                task=content["task"],
+                settings=Settings(**content["settings"]),
+                examples=int(content["examples"]),
+                intervals={name: (float(low), float(high)) for name, (low, high) in content["intervals"].items()},
+                members={name: [float(value) for value in values] for name, values in content["members"].items()},
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"this is no JSON of scores: {type(error).__name__}: {error}") from error
+            raise FileError(f"this JSON does not describe scores: {type(error).__name__}: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the JSON to a file."""
+        """Writes the scores to a JSON file, without the examples."""
         from multitudes.storage import write
 
         write(Path(path), self.json().encode())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Scores:
-        """The scores in a file."""
+        """Reads scores from a file that `save` wrote."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"cannot read {path}: {error}") from error
 
     def tables(self) -> list[Any]:
-        """The scores as tables of rich: those of the whole, of detection by criterion, of corruptions by severity."""
+        """Returns the scores as rich tables: the whole dataset, OOD detection by criterion, corruptions by severity."""
         from multitudes.scores.tables import tables
 
         return tables(self)
 
     def __str__(self) -> str:
-        from multitudes.scores.tables import printed
-
-        return printed(self.tables())
+        return rendered(self.tables(), width=118)
 
     def __repr__(self) -> str:
-        first = [name for name in ("accuracy", "nll", "ece", "rmse", "lpd") if name in self]
-        return f"Scores({', '.join(f'{name}={self[name]:.4f}' for name in first)}, {len(self)} in all)"
+        main = [name for name in ("accuracy", "nll", "ece", "rmse", "lpd") if name in self]
+        return f"Scores({', '.join(f'{name}={self[name]:.4f}' for name in main)}, {len(self)} in all)"
 
 
-def _central(values: Sequence[float], level: float) -> tuple[float, float]:
+def _percentiles(values: Sequence[float], level: float) -> tuple[float, float]:
+    """Returns the ends of the central interval that holds this share of the values; NaN does not count, ∞ does."""
     ordered = torch.tensor([v for v in values if not math.isnan(v)], dtype=torch.float64)
     if not len(ordered):
         return math.nan, math.nan
@@ -206,21 +220,22 @@ def _central(values: Sequence[float], level: float) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def _enough(samples: int, level: float) -> None:
+def _check_bootstrap(samples: int, level: float) -> None:
     if samples < 2 or not 0 < level < 1:
-        raise InputError(f"at least two samples and a level between 0 and 1: {samples} and {level}")
+        raise InputError(f"a bootstrap needs at least 2 samples and a level between 0 and 1, not {samples} and {level}")
 
 
-def _less(a: float, b: float) -> float:
-    """a − b, and 0 for what is equally infinite."""
+def _subtract(a: float, b: float) -> float:
+    """Returns a − b, and 0 if both are the same infinity."""
     return 0.0 if a == b else a - b
 
 
-def _sizes(evidence: Evidence) -> list[Any]:
-    """How many examples of what there are."""
+def _example_counts(evidence: Evidence) -> list[Any]:
+    """Returns the numbers of examples: of the dataset, each OOD set and each shifted set."""
     ood = [(name, len(next(iter(columns.values())))) for name, columns in evidence.ood.items()]
     return [len(evidence), ood, [(key, len(shift)) for key, shift in evidence.shifts.items()]]
 
 
-def _plain(value: float) -> float | str:
+def json_number(value: float) -> float | str:
+    """Returns a number for JSON, which has no infinities and no NaN: these become strings."""
     return value if math.isfinite(value) else str(value)

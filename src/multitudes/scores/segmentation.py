@@ -1,4 +1,4 @@
-"""Segmentation: how much of each class is found, and how much else is taken for it."""
+"""Segmentation: overlap of predicted and true pixels of each class."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from torch import Tensor
 
 
 def confusion(labels: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """How often each class was taken for each: ``[n]``, ``[n]`` → ``[K, K]``, true classes in rows; parts add up."""
+    """Returns the confusion matrix, true classes in rows: ``[n]``, ``[n]`` → ``[K, K]``
+
+    The matrices of parts of a dataset add up to that of the whole.
+    """
     return torch.bincount(targets * classes + labels, minlength=classes * classes).double().unflatten(0, (classes, classes))
 
 
 def miou(matrix: Tensor) -> float:
-    """Mean intersection over union of the classes that were there or were predicted; 1 is best."""
+    """Returns the mean intersection over union, TP / (TP + FP + FN), of a confusion matrix ``[K, K]``; higher is better.
+
+    The mean is over the classes that occur among targets or predictions. 1 is best.
+    """
     both = matrix.diagonal()
     union = matrix.sum(0) + matrix.sum(1) - both
     seen = union > 0

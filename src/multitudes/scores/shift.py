@@ -1,14 +1,14 @@
-"""Shift: what remains of a score when the data changes.
+"""Shift: scores under corruptions and other distribution shifts.
 
 Hendrycks, Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", ICLR 2019,
 https://arxiv.org/abs/1903.12261
 
-With E_c the error under corruption c, averaged over severities, and that of a baseline,
+With E_c the error under corruption c, averaged over severities, of the run and of a baseline,
 
     mCE  = mean over c of E_c / E_c^baseline
     rmCE = mean over c of (E_c − E_clean) / (E_c^baseline − E_clean^baseline)
 
-over the 15 standard corruptions; the other four are reported apart.
+over the 15 standard corruptions; the other four do not count.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from multitudes.data.corruptions.published import STANDARD
+from multitudes.data.corruptions.published import SEVERITIES, STANDARD
 from multitudes.errors import InputError
 
 
 class Errors(NamedTuple):
-    """A baseline's errors: clean, and for each corruption the mean over severities."""
+    """Error rates of a run: on clean data, and under each corruption, averaged over severities."""
 
     clean: float
     corrupted: Mapping[str, float]
-    severities: frozenset[int] = frozenset(range(1, 6))
+    severities: frozenset[int] = frozenset(SEVERITIES)
 
 
 ALEXNET = Errors(
@@ -38,34 +38,39 @@ ALEXNET = Errors(
         0.646056, 0.717840, 0.606500,
     ), strict=True)),
 )  # fmt: skip
-"""AlexNet on ImageNet and ImageNet-C, the baseline of the corruptions' authors."""
+"""AlexNet on ImageNet and ImageNet-C, the baseline of Hendrycks and Dietterich."""
 
 BASELINES = {"alexnet": ALEXNET}
 
 
 def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, float]:
-    """mCE and rmCE over the standard corruptions, as fractions; 1 is the baseline, less is better."""
+    """Returns mCE and rmCE over the standard corruptions as fractions; lower is better, 1 is the baseline.
+
+    Formulas: see the module.
+    """
     missing = [name for name in STANDARD if name not in errors.corrupted or name not in baseline.corrupted]
     if missing:
-        raise InputError(f"mCE is over the 15 standard corruptions, and there is no {', '.join(missing)}")
+        raise InputError(f"mCE needs all 15 standard corruptions: {', '.join(missing)} missing")
     if errors.severities != baseline.severities:
         shown = [", ".join(map(str, sorted(one.severities))) for one in (errors, baseline)]
-        raise InputError(f"the run has severities {shown[0]}, and the baseline {shown[1]}: only equal ones can be compared")
+        raise InputError(f"mCE needs equal severities: the run has {shown[0]}, the baseline {shown[1]}")
     own = torch.tensor([errors.corrupted[name] for name in STANDARD], dtype=torch.float64)
     base = torch.tensor([baseline.corrupted[name] for name in STANDARD], dtype=torch.float64)
     if bool((base == 0).any()) or bool((base == baseline.clean).any()):
         at = STANDARD[int(((base == 0) | (base == baseline.clean)).nonzero()[0])]
-        raise InputError(f"the baseline's error under {at} is 0 or that without corruption: nothing can be held against it")
+        raise InputError(f"mCE divides by the baseline's error, which is 0 or equal to its clean error under {at}")
     return float((own / base).mean()), float(((own - errors.clean) / (base - baseline.clean)).mean())
 
 
 def stability(correct: Tensor, anchor: Tensor) -> float:
-    """How often all frames around an anchor are right, the worst of them counting: ``[N]``, ``[N]``; 1 is best.
+    """Returns the share of anchor frames whose neighbouring frames are all classified correctly; higher is better.
 
-    `anchor` says of each frame which anchor it lies around; the anchor itself is one of its frames.
+    Shape: ``[N]``, ``[N]``. `anchor` has the number of each frame's anchor; an anchor belongs to its own frames. 1 is best.
     """
     if correct.shape != anchor.shape or correct.ndim != 1 or not len(correct):
-        raise InputError(f"frames and their anchors must be [N] both: {list(correct.shape)} and {list(anchor.shape)}")
+        raise InputError(
+            f"stability needs one anchor per frame, [N] both, not {list(anchor.shape)} anchors of {list(correct.shape)} frames"
+        )
     _, group = anchor.unique(return_inverse=True)
     worst = torch.ones(int(group.max()) + 1, dtype=torch.float64)
     return float(worst.scatter_reduce(0, group, correct.double(), "amin").mean())

@@ -1,45 +1,31 @@
-"""Tables: scores as a person reads them."""
+"""Tables: scores as rich tables."""
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
-from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
+from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
 
 if TYPE_CHECKING:
     from multitudes.scores.scores import Scores
 
-ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
-
 
 def tables(scores: Scores) -> list[Table]:
-    """Those of the whole, then of detection with a row for each criterion, then of corruptions with one for each of them."""
-    return [_whole(scores), *_detection(scores), *_corruptions(scores)]
+    """Returns a table of the whole dataset, one per OOD set with a row per criterion, and one with a row per corruption."""
+    return [_main_table(scores), *_detection_tables(scores), *_corruption_tables(scores)]
 
 
-def printed(found: list[Table], width: int = 118) -> str:
-    """Tables as text."""
-    console = Console(file=io.StringIO(), width=width)
-    for table in found:
-        console.print(table)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text.rstrip()
-
-
-def _whole(scores: Scores) -> Table:
+def _main_table(scores: Scores) -> Table:
     bounds = bool(scores.intervals)
     table = Table("score", "value", *(["interval"] if bounds else []), "what it is", title=_title(scores))
     for column in table.columns[1 : 3 if bounds else 2]:
         column.justify = "right"
     for name in scores:
-        if not _placed(name):
-            table.add_row(
-                *_named(name), _shown(scores[name]), *([_interval(scores, name)] if bounds else []), meaning(name).about
-            )
+        if not _in_other_table(name):
+            interval = [_interval(scores, name)] if bounds else []
+            table.add_row(_with_arrow(name), _number(scores[name]), *interval, meaning(name).about)
     return table
 
 
@@ -47,39 +33,37 @@ def _title(scores: Scores) -> str:
     return f"{scores.examples:,} examples of {scores.task}" if scores.examples else scores.task
 
 
-def _placed(name: str) -> bool:
-    """Whether a score stands in a table of detection or of corruptions."""
-    last = name.rpartition("/")
-    return last[2] in (*CRITERIA, *SPREADS) or name.count("/") == 2
+def _in_other_table(name: str) -> bool:
+    """Whether a score belongs to a table of OOD detection or of corruptions."""
+    return name.rpartition("/")[2] in (*CRITERIA, *SPREADS) or name.count("/") == 2
 
 
-def _named(name: str) -> list[str]:
-    return [f"{name}{ARROWS[meaning(name).better]}"]
+def _with_arrow(name: str) -> str:
+    return f"{name} {ARROWS[meaning(name).better]}".rstrip()
 
 
-def _detection(scores: Scores) -> list[Table]:
-    """A table for each set out of distribution."""
+def _detection_tables(scores: Scores) -> list[Table]:
+    """Returns a table of each OOD set, with a row per criterion."""
     sets: dict[str, dict[str, dict[str, str]]] = {}
     for key in scores:
         *front, kind, criterion = key.split("/") if "/" in key else ["", "", ""]
         if criterion in (*CRITERIA, *SPREADS):
-            cell = _shown(scores[key]) + (f"\n{_interval(scores, key)}" if key in scores.intervals else "")
+            cell = _number(scores[key]) + (f"\n{_interval(scores, key)}" if key in scores.intervals else "")
             sets.setdefault("/".join(front), {}).setdefault(criterion, {})[kind] = cell
-    found = []
+    tables_of_sets = []
     for name, rows in sets.items():
         kinds = list(next(iter(rows.values())))
-        heads = [f"{kind}{ARROWS[meaning(kind).better]}" for kind in kinds]
-        table = Table("criterion", *heads, title=f"out of distribution{f': {name}' if name else ''}")
+        table = Table("criterion", *map(_with_arrow, kinds), title=f"out of distribution{f': {name}' if name else ''}")
         for column in table.columns[1:]:
             column.justify = "right"
         for criterion, cells in rows.items():
             table.add_row(criterion, *(cells[kind] for kind in kinds))
-        found.append(table)
-    return found
+        tables_of_sets.append(table)
+    return tables_of_sets
 
 
-def _corruptions(scores: Scores) -> list[Table]:
-    """A table of accuracies, with a row for each corruption and a column for each severity."""
+def _corruption_tables(scores: Scores) -> list[Table]:
+    """Returns a table of accuracies, with a row per corruption and a column per severity; none without corruptions."""
     rows: dict[str, dict[int, float]] = {}
     for key in scores:
         name, _, rest = key.partition("/")
@@ -91,11 +75,11 @@ def _corruptions(scores: Scores) -> list[Table]:
     severities = sorted({severity for row in rows.values() for severity in row})
     table = Table("corruption", *map(str, severities), title="accuracy by severity")
     for name, row in rows.items():
-        table.add_row(name, *(_shown(row[s]) if s in row else "" for s in severities))
+        table.add_row(name, *(_number(row[s]) if s in row else "" for s in severities))
     return [table]
 
 
-def _shown(value: float) -> str:
+def _number(value: float) -> str:
     return f"{value:.4f}"
 
 
@@ -103,4 +87,4 @@ def _interval(scores: Scores, name: str) -> str:
     if name not in scores.intervals:
         return ""
     low, high = scores.intervals[name]
-    return f"{_shown(low)} – {_shown(high)}"
+    return f"{_number(low)} – {_number(high)}"

@@ -1,1 +1,1 @@
-"""The shell: every command, and what a comparison of methods is made of."""
+"""The `multitudes` command, and the jobs, trials and sweeps behind it."""

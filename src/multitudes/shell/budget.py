@@ -1,4 +1,4 @@
-"""Budgets: how long methods may train, the same for all: epochs, seconds, or floating-point operations."""
+"""Training budgets that are the same for all methods: epochs, seconds, or floating-point operations."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Step = Callable[[], None]
 Measure = Callable[[Step], float]
 
 WARM, TIMED = 2, 6
-"""Steps before time is taken, and while."""
+"""Training steps before the clock starts, and steps that are timed."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """So many epochs, seconds of training, or operations.
+    """An amount of training, in epochs, seconds or floating-point operations.
 
     >>> Budget.read("2e12 flops")
     Budget(amount=2000000000000.0, unit='flops')
@@ -43,29 +43,29 @@ class Budget:
 
     @classmethod
     def read(cls, text: str) -> Budget:
-        """From what the shell says: `10 epochs`, `30 seconds`, `2e12 flops`."""
-        found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-        unit = UNITS.get(found[2] or "epochs") if found else None
-        if found is None or unit is None or not 0 < _number(found[1]) < float("inf"):
-            raise InputError(f"--budget {text!r}: say '10 epochs', '30 seconds' or '2e12 flops'")
-        amount = _number(found[1])
+        """Parses a budget as it is typed: `10 epochs`, `30 seconds`, `2e12 flops`. A bare number is epochs."""
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+        unit = UNITS.get(match[2] or "epochs") if match else None
+        if match is None or unit is None or not 0 < _number(match[1]) < float("inf"):
+            raise InputError(f"--budget {text!r} is not a budget: type '10 epochs', '30 seconds' or '2e12 flops'")
+        amount = _number(match[1])
         if unit == "epochs" and amount != int(amount):
-            raise InputError(f"--budget {text!r}: a whole number of epochs")
+            raise InputError(f"--budget {text!r}: epochs must be a whole number")
         return cls(amount, unit)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return f"{self.amount:.12g} {self.unit}"
 
     def epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
-        """How many whole epochs of this ensemble's training fit; too small a budget for one is refused."""
+        """Returns how many whole epochs of training this ensemble the budget pays for; raises if not even one."""
         if self.unit == "epochs":
             return int(self.amount)
         steps = max(1, len(job.train) // recipe.batch)
-        spent = steps * (_seconds(ensemble, job, recipe) if self.unit == "seconds" else _operations(ensemble, job, recipe))
-        if spent > self.amount:
-            kind = type(ensemble.method).__name__
-            raise InputError(f"one epoch of {kind} takes about {spent:.3g} {self.unit}: --budget {str(self)!r} is too little")
-        return int(self.amount / spent)
+        cost = steps * (_seconds(ensemble, job, recipe) if self.unit == "seconds" else _operations(ensemble, job, recipe))
+        if cost > self.amount:
+            name = type(ensemble.method).__name__
+            raise InputError(f"--budget {str(self)!r} is too small: one epoch of {name} takes about {cost:.3g} {self.unit}")
+        return int(self.amount / cost)
 
 
 def _number(text: str) -> float:
@@ -76,21 +76,26 @@ def _number(text: str) -> float:
 
 
 def _step(ensemble: Ensemble, job: Job, feed: Feed, optimizer: torch.optim.Optimizer) -> None:
-    """One step, as the method trains; what it changes is put back by the caller."""
-    call, targets = next(feed.epoch(0))
-    ensemble.loss(call, targets, CRITERIA[job.task], per_member=feed.own).backward()
+    """Runs one training step of the method. The caller restores the weights."""
+    inputs, targets = next(feed.epoch(0))
+    ensemble.loss(inputs, targets, CRITERIA[job.task], per_member=feed.own).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def _tried(ensemble: Ensemble, job: Job, recipe: Recipe, measure: Measure) -> float:
-    """What a measure says of training steps; the ensemble is as it was afterwards."""
+def _measured(ensemble: Ensemble, job: Job, recipe: Recipe, measure: Measure) -> float:
+    """Applies `measure` to a training step, then restores weights, mode and random state of the ensemble."""
     device = next(ensemble.parameters()).device
     feed = Feed(
-        job.train, batch=recipe.batch, seed=0, members=ensemble.members, own=recipe.batches == "own", device=device,
+        job.train,
+        batch=recipe.batch,
+        seed=0,
+        members=ensemble.members,
+        own=recipe.batches == "own",
+        device=device,
         augment=recipe.augment,
-    )  # fmt: skip
-    kept = {name: value.clone() for name, value in ensemble.state_dict().items()}
+    )
+    weights = {name: value.clone() for name, value in ensemble.state_dict().items()}
     generator, training = ensemble.generator.get_state(), ensemble.training
     with torch.random.fork_rng():
         try:
@@ -98,26 +103,29 @@ def _tried(ensemble: Ensemble, job: Job, recipe: Recipe, measure: Measure) -> fl
             optimizer = optimizer_for(ensemble, recipe, device)
             return measure(lambda: _step(ensemble, job, feed, optimizer))
         finally:
-            ensemble.load_state_dict(kept)
+            ensemble.load_state_dict(weights)
             ensemble.generator.set_state(generator)
             ensemble.train(training)
 
 
 def _seconds(ensemble: Ensemble, job: Job, recipe: Recipe) -> float:
+    """Seconds of one training step."""
+
     def measure(step: Step) -> float:
         for _ in range(WARM):
             step()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(TIMED):
             step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / TIMED
+        return (time.perf_counter() - start) / TIMED
 
-    return _tried(ensemble, job, recipe, measure)
+    return _measured(ensemble, job, recipe, measure)
 
 
 def _operations(ensemble: Ensemble, job: Job, recipe: Recipe) -> float:
+    """Floating-point operations of one training step, counted on a small batch and scaled up."""
     small = replace(recipe, batch=min(recipe.batch, 8), accumulate=1)
 
     def measure(step: Step) -> float:
@@ -126,4 +134,4 @@ def _operations(ensemble: Ensemble, job: Job, recipe: Recipe) -> float:
             step()
         return float(counter.get_total_flops()) * recipe.batch / small.batch
 
-    return _tried(ensemble, job, small, measure)
+    return _measured(ensemble, job, small, measure)

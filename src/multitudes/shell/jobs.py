@@ -1,4 +1,4 @@
-"""Jobs: what methods are compared on: a network, its data, what is foreign to it, and how it is trained."""
+"""Jobs: a network, its datasets and its recipe, on which methods are compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Root = str | PathLike[str] | None
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """A network and data to compare methods on. One of your own: a function that returns it, as `--task MODULE:FUNCTION`."""
+    """A network and datasets to compare methods on.
+
+    To use your own, write a function that returns a Job and type `--task MODULE:FUNCTION`.
+    """
 
     name: str
     network: Callable[[], nn.Module]
@@ -31,82 +34,98 @@ class Job:
     train: Data
     test: Data
     validation: Data | None = None
-    """What tells the best epoch."""
+    """Chooses the best epoch. None keeps the last epoch."""
 
     ood: Mapping[str, Data] = field(default_factory=dict)
-    """Sets out of distribution, by name."""
+    """Out-of-distribution sets by name."""
 
     recipe: Recipe = field(default_factory=Recipe)
     task: str = "classes"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For methods by their name in the shell, what is not their default here."""
+    """Settings that replace a method's defaults in this job, by the method's name in the shell."""
 
     corruptions: tuple[str, ...] = ()
-    """What is done to images of the test set, at five severities."""
+    """Corruptions of the test images, each applied at five severities."""
 
     corrupted: int = 200
-    """To how many of them."""
+    """Number of test images that are corrupted."""
 
     about: str = ""
-    """What is compared on what, in one sentence."""
+    """One sentence that says what is compared; the report has it as its title."""
 
     @property
     def example(self) -> Tensor:
-        """Two inputs."""
+        """The first two test inputs."""
         return self.test.batch(slice(0, 2))[0]
 
     def method(self, text: str) -> Method:
-        """A method as the shell names it, with this job's settings."""
+        """Makes a method from its text in the shell, with this job's settings as defaults."""
         name = text.partition("(")[0].strip().lower()
         return method(text, **self.settings.get(name, {}))
 
     def methods(self) -> list[str]:
-        """All of them, the single network first."""
+        """Names of all methods, the single network first."""
         return sorted(methods_by_name(), key=lambda name: (name != "single", name))
 
 
 def fashion(root: Root = None) -> Job:
-    """Embedded: 6,000 images of clothes, digits as the out-of-distribution set, a small network. It trains in seconds."""
+    """6,000 images of clothes, embedded; digits are out of distribution. The small network trains in seconds."""
     return Job(
-        name="fashion", network=lambda: models.SmallCNN(channels=1), train=data.fashion("train"), test=data.fashion("test"),
-        validation=data.fashion("validation"), ood={"digits": data.digits()},
+        name="fashion",
+        network=lambda: models.SmallCNN(channels=1),
+        train=data.fashion("train"),
+        test=data.fashion("test"),
+        validation=data.fashion("validation"),
+        ood={"digits": data.digits()},
         recipe=Recipe(epochs=10, batch=32, lr=0.003, optimizer="adamw", weight_decay=0.01, schedule="onecycle"),
-        settings={"mimo": {"members": 2}}, corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
+        settings={"mimo": {"members": 2}},
+        corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
         about="A small convolutional network on 6,000 images of clothes (Fashion-MNIST); digits are out of distribution.",
-    )  # fmt: skip
+    )
 
 
 TABLE_1: dict[str, dict[str, Any]] = {
     "packed": {"gamma": 2}, "masksembles": {"position": "after", "feed": "all"},
     "mimo": {"members": 4, "rho": 1.0, "reduction": "mean"}, "emp": {"prior": "none"}, "ecmp": {"prior": "none"},
 }  # fmt: skip
-"""What methods have otherwise than by default in Table 1 of Packed-Ensembles; EMP and ECMP with weight decay as their prior."""
+"""Settings of Table 1 in Packed-Ensembles that differ from our defaults; EMP and ECMP have weight decay as their prior."""
 
 
 def cifar10(root: Root = None) -> Job:
-    """ResNet-18 on CIFAR-10 with SVHN as the out-of-distribution set, by the recipe of Packed-Ensembles; for a GPU."""
+    """ResNet-18 on CIFAR-10 by the recipe of Packed-Ensembles, SVHN out of distribution. It needs a GPU."""
     test = data.cifar10("test", root)
-    whole = data.cifar10("train", root)
     return Job(
-        name="cifar10", network=models.resnet18, train=whole, test=test, ood={"svhn": data.svhn("test", root).like(test)},
-        recipe=recipe("packed/cifar10-resnet18"), corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
-        settings=TABLE_1, corrupted=1000, about="ResNet-18 on CIFAR-10, SVHN out of distribution.",
-    )  # fmt: skip
+        name="cifar10",
+        network=models.resnet18,
+        train=data.cifar10("train", root),
+        test=test,
+        ood={"svhn": data.svhn("test", root).like(test)},
+        recipe=recipe("packed/cifar10-resnet18"),
+        corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
+        settings=TABLE_1,
+        corrupted=1000,
+        about="ResNet-18 on CIFAR-10, SVHN out of distribution.",
+    )
 
 
 def _regression(name: str) -> Callable[[Root], Job]:
-    def made(root: Root = None) -> Job:
+    def make(root: Root = None) -> Job:
         train, test = data.uci(name, 0, None)
-        held = max(8, len(train) // 10)
-        train, validation = train.split([len(train) - held, held])
+        held_out = max(8, len(train) // 10)
+        train, validation = train.split([len(train) - held_out, held_out])
         return Job(
-            name=name, network=lambda: models.MLP(train.shape[0], (50,), 2), train=train, test=test, validation=validation,
-            task="gaussian", recipe=Recipe(epochs=40, batch=32, lr=0.01, optimizer="adam", schedule="cosine"),
+            name=name,
+            network=lambda: models.MLP(train.shape[0], (50,), 2),
+            train=train,
+            test=test,
+            validation=validation,
+            task="gaussian",
+            recipe=Recipe(epochs=40, batch=32, lr=0.01, optimizer="adam", schedule="cosine"),
             about=f"A network of 50 hidden units on the UCI set {name}: means and variances.",
-        )  # fmt: skip
+        )
 
-    made.__doc__ = f"Embedded: the UCI regression set {name}, its first standard split."
-    return made
+    make.__doc__ = f"The UCI regression set {name}, embedded; its first standard split."
+    return make
 
 
 JOBS: dict[str, Callable[[Root], Job]] = {
@@ -115,17 +134,17 @@ JOBS: dict[str, Callable[[Root], Job]] = {
     "fashion": fashion,
     "yacht": _regression("yacht"),
 }
-"""Those that there are, by name."""
+"""The built-in jobs by name."""
 
 
-def job(name: str, root: Root = None) -> Job:
-    """A job by its name, or one of your own by MODULE:FUNCTION."""
+def find_job(name: str, root: Root = None) -> Job:
+    """Makes a built-in job by its name, or your own by MODULE:FUNCTION."""
     if ":" in name:
-        found = import_by_name(name)
-        made = found() if callable(found) else found
-        if not isinstance(made, Job):
-            raise InputError(f"{name} gives a {type(made).__name__}: a multitudes.shell.jobs.Job is needed")
-        return made
+        value = import_by_name(name)
+        value = value() if callable(value) else value
+        if not isinstance(value, Job):
+            raise InputError(f"--task {name} must return a multitudes.shell.jobs.Job, not a {type(value).__name__}")
+        return value
     if name not in JOBS:
         raise unknown_name("task", name, JOBS)
     return JOBS[name](root)

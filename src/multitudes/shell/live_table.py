@@ -1,4 +1,4 @@
-"""Watching a sweep: a live table of its trials, read from their folders, so that it does not matter where they run."""
+"""The table of a running sweep. It reads the folders of the trials, so trials may run in any process or machine."""
 
 from __future__ import annotations
 
@@ -20,52 +20,53 @@ SHOWN = {
     "accuracy": ("accuracy", "{:.3f}"), "nll": ("NLL", "{:.3f}"), "ece": ("ECE", "{:.3f}"), "rmse": ("RMSE", "{:.3f}"),
     "lpd": ("log density", "{:.3f}"), "auroc/msp": ("OOD AUROC", "{:.3f}"),
 }  # fmt: skip
-"""The scores that a sweep's table has, where there are any."""
+"""Columns of the table: score, heading, format. Scores that no trial has are left out."""
 
 
 class SweepTable:
-    """A table of trials as they stand."""
+    """A rich table with one line for each trial: waiting, training, done or failed."""
 
-    def __init__(self, wanted: Sequence[Trial]) -> None:
-        self.wanted = list(wanted)
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self.trials = list(trials)
         self.outcomes: dict[Trial, Row | Exception] = {}
-        self.begun = time.perf_counter()
+        self.start = time.perf_counter()
 
     def update(self, trial: Trial, outcome: Row | Exception) -> None:
-        """Takes note of what a trial came to."""
+        """Records the row of a trial, or its error."""
         self.outcomes[trial] = outcome
 
     def __rich__(self) -> Table:
-        done = sum(isinstance(found, Row) for found in self.outcomes.values())
-        title = f"{done} of {len(self.wanted)} trials, {time.perf_counter() - self.begun:.0f} s"
-        names = [name for name in SHOWN if any(isinstance(f, Row) and name in f.scores for f in self.outcomes.values())]
+        rows = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Row)]
+        scores = [name for name in SHOWN if any(name in row.scores for row in rows)] or ["accuracy", "nll"]
+        title = f"{len(rows)} of {len(self.trials)} trials, {time.perf_counter() - self.start:.0f} s"
         table = Table(title=title, title_justify="left")
         table.add_column("method", no_wrap=True)
         table.add_column("seed", justify="right")
         table.add_column("state", min_width=14, no_wrap=True)
-        for name in names or ["accuracy", "nll"]:
+        for name in scores:
             table.add_column(SHOWN[name][0], justify="right")
         table.add_column("seconds", justify="right")
-        for trial in self.wanted:
-            table.add_row(trial.name, str(trial.seed), *self._cells(trial, names or ["accuracy", "nll"]))
+        for trial in self.trials:
+            table.add_row(trial.name, str(trial.seed), *self._cells(trial, scores))
         return table
 
-    def _cells(self, trial: Trial, names: list[str]) -> list[str]:
+    def _cells(self, trial: Trial, scores: list[str]) -> list[str]:
+        """The state of a trial, its scores and its seconds."""
         outcome = self.outcomes.get(trial)
         if isinstance(outcome, Row):
-            values = [SHOWN[name][1].format(outcome.scores[name]) if name in outcome.scores else "" for name in names]
+            values = [SHOWN[name][1].format(outcome.scores[name]) if name in outcome.scores else "" for name in scores]
             return ["done", *values, "" if outcome.seconds is None else f"{outcome.seconds:.0f}"]
         if outcome is not None:
-            return [f"[red]{type(outcome).__name__}[/red]", *("" for _ in names), ""]
-        line, epochs = _progress(trial)
+            return [f"[red]{type(outcome).__name__}[/red]", *("" for _ in scores), ""]
+        metrics, epochs = _progress(trial)
         if not epochs:
-            return ["[dim]waiting[/dim]", *("" for _ in names), ""]
-        values = [f"[dim]{line[f'val_{name}']:.3f}[/dim]" if f"val_{name}" in line else "" for name in names]
-        return [f"epoch {line.get('epoch', 0)}/{epochs}", *values, ""]
+            return ["[dim]waiting[/dim]", *("" for _ in scores), ""]
+        values = [f"[dim]{metrics[f'val_{name}']:.3f}[/dim]" if f"val_{name}" in metrics else "" for name in scores]
+        return [f"epoch {metrics.get('epoch', 0)}/{epochs}", *values, ""]
 
 
 def _progress(trial: Trial) -> tuple[dict[str, Any], int]:
-    """The last line of a run's metrics, and how many epochs it has: nothing yet where there is nothing to read."""
+    """Reads the latest metrics of a trial and its number of epochs; empty and 0 if its files are missing or half written."""
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         epochs = int(json.loads((trial.folder / "config.json").read_text(encoding="utf-8"))["recipe"]["epochs"])
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -75,19 +76,22 @@ def _progress(trial: Trial) -> tuple[dict[str, Any], int]:
 
 
 @contextlib.contextmanager
-def watching(wanted: Sequence[Trial], live: bool | None = None) -> Iterator[SweepTable]:
-    """A live table on standard error where there is a terminal, else a line for each trial that ends."""
-    watch = SweepTable(wanted)
+def live_table(trials: Sequence[Trial], live: bool | None = None) -> Iterator[SweepTable]:
+    """Shows a live table on standard error. Without a terminal it prints one line for each trial that ends.
+
+    live    True and False force one of the two; None asks whether standard error is a terminal
+    """
+    table = SweepTable(trials)
     if sys.stderr.isatty() if live is None else live:
-        with Live(watch, console=Console(stderr=True), refresh_per_second=2, transient=True):
-            yield watch
+        with Live(table, console=Console(stderr=True), refresh_per_second=2, transient=True):
+            yield table
         return
-    noted = watch.update
+    record = table.update
 
     def update(trial: Trial, outcome: Row | Exception) -> None:
-        noted(trial, outcome)
+        record(trial, outcome)
         state = f"{outcome.seconds or 0:.0f} s of training" if isinstance(outcome, Row) else type(outcome).__name__
-        sys.stderr.write(f"{len(watch.outcomes)}/{len(wanted)} {trial.name} (seed {trial.seed}): {state}\n")
+        sys.stderr.write(f"{len(table.outcomes)}/{len(trials)} {trial.name} (seed {trial.seed}): {state}\n")
 
-    watch.update = update  # type: ignore[method-assign]
-    yield watch
+    table.update = update  # type: ignore[method-assign]
+    yield table

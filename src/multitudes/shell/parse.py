@@ -1,4 +1,4 @@
-"""Methods and factories as the shell writes them: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`."""
+"""Parses arguments of the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `0-4`, `2,3,32,32`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from multitudes.method import Method
 
 
 def methods_by_name() -> dict[str, type[Method]]:
-    """Every method under its name in the shell."""
+    """Returns every method class under its name in the shell, which is in lower case."""
     return {kind.__name__.lower(): kind for kind in Method.all()}
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """What to say of a name that is not there."""
-    there = sorted(known)
-    near = get_close_matches(name.lower(), there, n=1, cutoff=0.5)
+    """Makes the error for a name that does not exist: it lists the known names and suggests the nearest."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"there is no {kind} {name!r}: {hint}there are {', '.join(there)}")
+    return InputError(f"there is no {kind} {name!r}: {hint}Known: {', '.join(names)}")
 
 
 def method(text: str, **settings: Any) -> Method:
-    """The method that a text names, with its settings; those given here are what it has unless the text says otherwise.
+    """Makes a method from its text. `settings` are defaults, which the text may override.
 
     >>> method("packed(alpha=2, gamma=2)")
     Packed(members=4, reduction='sum', alpha=2, gamma=2, pretrained=False, of=None)
@@ -38,34 +38,32 @@ def method(text: str, **settings: Any) -> Method:
     kind = known.get(name.strip().lower())
     if kind is None:
         raise unknown_name("method", name.strip(), known)
-    said = _keywords(text.strip()) if bracket else {}
+    typed = _keywords(text.strip()) if bracket else {}
     try:
-        return kind(**{**settings, **said})
+        return kind(**{**settings, **typed})
     except TypeError as error:
         fields = list(kind.__dataclass_fields__)
-        wrong = next((key for key in said if key not in fields), None)
+        wrong = next((key for key in typed if key not in fields), None)
         if wrong is None:
             raise InputError(f"{text}: {error}") from error
         raise unknown_name(f"setting of {name.strip().lower()}", wrong, fields) from error
 
 
 def _keywords(text: str) -> dict[str, Any]:
-    """The settings in brackets: plain values by name."""
+    """Reads the settings between the brackets: Python literals by keyword. No code is run."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError("settings are given by name")
+            raise ValueError("not a call with keyword arguments only")
         return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
-        raise InputError(
-            f"cannot read {text!r}: settings are plain values by name, as in 'packed(alpha=2, gamma=2)'"
-        ) from error
+        raise InputError(f"cannot read {text!r}: type settings as name=value, as in 'packed(alpha=2, gamma=2)'") from error
 
 
-def split_list(texts: str) -> list[str]:
-    """The parts of a list, at its commas outside of brackets."""
+def split_list(text: str) -> list[str]:
+    """Splits a list at its commas, except at those inside brackets."""
     parts, depth = [""], 0
-    for letter in texts:
+    for letter in text:
         depth += (letter == "(") - (letter == ")")
         if letter == "," and not depth:
             parts.append("")
@@ -74,22 +72,55 @@ def split_list(texts: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def seeds(text: str) -> list[int]:
+    """Reads seeds: numbers with commas, ranges with a dash.
+
+    >>> seeds("0,4-6")
+    [0, 4, 5, 6]
+    """
+    numbers: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            numbers += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError as error:
+        raise InputError(f"--seeds {text!r} are not whole numbers: type 0,1,2 or a range, 0-4") from error
+    if not numbers:
+        raise InputError(f"--seeds {text!r} is an empty range: type the smaller number first, 0-4")
+    return numbers
+
+
+def shape(text: str) -> list[int]:
+    """Reads the shape of an input, batch first.
+
+    >>> shape("2,3,32,32")
+    [2, 3, 32, 32]
+    """
+    try:
+        sizes = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError as error:
+        raise InputError(f"--example {text!r} is not a shape: type whole numbers, batch first, as in 2,3,32,32") from error
+    if min(sizes) < 1:
+        raise InputError(f"--example {text!r}: sizes must be at least 1")
+    return sizes
+
+
 def import_by_name(text: str) -> Any:
-    """What MODULE:NAME names; the folder that the shell stands in is looked in too."""
+    """Imports the object that MODULE:NAME stands for; modules are looked up in the current folder too."""
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
-        raise InputError(f"{text!r}: say MODULE:NAME, as in mypackage.nets:make")
+        raise InputError(f"{text!r} is not of the form MODULE:NAME, as in mypackage.nets:make")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[0] != error.name.split(".")[0]:
-            raise
-        raise InputError(f"there is no module {module!r} here or installed: {error}") from error
+            raise  # the module exists, and one that it imports does not
+        raise InputError(f"there is no module {module!r}, neither in this folder nor installed: {error}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise unknown_name(f"name in {module}", part, [key for key in vars(found) if not key.startswith("_")])
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            raise unknown_name(f"name in {module}", part, [key for key in vars(value) if not key.startswith("_")])
+        value = getattr(value, part)
+    return value

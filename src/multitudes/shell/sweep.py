@@ -1,7 +1,7 @@
-"""bench: methods × seeds on a job, one after another, over local processes, or on Ray; each trial in a folder of its own.
+"""Sweeps: methods × seeds on a job, in this process, over local processes, or on Ray. Each trial has its own folder.
 
-What is there already is not done again, and a trial whose process died is taken up where it stopped: a sweep that was stopped
-goes on when it is started again.
+A finished trial is read, not run again, and an interrupted one resumes from its last checkpoint. To resume a sweep, start it
+again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import torch
 
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.report.row import Row
+from multitudes.settings import Count, check
 from multitudes.shell.budget import Budget
-from multitudes.shell.jobs import Root, job
+from multitudes.shell.jobs import Root, find_job
 from multitudes.shell.trial import Trial
 
 ATTEMPTS = 3
-"""How often a trial is tried: it may fail, or its process die, of something else than the trial."""
+"""How often a trial is started before it counts as failed."""
 
 Outcome = Row | Exception
-Tell = Callable[[Trial, Outcome], None]
 
 
 def trials(
@@ -40,123 +40,131 @@ def trials(
     out: str | PathLike[str] = "runs/bench",
     root: Root = None,
 ) -> list[Trial]:
-    """Every method with every seed, the single network first."""
-    what = job(task, root)
-    texts = list(methods) if methods else what.methods()
-    allowed = Budget.read(budget) if budget else Budget(what.recipe.epochs, "epochs")
+    """Lists the trials of a sweep: every method with every seed, in the order of the seeds.
+
+    methods    as the shell writes them, ["packed(alpha=2)"]; None for all, the single network first
+    budget     as the shell writes it, "30 seconds"; None for the epochs of the job's recipe
+    """
+    job = find_job(task, root)
+    texts = list(methods) if methods else job.methods()
+    limit = Budget.read(budget) if budget else Budget(job.recipe.epochs, "epochs")
     if not seeds or len(set(seeds)) < len(seeds):
-        raise InputError(f"--seeds {list(seeds)}: at least one, and each once")
-    found = []
+        raise InputError(f"--seeds {list(seeds)}: give at least one seed, and none twice")
+    sweep = []
     for seed in seeds:
         for text in texts:
-            method, name = what.method(text), "".join(text.split()).lower()
-            folder = Path(out) / f"{_folder_name(name)}-{seed}"
-            typed = ["multitudes", "bench", "--task", task, "--methods", text, "--seeds", str(seed), "--budget", str(allowed)]
-            command = shlex.join(typed + ([] if root is None else ["--root", str(root)]))
-            found.append(
-                Trial(
-                    task=task,
-                    name=name,
-                    method=method,
-                    seed=seed,
-                    budget=allowed,
-                    folder=folder,
-                    root=None if root is None else str(root),
-                    command=command,
-                )
+            name = "".join(text.split()).lower()
+            words = ["multitudes", "bench", "--task", task, "--methods", text, "--seeds", str(seed), "--budget", str(limit)]
+            trial = Trial(
+                task=task,
+                name=name,
+                method=job.method(text),
+                seed=seed,
+                budget=limit,
+                folder=Path(out) / f"{_folder_name(name)}-{seed}",
+                root=None if root is None else str(root),
+                command=shlex.join(words + ([] if root is None else ["--root", str(root)])),
             )
-    if len({trial.folder for trial in found}) < len(found):
-        raise InputError("--methods has the same method twice")
-    return found
+            sweep.append(trial)
+    if len({trial.folder for trial in sweep}) < len(sweep):
+        raise InputError("--methods names the same method twice")
+    return sweep
 
 
 def _folder_name(name: str) -> str:
-    """A name for a folder."""
+    """A trial's name with every sign but letters and digits replaced by an underscore."""
     return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
 
 
 def run_trials(
-    wanted: Sequence[Trial], *, workers: int = 1, ray: bool = False, ray_address: str | None = None, tell: Tell | None = None
+    sweep: Sequence[Trial],
+    *,
+    workers: int = 1,
+    ray: bool = False,
+    ray_address: str | None = None,
+    on_end: Callable[[Trial, Outcome], None] | None = None,
 ) -> list[Row]:
-    """Runs trials, and returns their rows in the order given; those that fail are named together at the end."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InputError(f"--workers {workers!r}: a whole number of at least 1")
+    """Runs trials and returns their rows in the order of `sweep`. If any fail, one RunError at the end names them all.
+
+    on_end    called with each trial that ends, and its row or its error
+    """
+    check("--workers", workers, Count)
     rows: dict[Trial, Row] = {}
-    wrong: dict[Trial, Exception] = {}
+    errors: dict[Trial, Exception] = {}
     if ray or ray_address:
-        outcomes = on_ray(wanted, workers, ray_address)
+        outcomes = on_ray(sweep, workers, ray_address)
     else:
-        outcomes = one_by_one(wanted) if workers == 1 else by_processes(wanted, workers)
+        outcomes = one_by_one(sweep) if workers == 1 else by_processes(sweep, workers)
     for trial, outcome in outcomes:
         if isinstance(outcome, Row):
             rows[trial] = outcome
         else:
-            wrong[trial] = outcome
-        if tell is not None:
-            tell(trial, outcome)
-    if wrong:
-        lines = [f"{trial.name} (seed {trial.seed}): {type(e).__name__}: {e}" for trial, e in wrong.items()]
-        raise RunError(f"{len(wrong)} of {len(wanted)} trials failed; the same command tries them again\n" + "\n".join(lines))
-    return [rows[trial] for trial in wanted]
+            errors[trial] = outcome
+        if on_end is not None:
+            on_end(trial, outcome)
+    if errors:
+        lines = [f"{trial.name} (seed {trial.seed}): {type(e).__name__}: {e}" for trial, e in errors.items()]
+        raise RunError(f"{len(errors)} of {len(sweep)} trials failed; run the command again to retry\n" + "\n".join(lines))
+    return [rows[trial] for trial in sweep]
 
 
-def one_by_one(wanted: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
-    """In this process."""
-    for trial in wanted:
-        yield trial, _tried(trial)
+def one_by_one(sweep: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+    """Runs trials in this process."""
+    for trial in sweep:
+        yield trial, _outcome(trial)
 
 
-def _tried(trial: Trial) -> Outcome:
-    """The row, or what went wrong: at once where that is certain, else when it went wrong again and again."""
+def _outcome(trial: Trial) -> Outcome:
+    """Runs a trial and returns its row or its error. Errors of this package are final; others are retried."""
     for attempt in range(ATTEMPTS):
         try:
             return trial.run()
-        except Exception as error:  # of one's own network or task, which may raise anything: the others are done all the same
+        except Exception as error:  # a user's network may raise anything: the other trials run all the same
             if isinstance(error, MultitudesError) or attempt == ATTEMPTS - 1:
                 return error
     raise AssertionError("there is at least one attempt")
 
 
-def by_processes(wanted: Sequence[Trial], workers: int) -> Iterator[tuple[Trial, Outcome]]:
-    """Over processes of this machine. Should one die, all of a pool do: what was not done goes to the next pool."""
-    left, threads = list(wanted), max(1, (os.cpu_count() or 1) // workers)
+def by_processes(sweep: Sequence[Trial], workers: int) -> Iterator[tuple[Trial, Outcome]]:
+    """Runs trials over processes of this machine. If one dies, its whole pool does: a new pool takes the remaining trials."""
+    remaining, threads = list(sweep), max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
     for _ in range(ATTEMPTS):
         with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-            running = {pool.submit(_remote, trial): trial for trial in left}
+            running = {pool.submit(_remote_error, trial): trial for trial in remaining}
             for future in as_completed(running):
                 trial = running[future]
                 try:
                     error = future.result()
                 except BrokenProcessPool:
                     continue
-                left.remove(trial)
+                remaining.remove(trial)
                 yield trial, error or trial.read()
-        if not left:
+        if not remaining:
             return
-    for trial in left:
+    for trial in remaining:
         yield trial, RunError(f"its process died {ATTEMPTS} times")
 
 
-def _remote(trial: Trial) -> Exception | None:
-    """Runs a trial elsewhere: the row is in its folder, and what went wrong comes back as a plain error."""
-    outcome = _tried(trial)
+def _remote_error(trial: Trial) -> Exception | None:
+    """Runs a trial in another process: its row is left in its folder, an error is returned as one that can be pickled."""
+    outcome = _outcome(trial)
     return None if isinstance(outcome, Row) else RunError(f"{type(outcome).__name__}: {outcome}")
 
 
-def on_ray(wanted: Sequence[Trial], workers: int, address: str | None) -> Iterator[tuple[Trial, Outcome]]:
-    """On Ray: here, or on the cluster at an address, whose machines must share the folder of the trials."""
+def on_ray(sweep: Sequence[Trial], workers: int, address: str | None) -> Iterator[tuple[Trial, Outcome]]:
+    """Runs trials on Ray: on this machine, or on the cluster at `address`, whose machines must share the trials' folder."""
     try:
         ray = import_module("ray")
     except ImportError as missing:
         raise InputError("--ray needs Ray: pip install 'multitudes[ray]'") from missing
-    ours = not ray.is_initialized()
-    if ours:
-        here = {} if address else {"num_cpus": workers, "include_dashboard": False}
-        ray.init(address=address, log_to_driver=False, logging_level="error", **here)
+    started = not ray.is_initialized()
+    if started:
+        local = {} if address else {"num_cpus": workers, "include_dashboard": False}
+        ray.init(address=address, log_to_driver=False, logging_level="error", **local)
     try:
-        remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_remote)
-        running = {remote.remote(replace(trial, folder=trial.folder.resolve())): trial for trial in wanted}
+        remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_remote_error)
+        running = {remote.remote(replace(trial, folder=trial.folder.resolve())): trial for trial in sweep}
         while running:
             (ready, *_), _ = ray.wait(list(running), num_returns=1)
             trial = running.pop(ready)
@@ -165,8 +173,8 @@ def on_ray(wanted: Sequence[Trial], workers: int, address: str | None) -> Iterat
             except ray.exceptions.RayError as lost:
                 error = RunError(f"its process died {ATTEMPTS} times: {type(lost).__name__}")
             if error is None and not trial.done():
-                error = RunError(f"{trial.folder} was written on another machine: --out must be a folder that all share")
+                error = RunError(f"{trial.folder} is not on this machine: --out must be a folder that all machines share")
             yield trial, error or trial.read()
     finally:
-        if ours:
+        if started:
             ray.shutdown()

@@ -1,4 +1,4 @@
-"""A trial: one method with one seed on one job: trained, predicted, scored, and kept in its folder as a Row."""
+"""Trials: one method with one seed on one job, trained, predicted, scored, and saved in a folder as a Row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.conversion.convert import ensemble as converted
-from multitudes.conversion.cost import cost
+from multitudes.conversion.convert import ensemble as convert
+from multitudes.conversion.cost import Cost, cost
 from multitudes.data import corrupt
+from multitudes.data.corruptions.published import SEVERITIES
 from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError
@@ -24,26 +25,25 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.report.row import Row
 from multitudes.scores.score import score
 from multitudes.shell.budget import Budget
-from multitudes.shell.jobs import Job, job
+from multitudes.shell.jobs import Job, find_job
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
-SEVERITIES = (1, 2, 3, 4, 5)
 INTERVALS = 200
-"""Bootstrap samples of the test set."""
-CALL = 32
-"""Inputs of the call whose cost is measured."""
+"""Bootstrap samples of the test set, for the intervals of the scores."""
+COST_BATCH = 32
+"""Rows of the batch on which the cost is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is to be tried; it travels to other processes."""
+    """The settings of one trial. It can be pickled, and so be sent to another process."""
 
     task: str
     """The job's name, or MODULE:FUNCTION."""
 
     name: str
-    """What the row is called."""
+    """The name of the row in tables and in the report."""
 
     method: Method
     seed: int
@@ -51,91 +51,103 @@ class Trial:
     folder: Path
     root: str | None = None
     command: str = ""
-    """What to type for this row alone."""
+    """The command that runs this trial alone."""
 
     def done(self) -> bool:
-        """Whether its row is there."""
+        """Whether the folder has the trial's row."""
         return (self.folder / "row.json").is_file()
 
     def run(self) -> Row:
-        """The row: read where it is there, else made; a run that was stopped goes on."""
-        return self.read() if self.done() else self._made(loaded(self.task, self.root))
+        """Reads the row if it is there; else trains, from the last checkpoint if there is one, and scores."""
+        return self.read() if self.done() else self._train_and_score(load_job(self.task, self.root))
 
     def read(self) -> Row:
-        """The row that is there; that of another trial is refused."""
+        """Reads the row from the folder; raises FileError if it is the row of another trial."""
         row = Row.load(self.folder)
-        here = {"method": repr(self.method), "seed": self.seed, "task": self.task, "budget": str(self.budget)}
-        there = {"method": row.method, "seed": row.seed, **{key: row.settings.get(key) for key in ("task", "budget")}}
-        wrong = [f"{key} was {there[key]} and is {here[key]}" for key in here if here[key] != there[key]]
-        if wrong:
-            raise FileError(f"{self.folder} holds another trial: {'; '.join(wrong)}; take another --out")
+        mine = {"method": repr(self.method), "seed": self.seed, "task": self.task, "budget": str(self.budget)}
+        saved = {"method": row.method, "seed": row.seed, **{key: row.settings.get(key) for key in ("task", "budget")}}
+        differences = [f"{key} was {saved[key]} and is {mine[key]}" for key in mine if mine[key] != saved[key]]
+        if differences:
+            raise FileError(f"{self.folder} holds another trial: {'; '.join(differences)}; choose another --out")
         return row
 
-    def _made(self, what: Job) -> Row:
+    def _train_and_score(self, job: Job) -> Row:
         torch.manual_seed(self.seed)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        ensemble = converted(what.network(), self.method, what.example, seed=self.seed, task=what.task).to(device)
-        recipe = replace(what.recipe, seed=self.seed)
-        recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, what, recipe)))
-        run = fit(ensemble, what.train, recipe, val=what.validation, out=self.folder, resume=True, progress=False)
-        if what.validation is not None:
+        ensemble = convert(job.network(), self.method, job.example, seed=self.seed, task=job.task).to(device)
+        recipe = replace(job.recipe, seed=self.seed)
+        recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, job, recipe)))
+        run = fit(ensemble, job.train, recipe, val=job.validation, out=self.folder, resume=True, progress=False)
+        if job.validation is not None:
             run.use_best()
         ensemble.to(memory_format=torch.contiguous_format)
-        row = self._judged(ensemble, what)
-        said = {key: value for key, value in recipe.settings().items() if key != "seed"}
-        settings = {"task": self.task, "data": what.name, "network": type(ensemble.base).__name__, "recipe": said}
-        settings["budget"] = str(self.budget)
-        row = replace(row, settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
+        settings = {
+            "task": self.task,
+            "data": job.name,
+            "network": type(ensemble.base).__name__,
+            "recipe": {key: value for key, value in recipe.settings().items() if key != "seed"},
+            "budget": str(self.budget),
+        }
+        row = replace(self._score(ensemble, job), settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
         row.save(self.folder)
         return row
 
-    def _epochs(self, ensemble: Ensemble, what: Job, recipe: Recipe) -> int:
-        """Of a run that goes on, as many as it was begun with: seconds are not counted the same twice."""
+    def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
+        """A resumed run keeps its number of epochs: timing it again would give another."""
         config = self.folder / "config.json"
         if config.is_file() and self.budget.unit != "epochs":
             return int(json.loads(config.read_text(encoding="utf-8"))["recipe"]["epochs"])
-        return self.budget.epochs(ensemble, what, recipe)
+        return self.budget.epochs(ensemble, job, recipe)
 
-    def _judged(self, ensemble: Ensemble, what: Job) -> Row:
-        here = in_original_units(predict(ensemble, what.test, progress=False), what.test)
-        ood = {name: in_original_units(predict(ensemble, other, progress=False), what.test) for name, other in what.ood.items()}
-        scores = score(here, ood=ood or None, intervals=INTERVALS)
+    def _score(self, ensemble: Ensemble, job: Job) -> Row:
+        """Scores the ensemble on the test set, the out-of-distribution sets and the corrupted images, and measures its cost."""
+
+        def prediction(data: Data) -> Prediction:
+            return in_original_units(predict(ensemble, data, progress=False), job.test)
+
+        test = prediction(job.test)
+        ood = {name: prediction(data) for name, data in job.ood.items()}
+        scores = score(test, ood=ood or None, intervals=INTERVALS)
         shifted = {
-            severity: score(
-                Prediction.cat([in_original_units(predict(ensemble, one, progress=False), what.test) for one in sets])
-            )
+            severity: dict(score(Prediction.cat([prediction(data) for data in sets])))
             for severity, sets in corrupted(self.task, self.root).items()
         }
-        spent = cost(ensemble, what.test.batch(slice(0, CALL))[0].to(next(ensemble.parameters()).device))
+        batch = job.test.batch(slice(0, COST_BATCH))[0].to(next(ensemble.parameters()).device)
         return Row(
-            name=self.name, method=repr(self.method), seed=self.seed, scores=scores, prediction=here, ood=ood,
-            shifted={severity: dict(found) for severity, found in shifted.items()}, cost=_spent(spent), command=self.command,
-        )  # fmt: skip
+            name=self.name,
+            method=repr(self.method),
+            seed=self.seed,
+            scores=scores,
+            prediction=test,
+            ood=ood,
+            shifted=shifted,
+            cost=_cost_columns(cost(ensemble, batch)),
+            command=self.command,
+        )
 
 
 @functools.lru_cache(maxsize=2)
-def loaded(task: str, root: str | None) -> Job:
-    """A job, read once by a process."""
-    return job(task, root)
+def load_job(task: str, root: str | None) -> Job:
+    """Makes a job, and keeps it for the next trial of this process."""
+    return find_job(task, root)
 
 
 @functools.lru_cache(maxsize=2)
 def corrupted(task: str, root: str | None) -> Mapping[int, list[Data]]:
-    """Images of the job's test set under each of its corruptions, by severity."""
-    what = loaded(task, root)
-    if not what.corruptions:
+    """Returns the job's test images under each of its corruptions, by severity."""
+    job = load_job(task, root)
+    if not job.corruptions:
         return {}
-    few = what.test.subset(range(min(what.corrupted, len(what.test)))).in_memory()
-    assert isinstance(few.inputs, Tensor)
-    found: dict[int, list[Data]] = {}
-    for severity in SEVERITIES:
-        made = {name: corrupt(few.inputs, name, severity) for name in what.corruptions}
-        found[severity] = [replace(few, inputs=images, name=name) for name, images in made.items()]
-    return found
+    clean = job.test.subset(range(min(job.corrupted, len(job.test)))).in_memory()
+    assert isinstance(clean.inputs, Tensor)
+    return {
+        severity: [replace(clean, inputs=corrupt(clean.inputs, name, severity), name=name) for name in job.corruptions]
+        for severity in SEVERITIES
+    }
 
 
 def in_original_units(prediction: Prediction, data: Data) -> Prediction:
-    """Of standardised targets, the prediction in the units that they had."""
+    """Undoes the standardisation of `data`'s targets in a regression; other predictions are returned unchanged."""
     if data.target_std is None or prediction.task not in ("gaussian", "regression"):
         return prediction
     values: dict[str, Any] = dict(prediction.members)
@@ -146,15 +158,15 @@ def in_original_units(prediction: Prediction, data: Data) -> Prediction:
     return Prediction(**values, task=prediction.task, targets=None if targets is None else data.original(targets))
 
 
-def _spent(found: Any) -> dict[str, float]:
-    """What a call costs, and against the single network."""
+def _cost_columns(measured: Cost) -> dict[str, float]:
+    """The costs of a call by name, and those of the single network as `single_...`."""
     names = ("parameters", "multiply_adds", "memory", "latency")
-    own = {name: float(getattr(found.ensemble, name)) for name in names}
-    beside = {f"single_{name}": float(getattr(found.base, name)) for name in names}
-    return {**own, **beside}
+    ensemble = {name: float(getattr(measured.ensemble, name)) for name in names}
+    single = {f"single_{name}": float(getattr(measured.base, name)) for name in names}
+    return {**ensemble, **single}
 
 
 def _rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
-    """So many epochs, and milestones at the same shares of them."""
-    by = epochs / recipe.epochs
-    return {"epochs": epochs, "milestones": tuple(sorted({max(1, round(m * by)) for m in recipe.milestones}))}
+    """Settings that stretch a recipe to `epochs`, with milestones at the same fractions of the run."""
+    ratio = epochs / recipe.epochs
+    return {"epochs": epochs, "milestones": tuple(sorted({max(1, round(m * ratio)) for m in recipe.milestones}))}

@@ -1,1 +1,1 @@
-"""Training: fit, its recipes, and the folder of a run."""
+"""Training: fit, recipes, and the folder of a run."""

@@ -1,245 +1,152 @@
-"""Judging: what outputs and targets mean, in the loss of a step and in the validation of an epoch."""
+"""TaskCriterion: the loss of a training step, by the caller's criterion or the task's."""
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from multitudes.data.batches import Split, batched, input_and_target
-from multitudes.data.dataset import Data
-from multitudes.engine.inputs import Inputs
-from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError, RunError
+from multitudes.data.labels import UNLABELLED, as_wide, check_classes, check_finite, check_yes_or_no, labelled
+from multitudes.errors import InputError
 from multitudes.method import Criterion
-from multitudes.prediction.predict import predict, refuse_batches
-from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import IGNORED, UNLABELLED, as_classes
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
+from multitudes.settings import check
 from multitudes.training.fingerprint import criterion_fingerprint
-from multitudes.training.losses import CRITERIA, check_classes, check_labels, labelled
-from multitudes.training.validation import validate
+from multitudes.training.losses import CRITERIA
 
 
 @dataclass
 class TaskCriterion:
-    """A criterion, criterion(output, target), which is the caller's own or the task's."""
+    """Called as criterion(output, target) with one member's outputs. It knows what outputs and targets mean."""
 
     task: str
-    own: Criterion | None = None
+    custom: Criterion | None = None
+    """The caller's criterion; None for the task's."""
     output: str | None = None
-    """Which of several outputs is meant."""
-    class_axis: int | None = None
-    """The axis of classes in one network's output."""
+    """Name of the output tensor to use, if the model returns several."""
+    class_axis: Literal[1, -1] | None = None
+    """Axis of the classes in one network's output; None stands for 1."""
     ignore: int | None = None
-    """The target of what has no label."""
-    split: Split | None = None
+    """Label of entries without a label, besides −100."""
     weights: Sequence[Tensor] = ()
-    """Of a step in several parts or processes, how many labels this part has for each of an average one; for members with
-    batches of their own each one's, in turn."""
-    turn: int = 0
+    """Weight of the accumulated part: its number of labels over the mean of all parts and processes. One for all members, or
+    one per member if members have their own batches."""
+    calls: int = 0
+    """Number of members whose loss was computed for this part."""
     classes: int | None = None
-    """How many there are, once that is known."""
+    """Number of classes, once the first outputs are there."""
 
     def __post_init__(self) -> None:
-        if self.class_axis is not None and (isinstance(self.class_axis, bool) or self.class_axis not in (1, -1)):
-            raise InputError(f"class_axis={self.class_axis!r}: 1, or -1 for tokens [B, T, K]")
-        if self.own is not None and not callable(self.own):
-            raise InputError(f"criterion={self.own!r}: give a loss(output, target), such as nn.CrossEntropyLoss()")
+        check("class_axis", self.class_axis, Literal[1, -1, None])
+        if self.custom is not None and not callable(self.custom):
+            raise InputError(f"criterion={self.custom!r} must be a loss(output, target), such as nn.CrossEntropyLoss()")
         if self.ignore is not None and self.task not in CLASSES:
-            raise InputError(f"ignore={self.ignore} is for labels, and the task is {self.task}: leave such examples out")
+            raise InputError(f"ignore={self.ignore} is for labels, and the task is {self.task}: drop these examples instead")
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
-        """The loss of one member's outputs."""
-        if self.own is not None:
-            return _one_number(self.own(outputs, target))
-        found = output_of(outputs, self.output)
+        """Returns the loss of one member."""
+        if self.custom is not None:
+            return _scalar(self.custom(outputs, target))
+        output = output_of(outputs, self.output)
         if self.task == "classes" and self.class_axis == -1:
-            found, target = found.movedim(-1, 1), self._classes_second(target)
-        loss = CRITERIA[self.task](found, target)
+            output, target = output.movedim(-1, 1), self._with_classes_second(target)
+        loss = CRITERIA[self.task](output, target)
         if not self.weights:
             return loss
-        self.turn += 1
-        return loss * self.weights[(self.turn - 1) % len(self.weights)]
+        self.calls += 1
+        return loss * self.weights[(self.calls - 1) % len(self.weights)]
 
-    def _classes_second(self, target: Any) -> Any:
-        """Probabilities of classes, which lie as outputs do."""
-        soft = isinstance(target, Tensor) and target.is_floating_point() and target.ndim > 2 and self.class_axis == -1
-        return target.movedim(-1, 1) if soft else target
+    def _with_classes_second(self, target: Any) -> Any:
+        """Moves the class axis of probabilities ``[B, T, K]`` to place 1; labels stay."""
+        moved = isinstance(target, Tensor) and self._are_probabilities(target) and target.ndim > 2 and self.class_axis == -1
+        return target.movedim(-1, 1) if moved else target
 
-    @property
-    def counts_labels(self) -> bool:
-        """Whether the loss is a mean over what has a label."""
-        return self.own is None and self.task in CLASSES
-
-    def settings(self) -> dict[str, Any]:
-        """By what it is known again, as JSON."""
-        own = None if self.own is None else criterion_fingerprint(self.own)
-        return {"criterion": own, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
-
-    def mark_ignored(self, target: Any, soft: bool = True) -> Any:
-        """Targets with what is to be ignored as torch marks it; where they may be `soft`, not in probabilities of classes."""
-        if self.ignore is None or not isinstance(target, Tensor) or (soft and self._soft(target)):
-            return target
-        labels = target if target.is_floating_point() else target.long()
-        return torch.where(labels == self.ignore, UNLABELLED, labels)
-
-    def _soft(self, target: Tensor) -> bool:
-        """Whether targets are probabilities of classes, each of which has a label."""
+    def _are_probabilities(self, target: Tensor) -> bool:
         return self.task == "classes" and target.is_floating_point()
 
+    def settings(self) -> dict[str, Any]:
+        """Describes the criterion as JSON, so that a resumed run can be compared with the old one."""
+        custom = None if self.custom is None else criterion_fingerprint(self.custom)
+        return {"criterion": custom, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
+
+    def mark_ignored(self, target: Any, maybe_probabilities: bool = True) -> Any:
+        """Replaces `ignore` by −100, torch's mark. Probabilities of classes stay as they are."""
+        if self.ignore is None or not isinstance(target, Tensor):
+            return target
+        if maybe_probabilities and self._are_probabilities(target):
+            return target
+        labels = as_wide(target)
+        return torch.where(labels == self.ignore, UNLABELLED, labels)
+
     def weighted_parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
-        """The parts of a step; where some entries have no label, all count the same in whichever part and process they are."""
-        some = ((call, self.mark_ignored(target) if self.own is None else target) for call, target in islice(batches, count))
-        alone = count == 1 and fabric.world_size == 1
-        if alone or not self.counts_labels:
-            yield from some
+        """Yields the `count` parts of a step, and sets the weight of each.
+
+        A loss is a mean over labelled entries. Its weight makes the step a mean over all labels of all parts and processes,
+        even if some parts have fewer.
+        """
+        parts = ((x, self.mark_ignored(y) if self.custom is None else y) for x, y in islice(batches, count))
+        if (count == 1 and fabric.world_size == 1) or self.custom is not None or self.task not in CLASSES:
+            yield from parts
             return
-        known = list(some)
-        labels = torch.stack([self._count(target, per_member) for _, target in known])  # [parts, members or 1]
+        some = list(parts)
+        labels = torch.stack([self._count_labels(target, per_member) for _, target in some])  # [parts, M or 1]
         mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=1 / (count * fabric.world_size))
-        for part, weights in zip(known, labels / mean, strict=True):
-            self.weights, self.turn = weights.unbind(), 0
+        for part, weights in zip(some, labels / mean, strict=True):
+            self.weights, self.calls = weights.unbind(), 0
             yield part
         self.weights = ()
 
-    def _count(self, target: Any, per_member: bool) -> Tensor:
-        """How many labels there are, for all members or for each, as ``[1]`` or ``[M]``."""
+    def _count_labels(self, target: Any, per_member: bool) -> Tensor:
+        """Counts labelled entries: ``[1]`` for all members, or ``[M]``."""
         if not isinstance(target, Tensor):
-            raise InputError(
-                f"targets are a {type(target).__name__}, and the task {self.task!r} takes a tensor: split=, criterion="
-            )
-        known = labelled(target)
-        if self._soft(target):
-            known = known.select(-1 if self.class_axis == -1 else 1 + per_member, 0)
-        return known.flatten(1).sum(1).double() if per_member else known.sum().double()[None]
+            kind = type(target).__name__
+            raise InputError(f"targets are a {kind}, and task {self.task!r} needs a tensor: pass split= or criterion=")
+        mask = labelled(target)
+        if self._are_probabilities(target):
+            mask = mask.select(-1 if self.class_axis == -1 else 1 + per_member, 0)
+        return mask.flatten(1).sum(1).double() if per_member else mask.sum().double()[None]
 
-    def check(self, target: Tensor) -> None:
-        """Targets that mean nothing are refused, before they reach a GPU, which would die of them or learn nonsense."""
-        ignored = UNLABELLED if self.ignore is None else self.ignore
-        if self.own is not None:
+    def check_target(self, target: Tensor) -> None:
+        """Checks targets before they reach a GPU: a label out of range would abort CUDA, other values train silently."""
+        ignore = UNLABELLED if self.ignore is None else self.ignore
+        if self.custom is not None:
             return
         if self.task == "classes" and self.classes is not None:
-            check_classes(self._classes_second(target), self.classes, ignored)
+            check_classes(self._with_classes_second(target), self.classes, ignore)
         elif self.task in ("binary", "multilabel"):
-            check_labels(target, ignored)
-        elif self.task not in CLASSES and not bool(target.isfinite().all()):
-            raise InputError("a target is NaN or infinite")
+            check_yes_or_no(target, ignore)
+        elif self.task not in CLASSES:
+            check_finite(target)
 
     def learn_classes(self, outputs: Any, rows: bool) -> None:
-        """Takes from members' first outputs how many classes there are."""
-        found = output_of(outputs, self.output)
-        shape = found.shape if rows else found.shape[1:]
+        """Takes the number of classes from the first outputs: ``[M, B, K, ...]``, or ``[B, K, ...]`` with `rows`."""
+        output = output_of(outputs, self.output)
+        shape = output.shape if rows else output.shape[1:]
         if self.task != "classes" or len(shape) < 2:
             return
         self.classes = shape[-1] if self.class_axis == -1 else shape[1]
-        self._warn_axis(shape[1], tuple(shape[2:]))
+        self.warn_if_ambiguous(shape[1], tuple(shape[2:]))
 
-    def _warn_axis(self, classes: int, others: tuple[int, ...]) -> None:
-        """Where classes might as well be the last axis, what they are taken for is said, once."""
+    def warn_if_ambiguous(self, classes: int, others: tuple[int, ...]) -> None:
+        """Warns once if outputs are ``[B, K, K]``, where either axis may be that of classes."""
         if self.class_axis is None and others == (classes,):
             self.class_axis = 1
             warnings.warn(
-                f"outputs are [B, {classes}, {classes}]: axis 1 is taken for that of classes, as class_axis=1 says; "
-                "where it is the last, class_axis=-1",
+                f"outputs are [B, {classes}, {classes}]: axis 1 is taken for classes. Pass class_axis=1 to confirm, or "
+                "class_axis=-1 if classes are the last axis",
                 stacklevel=2,
             )
 
-    def predicted(self, ensemble: Ensemble, val: Any, amp: bool | torch.dtype = False) -> Prediction:
-        """The answers to a validation set."""
-        axis = 1 if self.class_axis is None else self.class_axis
-        return predict(
-            ensemble, val, batch_size=512, amp=amp, progress=False, split=self.split, output=self.output, class_axis=axis
-        )
 
-    def validated(self, prediction: Prediction) -> tuple[dict[str, float], Tensor]:
-        """The scores of an epoch, and each member's own."""
-        prediction.targets = self.mark_ignored(prediction.targets, soft=False)
-        return validate(prediction, UNLABELLED if self.task in CLASSES else None)
-
-    def try_validation(self, ensemble: Ensemble, val: Any) -> None:
-        """A few examples of the validation set and all of its targets, before an epoch is spent: what is wrong is said now."""
-        if isinstance(val, Iterator):
-            raise InputError("val= is read after each epoch, and an iterator can be read once: give a dataset or a loader")
-        if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, torch.utils.data.Dataset)):
-            raise InputError("val= is one set for all members, and these are several: members' own are for training alone")
-        if isinstance(val, list) and val and self.split is None:
-            refuse_batches(val[0], ensemble)
-        said = ignored_by(val)
-        if said is not None and said != self.ignore:
-            raise InputError(
-                f"val= says ignore={said}, and training ignores {self.ignore}: fit(..., ignore={said}) says so of both"
-            )
-        first = next(batched(val, 2, ensemble.engine.batch_axis, self.split or input_and_target)[1], None)
-        if first is None:
-            raise InputError("val= has no examples")
-        inputs, targets = first
-        with explain_inputs(ensemble, inputs, False, "val= has"):
-            prediction = replace(self, split=None).predicted(ensemble, iter([(inputs, targets)]))
-        if self.task == "classes":
-            self._warn_axis(prediction.classes, tuple(prediction.shape[1:]))
-        try:
-            self._all_targets(val, prediction.classes if self.task in CLASSES else 0)
-            if targets is None or self.task not in CLASSES or bool(labelled(self.mark_ignored(targets, soft=False)).any()):
-                self.validated(prediction)
-        except InputError as error:
-            raise InputError(f"val=: {error}") from error
-
-    def _all_targets(self, val: Any, classes: int) -> None:
-        """Of a set in memory all targets are classes, and some of them labels."""
-        known = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
-        if known is None or self.split is not None or not classes:
-            return
-        if bool((as_classes(self.mark_ignored(known.cpu(), soft=False), classes, UNLABELLED) == IGNORED).all()):
-            raise InputError("nothing in it has a label")
-
-
-def ignored_by(given: Any) -> int | None:
-    """What sets themselves say has no label, if they agree."""
-    found = {one.ignore for one in _sets_of(given)}
-    if len(found) > 1:
-        raise InputError(
-            f"training sets ignore {' and '.join(sorted(map(str, found)))}: fit(..., ignore=...) says what all ignore"
-        )
-    return next(iter(found), None)
-
-
-def _sets_of(given: Any) -> list[Data]:
-    """The Data that a set, parts of it, or several are made of."""
-    if isinstance(given, Data):
-        return [given]
-    if isinstance(given, Subset):
-        return _sets_of(given.dataset)
-    parts = given if isinstance(given, (list, tuple)) else given.datasets if isinstance(given, ConcatDataset) else ()
-    return [one for part in parts if isinstance(part, Dataset) for one in _sets_of(part)]
-
-
-def _one_number(loss: Any) -> Tensor:
-    """What a criterion gives, if that can be a loss."""
+def _scalar(loss: Any) -> Tensor:
+    """Checks that a criterion returned one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shown = f"{list(loss.shape)} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise InputError(f"the criterion gives {shown} and not one: a tensor of one, as reduction='mean' gives")
+        kind = f"{list(loss.shape)} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise InputError(f"the criterion returns {kind}, and must return one: a tensor with reduction='mean'")
     return loss.reshape(())
-
-
-@contextlib.contextmanager
-def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, who: str = "the training set has") -> Iterator[None]:
-    """Where inputs are not like those that the ensemble was made for, and it fails, that is said."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        here, example = call.tensors(), Inputs.like(ensemble.plan.example, torch.device("meta")).tensors()
-        alike = len(here) == len(example) and all(
-            a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in zip(here, example, strict=True)
-        )
-        if alike or isinstance(error, InputError):
-            raise
-        raise RunError(f"{who} {call}, and the ensemble was made for {Inputs(*example)}: {error}") from error

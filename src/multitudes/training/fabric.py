@@ -1,4 +1,4 @@
-"""Devices and processes of a run: Lightning Fabric, and torch's own settings for the time of it."""
+"""Devices and processes of a run by Lightning Fabric, and torch's global settings during a run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def device_of(ensemble: Ensemble) -> torch.device:
-    """Where the ensemble is."""
+    """Returns the device of the ensemble's parameters."""
     return next((p.device for p in ensemble.parameters()), torch.device("cpu"))
 
 
 def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
-    """A Fabric for the ensemble's device; under torchrun, one for all processes."""
+    """Makes a Fabric for the ensemble's device; under torchrun, one for all processes."""
     if recipe.precision == "fp16" and device_of(ensemble).type == "cpu":
-        raise InputError("Recipe(precision='fp16') is for GPUs: on a CPU take 'bf16', or '32'")
+        raise InputError("Recipe(precision='fp16') needs a GPU: on a CPU take 'bf16' or '32'")
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     kind = "cuda" if device_of(ensemble).type == "cuda" or (ranks > 1 and torch.cuda.is_available()) else "cpu"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -46,35 +46,35 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
 
 
 def _is_sharded(ensemble: Ensemble, recipe: Recipe) -> bool:
-    """Whether the ensemble is sharded; refuses settings that need whole tensors if it is."""
+    """Whether the ensemble is sharded. If so, refuses settings that need whole tensors."""
     if not is_sharded(ensemble):
         return False
     if recipe.clip is not None or recipe.channels_last:
         name = "clip" if recipe.clip is not None else "channels_last"
         raise InputError(
-            f"Recipe({name}={getattr(recipe, name)}) needs whole tensors, and this ensemble is sharded: leave it out"
+            f"Recipe({name}={getattr(recipe, name)}) needs whole tensors, and the ensemble is sharded: train without {name}"
         )
     return True
 
 
 def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
-    """A Fabric of one's own may have one device, or DDP, in the recipe's precision; for a sharded ensemble one is made."""
+    """Checks the caller's Fabric: one device or DDP, in the recipe's precision, and no sharded ensemble."""
     if _is_sharded(ensemble, recipe):
-        raise InputError("a sharded ensemble is trained without fabric=: under torchrun, one is made for its processes")
+        raise InputError("a sharded ensemble needs a special Fabric: leave out fabric=, and fit makes one under torchrun")
     kind = type(getattr(fabric, "strategy", fabric)).__name__
     if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
-        raise InputError(f"fit takes a Fabric of one device or strategy='ddp', not {kind}; to shard, fully_shard(ens)")
-    its, wanted = str(fabric.strategy.precision.precision), PRECISIONS[recipe.precision]
-    if its != wanted:
+        raise InputError(f"fabric= must have one device or strategy='ddp', not {kind}; to shard, use fully_shard(ens)")
+    actual, expected = str(fabric.strategy.precision.precision), PRECISIONS[recipe.precision]
+    if actual != expected:
         raise InputError(
-            f"Recipe(precision={recipe.precision!r}) is Fabric(precision={wanted!r}), not {its!r}: change one of them"
+            f"Recipe(precision={recipe.precision!r}) needs Fabric(precision={expected!r}), and it has {actual!r}: change one"
         )
 
 
 def replay_log(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
-    """The lines of a run that goes on, for loggers that begin their file anew."""
+    """Logs the epochs of a resumed run again, for CSV loggers, which start a new file."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Experiment logs directory")  # of which all that was there is written again
+        warnings.filterwarnings("ignore", "Experiment logs directory")  # its lines are written again
         for logger in [one for one in fabric.loggers if type(one).__name__ == "CSVLogger"]:
             for line in lines:
                 logger.log_metrics(dict(line), int(line["epoch"]))
@@ -82,7 +82,7 @@ def replay_log(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
 
 @contextlib.contextmanager
 def quiet_fabric() -> Iterator[None]:
-    """Fabric says which precision and processes it takes, and that others would be faster: the recipe has said which."""
+    """Silences Fabric's messages about precision and processes, which the recipe has set on purpose."""
     parts = [f"{name}.utilities.{part}" for name in FABRICS for part in ("rank_zero", "distributed")]
     loggers = [logging.getLogger(part) for part in parts]
     levels = [logger.level for logger in loggers]
@@ -96,9 +96,9 @@ def quiet_fabric() -> Iterator[None]:
 
 
 def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
-    """The ensemble as the recipe wants it called: on a GPU one graph that is launched as one.
+    """Compiles the ensemble if recipe.compile is on; on a GPU with CUDA graphs.
 
-    Where gradients add up over parts they outlive the graph's memory, so that it is launched kernel by kernel.
+    Accumulated gradients would outlive the memory of a CUDA graph, so accumulate > 1 goes without.
     """
     if not recipe.compile:
         return ensemble
@@ -107,14 +107,14 @@ def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
 
 
 def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimiser over the method's groups; each remembers the rate that its schedule starts from."""
+    """Makes the recipe's optimizer over the method's parameter groups. Each group stores its initial rate as first_lr."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds[recipe.optimizer]
     more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
     if device.type == "cuda" and recipe.precision != "fp16":
         more["fused"] = True
     if not any(p.requires_grad for p in ensemble.parameters()):
-        raise InputError("there is nothing to train: all parameters are frozen; ens.requires_grad_(True) lets them learn")
+        raise InputError("all parameters are frozen: unfreeze them with ens.requires_grad_(True)")
     groups = ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind)
     optimizer = kind(groups, lr=recipe.lr, **more)
     for group in optimizer.param_groups:
@@ -123,20 +123,20 @@ def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> t
 
 
 def _unwrapped(library: Any) -> Any:
-    """Fabric's strategy for processes, without its wrapper: a sharded ensemble averages gradients by itself."""
+    """Makes a DDP strategy that does not wrap the model, since a sharded ensemble averages gradients itself."""
     strategy = import_module(f"{library.__name__}.strategies").DDPStrategy
 
     class Sharded(strategy):  # type: ignore[misc, valid-type]
         def setup_module(self, module: Any) -> Any:
             return module
 
-    made = Sharded()
-    made._backward_sync_control = _Always()
-    return made
+    sharded = Sharded()
+    sharded._backward_sync_control = _AlwaysSync()
+    return sharded
 
 
-class _Always:
-    """Gradients are averaged in each part of a step: a sharded one has nowhere to keep them whole."""
+class _AlwaysSync:
+    """Averages gradients after each accumulated part, since a sharded ensemble cannot store them whole."""
 
     def no_backward_sync(self, module: Any, enabled: bool) -> Any:
         return contextlib.nullcontext()
@@ -151,7 +151,7 @@ def _fabric() -> Any:
 
 @contextlib.contextmanager
 def torch_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """Randomness of torch, NumPy and Python, and torch's choice of algorithms, as they were afterwards."""
+    """Sets deterministic algorithms if recipe.deterministic is on. Restores them, and all random states, at the end."""
     strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = [device] if device.type == "cuda" else []
@@ -171,7 +171,7 @@ def torch_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """What any dataset or model may draw by, within `settled`."""
+    """Seeds torch, Python and NumPy."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -1,31 +1,33 @@
-"""Feeding: the batches of an epoch, in an order that a seed and the epoch alone decide.
+"""Feed: the batches of an epoch, in an order that depends on the seed and the epoch only, so that runs can be resumed.
 
-So a run that is taken up again sees what it would have seen. A `multitudes.data.Data` gives a batch at once, on the device, and
-is augmented there before it is normalised; any other dataset is read by torch's DataLoader, and augmented as it comes.
+A `multitudes.data.Data` makes a whole batch on the device, and is augmented there before it is normalised. Any other dataset is
+read by torch's DataLoader, and augmented after that.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from multitudes.data.augment import Augment as Augmentation
 from multitudes.data.batches import Split, input_and_target
 from multitudes.data.dataset import Data
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, stack_slots
-from multitudes.errors import InputError
+from multitudes.ensemble import Ensemble
+from multitudes.errors import InputError, RunError
 
 Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
-"""What is done to a batch before it is learned from."""
+"""Augmentation of a batch: (x, y, generator) → (x, y)."""
 
 
 def seed_of(*parts: int) -> int:
-    """One seed from several numbers, none of which is lost."""
+    """Derives one seed from several numbers; it depends on each of them and on their order."""
     generator = torch.Generator()
     seed = 0
     for part in parts:
@@ -35,10 +37,10 @@ def seed_of(*parts: int) -> int:
 
 
 class Feed:
-    """The batches of a training set: `feed.epoch(3)` gives pairs of inputs and targets.
+    """The batches of a training set: `feed.epoch(3)` yields pairs of inputs and targets.
 
-    With `own`, each member has an order of its own, and tensors carry ``[M, B, ...]``. Given a list of M sets, each member has
-    its own set, and without `own` takes the same numbers from it as the others from theirs: as it would alone.
+    With `own`, each member shuffles in its own order, and tensors are ``[M, B, ...]``. With a list of M datasets, each member
+    has its own dataset; without `own`, all members take the same rows of theirs, as each would alone.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class Feed:
         self.sets = [_on_device_if_small(one, device) for one in _sets(data, members)]
         self.augment, self.batch_axis = augment, batch_axis
         self.check: Callable[[Tensor], None] | None = None
-        """What refuses targets that mean nothing, once that is known."""
-        self.expects = False
+        """Checks targets as they are read, once the number of classes is known."""
+        self.has_check = False
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
@@ -69,17 +71,17 @@ class Feed:
         if not self.count:
             raise InputError("the training set is empty")
         if batch % ranks:
-            raise InputError(f"a batch of {batch} examples cannot be shared evenly by {ranks} processes")
+            raise InputError(f"a batch of {batch} examples cannot be divided evenly among {ranks} processes")
         self.size = min(batch, self.count // ranks * ranks)
         if not self.size:
             raise InputError(f"{self.count} examples are not enough for {ranks} processes")
 
     def __len__(self) -> int:
-        """Steps of an epoch; what is left behind the last whole batch is left out of it, another part in each epoch."""
+        """Number of whole batches of an epoch. The remaining examples are dropped; each epoch drops others."""
         return self.count // self.size
 
     def epoch(self, number: int) -> Iterator[tuple[Inputs, Any]]:
-        """The batches of an epoch, this process's share of each."""
+        """Yields the batches of an epoch, this process's share of each."""
         if not self.own:
             yield from self._read(self.sets[0], number, 0)
             return
@@ -88,16 +90,17 @@ class Feed:
             stacked = stack_slots([inputs for inputs, _ in parts], self.batch_axis)
             yield stacked, tree.stack([targets for _, targets in parts])
 
-    def expect(self, check: Callable[[Tensor], None]) -> None:
-        """From now on, targets are checked before they reach a GPU: of a set in memory all at once."""
-        kept = self.augment is None or isinstance(self.augment, Augmentation)  # which leaves classes their numbers
-        self.check, self.expects = check if kept else None, True
-        for one in self.sets:
-            if isinstance(one, Data) and kept:
-                check(one.targets)
+    def set_check(self, check: Callable[[Tensor], None]) -> None:
+        """From now on checks targets before they reach a GPU; those of a dataset in memory all at once."""
+        # Augment keeps classes their numbers; another augmentation may give targets a new meaning.
+        applies = self.augment is None or isinstance(self.augment, Augmentation)
+        self.check, self.has_check = check if applies else None, True
+        for data in self.sets:
+            if isinstance(data, Data) and applies:
+                check(data.targets)
 
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
-        """Which examples each batch has, for member m."""
+        """Row numbers of each batch, for member m."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, m))
         order = torch.randperm(self.count, generator=generator).to(device)
         share = self.size // self.ranks
@@ -118,7 +121,9 @@ class Feed:
         for batch in _batched(DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))):
             inputs, targets = self.split(batch)
             if targets is None:
-                raise InputError("the training set gives inputs without targets: pairs (input, target) are needed, or split=")
+                raise InputError(
+                    "the training set has inputs without targets: it must yield pairs (input, target), or pass split="
+                )
             if self.check is not None and isinstance(targets, Tensor):
                 self.check(targets)
             call = Inputs.of(inputs)
@@ -126,26 +131,26 @@ class Feed:
             targets = tree.apply(lambda t: t.to(self.device), targets)
             if self.augment is not None:
                 if len(tensors) != 1:
-                    raise InputError(f"augment= is for models of one input, and this one has {len(tensors)}")
+                    raise InputError(f"augment= needs a model with one input, and this one has {len(tensors)}")
                 tensors[0], targets = self.augment(tensors[0], targets, noise)
             yield call.refill(tensors), targets
 
 
 def _batched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """A loader's batches; examples that torch cannot put together are told of, and what can."""
+    """Yields a loader's batches. Explains examples that torch cannot collate."""
     try:
         yield from loader
     except TypeError as error:
         if "default_collate" not in str(error):
             raise
         raise InputError(
-            f"examples cannot be made a batch ({str(error).partition(':')[2].strip() or error}): data.of(dataset, input=..., "
-            "target=...) reads images and dicts, or give tensors"
+            f"examples cannot be collated into a batch ({str(error).partition(':')[2].strip() or error}): give tensors, or "
+            "read images and dicts by data.of(dataset, input=..., target=...)"
         ) from error
 
 
 def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
-    """A set that lies in memory, on the device where all of it takes no more than a quarter of what is free there."""
+    """Moves a dataset in memory to the GPU if it takes less than a quarter of the free memory there."""
     if device is None or device.type != "cuda" or not isinstance(data, Data) or not isinstance(data.inputs, Tensor):
         return data
     free, _ = torch.cuda.mem_get_info(device)
@@ -153,25 +158,59 @@ def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
 
 
 def _is_set(one: Any) -> bool:
-    """Whether an entry of a list is a set of examples, and not an example."""
+    """Whether an entry of a list is a dataset, and not an example."""
     return hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, (tuple, list, str, Tensor, Mapping))
 
 
 def _sets(data: Any, members: int) -> list[Any]:
-    """The one set of all members, or each one's."""
+    """Returns the dataset of all members, or one per member."""
     if isinstance(data, Sequence) and not isinstance(data, (str, Tensor)):
         sets = list(data)
         if sets and all(_is_set(one) for one in sets):
             if len(sets) != members:
-                raise InputError(f"there are {len(sets)} training sets for {members} members: give one, or one for each")
+                raise InputError(
+                    f"there are {len(sets)} training sets for {members} members: give one dataset, or one per member"
+                )
             lengths = sorted({len(one) for one in sets})
             if len(lengths) > 1:
-                raise InputError(
-                    f"members' training sets must be equally long, and have {lengths[0]} to {lengths[-1]} examples"
-                )
+                raise InputError(f"training sets must have the same length, and have {lengths[0]} to {lengths[-1]} examples")
             return sets
     if isinstance(data, (str, Tensor, tuple, Mapping)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError(
             f"cannot train on a {type(data).__name__}: give a dataset with a length, such as a TensorDataset(x, y)"
         )
     return [data]
+
+
+def ignore_of(data: Any) -> int | None:
+    """Returns the label that datasets say to ignore, if they agree."""
+    labels = {one.ignore for one in _data_of(data)}
+    if len(labels) > 1:
+        shown = " and ".join(sorted(map(str, labels)))
+        raise InputError(f"datasets have ignore={shown}: pass one for all, fit(..., ignore=...)")
+    return next(iter(labels), None)
+
+
+def _data_of(data: Any) -> list[Data]:
+    """Returns each Data inside a dataset, a subset or a list of them."""
+    if isinstance(data, Data):
+        return [data]
+    if isinstance(data, Subset):
+        return _data_of(data.dataset)
+    parts = data if isinstance(data, (list, tuple)) else data.datasets if isinstance(data, ConcatDataset) else ()
+    return [one for part in parts if isinstance(part, Dataset) for one in _data_of(part)]
+
+
+@contextlib.contextmanager
+def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, subject: str = "the training set has") -> Iterator[None]:
+    """Adds both kinds of inputs to the error of a failing call, if they are unlike the example of the conversion."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        tensors, example = call.tensors(), Inputs.like(ensemble.plan.example, torch.device("meta")).tensors()
+        alike = len(tensors) == len(example) and all(
+            a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in zip(tensors, example, strict=True)
+        )
+        if alike or isinstance(error, InputError):
+            raise
+        raise RunError(f"{subject} {call}, and the ensemble was converted for {Inputs(*example)}: {error}") from error

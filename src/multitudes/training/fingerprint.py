@@ -1,4 +1,4 @@
-"""Fingerprints: whether tensors, training sets and criteria are the same as before."""
+"""Fingerprints: tell whether a resumed run has the same tensors, datasets and criterion as before."""
 
 from __future__ import annotations
 
@@ -16,58 +16,55 @@ from multitudes.conversion.anatomy.architecture import settings
 from multitudes.data.dataset import Data
 from multitudes.storage import digest
 
-MUCH = 2**28
-"""Tensors larger than this, in bytes, are known by some of their numbers."""
+LARGE = 2**28
+"""Of tensors with more bytes, only every n-th number is read."""
 
 
 def tensor_fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Of any tensors, in short; empty where there are none that can be read."""
+    """Digest of tensors; empty if there are none, or they cannot be read (sparse, or on the meta device)."""
     try:
-        found = {f"{number:06d}": _flat(tensor) for number, tensor in enumerate(tensors)}
-    except (RuntimeError, TypeError, NotImplementedError):  # sparse, or on no device
+        numbers = {f"{index:06d}": _numbers(tensor) for index, tensor in enumerate(tensors)}
+    except (RuntimeError, TypeError, NotImplementedError):
         return ""
-    return digest(found)[:16] if found else ""
+    return digest(numbers)[:16] if numbers else ""
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor, or of a very large one some, side by side in memory."""
-    some = tensor.detach().reshape(-1)[:: max(1, tensor.nbytes // MUCH)].cpu()
+def _numbers(tensor: Tensor) -> Tensor:
+    """Returns a tensor's numbers as one contiguous row on the CPU; of a large tensor a sample."""
+    some = tensor.detach().reshape(-1)[:: max(1, tensor.nbytes // LARGE)].cpu()
     return some.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def dataset_fingerprint(data: Any) -> str:
-    """Of a dataset: how long it is, and what is in memory; of others the kind, as reading them may take long."""
-    if isinstance(data, DataLoader):
-        data = data.dataset
+    """Length of a dataset, and the digest of its tensors in memory. Nothing is read from disk."""
+    data = data.dataset if isinstance(data, DataLoader) else data
     try:
         length = f"{len(data)} examples"
     except TypeError:  # a stream
         length = type(data).__name__
-    found = tensor_fingerprint(_contents(data))
-    return f"{length}, {found}" if found else length
+    return ", ".join(filter(None, [length, tensor_fingerprint(_tensors(data))]))
 
 
-def _contents(data: Any) -> list[Tensor]:
-    """The tensors of a set in memory, and its scale."""
+def _tensors(data: Any) -> list[Tensor]:
+    """Returns the tensors that a dataset holds in memory."""
     if isinstance(data, TensorDataset):
         return list(data.tensors)
     if isinstance(data, Data):
-        scale = [part for part in (data.mean, data.std) if part is not None]
-        return [data.targets, *([data.inputs] if isinstance(data.inputs, Tensor) else []), *scale]
+        return [part for part in (data.targets, data.inputs, data.mean, data.std) if isinstance(part, Tensor)]
     if isinstance(data, Subset):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # names, perhaps
-            return [torch.as_tensor(data.indices).clone(), *_contents(data.dataset)]
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # indices may be names
+            return [torch.as_tensor(data.indices).clone(), *_tensors(data.dataset)]
     if isinstance(data, ConcatDataset):
-        return [tensor for part in data.datasets for tensor in _contents(part)]
+        return [tensor for part in data.datasets for tensor in _tensors(part)]
     return []
 
 
-def criterion_fingerprint(what: Any) -> Any:
-    """Of a criterion, or of what it is made with: its name and settings, as far as it tells them, as JSON."""
-    if isinstance(what, nn.Module):
-        return {"settings": settings(what), "state": tensor_fingerprint(what.state_dict().values())}
-    if isinstance(what, partial):
-        return [criterion_fingerprint(part) for part in (what.func, *what.args, *sum(sorted(what.keywords.items()), ()))]
-    if isinstance(what, Tensor):
-        return tensor_fingerprint([what])
-    return getattr(what, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(what))
+def criterion_fingerprint(part: Any) -> Any:
+    """Describes a criterion, or an argument of one, as JSON: its name, settings and weights."""
+    if isinstance(part, nn.Module):
+        return {"settings": settings(part), "state": tensor_fingerprint(part.state_dict().values())}
+    if isinstance(part, partial):
+        return [criterion_fingerprint(one) for one in (part.func, *part.args, *sum(sorted(part.keywords.items()), ()))]
+    if isinstance(part, Tensor):
+        return tensor_fingerprint([part])
+    return getattr(part, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(part))

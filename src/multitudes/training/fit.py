@@ -1,4 +1,4 @@
-"""fit: trains an ensemble by a recipe: devices, precision and processes by Lightning Fabric, the loop in sight."""
+"""fit: trains an ensemble by a recipe. Lightning Fabric does devices, precision and processes; the loop is here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.method import Batch, Criterion
 from multitudes.terminal import Tell, bar
-from multitudes.training.criterion import TaskCriterion, explain_inputs, ignored_by
+from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import (
     check_fabric,
     compiled,
@@ -36,11 +36,11 @@ from multitudes.training.fabric import (
     seed_everything,
     torch_settings,
 )
-from multitudes.training.feed import Feed, seed_of
+from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.recipe import Recipe
-from multitudes.training.run_folder import RunFolder, optimizer_tensors, other_tensors, restore_optimizer
-from multitudes.training.validation import Best, best_by
+from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
+from multitudes.training.validation import Best, Validator, best_by
 from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,20 +48,20 @@ AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16
 
 @dataclass
 class Run:
-    """What came of a run: a line of metrics for each epoch, and the weights of the best one."""
+    """The result of `fit`: one line of metrics per epoch, and the weights of the best epoch."""
 
     ensemble: Ensemble
     recipe: Recipe
     metrics: list[dict[str, Any]] = field(default_factory=list)
     best_epoch: int | None = None
-    """The epoch of the best validation, from 1 on; for members each by itself, that of the last one's best."""
+    """Epoch of the best validation, from 1 on. With best="members": the last epoch in which a member was at its best."""
     best_state: dict[str, Tensor] | None = None
     done: int = 0
-    """How many epochs are done."""
+    """Number of epochs done."""
     path: Path | None = None
 
     def use_best(self) -> Ensemble:
-        """The ensemble with the weights of its best epoch."""
+        """Loads the weights of the best epoch into the ensemble, and returns it."""
         if self.best_state is None:
             raise InputError("there is no best epoch: fit(..., val=...) finds it")
         load_full(self.ensemble, self.best_state)
@@ -87,109 +87,127 @@ def fit(
 ) -> Run:
     """Trains the ensemble, in place, and returns the run.
 
-    train       a dataset of pairs (input, target), or one for each member
-    val         a dataset that tells the best epoch
-    out         the run's folder: settings, metrics, checkpoints, the best and the last ensemble
-    resume      goes on where the run in the folder stopped, as if it had not
-    criterion   loss(output, target) with mean reduction; by default the task's own
-    fabric      a Lightning Fabric for devices and processes; by default one for the device of the ensemble
-    split       takes a batch of a dataset apart, (input, targets)
-    output      which of several output tensors the task's own criterion and the validation take
-    class_axis  the axis of classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
-    ignore      the target of what has no label; by default what the training set says, and -100. A criterion of one's own
-                has to leave it out by itself, and then it is for the validation
+    train       dataset of pairs (input, target), or a list with one dataset per member
+    val         dataset that selects the best epoch
+    out         folder of the run: settings, metrics, checkpoints, the best and the last ensemble
+    resume      continues the run in the folder from its last checkpoint, with the same result as without the stop
+    criterion   loss(output, target) with mean reduction; by default that of the task
+    fabric      Lightning Fabric for devices and processes; by default one for the ensemble's device
+    split       takes a batch of the dataloader apart into (input, targets)
+    output      name of the output tensor for the task's criterion and the validation, if the model returns several
+    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    ignore      label of entries without a label; by default that of the training set, and -100. With criterion= it counts
+                for the validation only: the criterion has to ignore them itself
     """
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
     if ensemble.is_compact:
-        raise RunError("a compact ensemble is for prediction: train the one that it was made of, and compact that again")
-    judge = TaskCriterion(ensemble.task, criterion, output, class_axis, ignored_by(train) if ignore is None else ignore, split)
-    modes = {part: part.training for part in (ensemble, *ensemble.template.modules())}
+        raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
+    ignore = ignore_of(train) if ignore is None else ignore
+    loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
+    validator = None if val is None else Validator(val, loss, split)
     folder = None if out is None else RunFolder(out)
-    with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _layout_kept(ensemble):
-        work = _begin(ensemble, train, recipe, val, folder, resume, judge, fabric, loggers)
-        steps = work.steps
-        try:
-            with bar("train", recipe.epochs * steps, progress if work.fabric.is_global_zero else False, "steps") as tell:
-                tell(work.run.done * steps)
-                for epoch in range(work.run.done + 1, recipe.epochs + 1):
-                    seconds = time.perf_counter()
-                    line = {"epoch": epoch, **_epoch(work, epoch, tell)}
-                    _finish(work, epoch, {**line, "seconds": time.perf_counter() - seconds})
-        except Exception:
-            if folder is not None and not work.run.done and work.fabric.is_global_zero:
-                folder.remove_new_files()
-            raise
-        except KeyboardInterrupt:
-            where = f"; fit(..., out={str(out)!r}, resume=True) goes on" if out is not None else ""
-            work.log(f"stopped after {work.run.done} of {recipe.epochs} epochs{where}", aloud=True)
-            raise
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
-            for logger in work.fabric.loggers:
-                logger.finalize("success" if work.run.done == recipe.epochs else "failed")
-        _end(work)
-        return work.run
+    with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_layout(ensemble):
+        setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers)
+        run, steps = setup.run, setup.steps
+        shown = progress if setup.is_first else False
+        with _closing(setup), bar("train", recipe.epochs * steps, shown, "steps") as tell:
+            tell(run.done * steps)
+            for epoch in range(run.done + 1, recipe.epochs + 1):
+                start = time.perf_counter()
+                line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
+                _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
+        _write_ensembles(setup)
+        return run
 
 
 @contextlib.contextmanager
-def _layout_kept(ensemble: Ensemble) -> Iterator[None]:
-    """A recipe's channels last are for training: afterwards members are run all at once again."""
-    before = ensemble.engine.channels_last
+def _same_layout(ensemble: Ensemble) -> Iterator[None]:
+    """At the end, undoes a recipe's channels_last, with which executors do not run all members at once."""
+    channels_last = ensemble.engine.channels_last
     try:
         yield
     finally:
-        if ensemble.engine.channels_last and not before:
+        if ensemble.engine.channels_last and not channels_last:
             ensemble.to(memory_format=torch.contiguous_format)
 
 
+@contextlib.contextmanager
+def _closing(setup: _Setup) -> Iterator[None]:
+    """At the end, restores the modes of all modules, and closes loggers.
+
+    After a failure in the first epoch it empties the folder, and after Ctrl-C it says how to resume.
+    """
+    run, folder = setup.run, setup.folder
+    modes = {part: part.training for part in (run.ensemble, *run.ensemble.template.modules())}
+    try:
+        yield
+    except Exception:
+        if folder is not None and not run.done and setup.is_first:
+            folder.remove_new_files()
+        raise
+    except KeyboardInterrupt:
+        hint = "" if folder is None else f"; resume with fit(..., out={str(folder.path)!r}, resume=True)"
+        setup.log(f"stopped after {run.done} of {run.recipe.epochs} epochs{hint}", to_stderr=True)
+        raise
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        for logger in setup.fabric.loggers:
+            logger.finalize("success" if run.done == run.recipe.epochs else "failed")
+
+
 @dataclass
-class _Work:
-    """What a run works with."""
+class _Setup:
+    """Everything that the training loop uses."""
 
     run: Run
     net: Any
     optimizer: Any
     fabric: Any
     feed: Feed
-    judge: TaskCriterion
-    val: Any
+    criterion: TaskCriterion
+    validator: Validator | None
     folder: RunFolder | None
-    moving: WeightAverage | None
+    average: WeightAverage | None
     best: Best
 
     @property
     def steps(self) -> int:
-        """Of one epoch."""
+        """Number of optimizer steps of an epoch."""
         return len(self.feed) // self.run.recipe.accumulate
 
-    def log(self, text: str, aloud: bool = False) -> None:
-        """A line for the run's log."""
-        if self.folder is not None and self.fabric.is_global_zero:
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes files and shows progress."""
+        return bool(self.fabric.is_global_zero)
+
+    def log(self, text: str, to_stderr: bool = False) -> None:
+        """Adds a line to the run's log."""
+        if self.folder is not None and self.is_first:
             self.folder.log(text)
-        if aloud and self.fabric.is_global_zero:
+        if to_stderr and self.is_first:
             sys.stderr.write(f"{text}\n")
 
 
-def _begin(
+def _set_up(
     ensemble: Ensemble,
     train: Any,
     recipe: Recipe,
-    val: Any,
+    criterion: TaskCriterion,
+    split: Split | None,
+    validator: Validator | None,
     folder: RunFolder | None,
     resume: bool,
-    judge: TaskCriterion,
     fabric: Any,
     loggers: Any,
-) -> _Work:
-    """Everything that a run needs, taken up where it stopped if it did."""
-    with contextlib.suppress(TypeError):  # streams have no length
-        if val is not None and not len(val):
-            raise InputError("val= has no examples")
+) -> _Setup:
+    """Prepares everything for the loop, and restores the last checkpoint of a resumed run."""
+    if folder is None and resume:
+        raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
     if fabric is not None and loggers is not None:
-        raise InputError("a Fabric has loggers of its own: Fabric(loggers=...), or loggers= without fabric=")
+        raise InputError("pass loggers to the Fabric, Fabric(loggers=...), or pass loggers= without fabric=")
     if fabric is not None:
         check_fabric(fabric, ensemble, recipe)
     fabric = fabric or fabric_for(ensemble, recipe, loggers)
@@ -200,226 +218,231 @@ def _begin(
     with quiet_fabric():
         net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
     feed = Feed(
-        train, batch=recipe.batch // recipe.accumulate, seed=recipe.seed, members=ensemble.members, own=recipe.batches == "own",
-        rank=fabric.global_rank, ranks=fabric.world_size, device=fabric.device, split=judge.split, augment=recipe.augment,
+        train,
+        batch=recipe.batch // recipe.accumulate,
+        seed=recipe.seed,
+        members=ensemble.members,
+        own=recipe.batches == "own",
+        rank=fabric.global_rank,
+        ranks=fabric.world_size,
+        device=fabric.device,
+        split=split,
+        augment=recipe.augment,
         batch_axis=ensemble.engine.batch_axis,
-    )  # fmt: skip
-    work = _Work(
-        Run(ensemble, recipe, path=None if folder is None else folder.path), net, optimizer, fabric, feed,
-        judge, val, folder, None if recipe.ema is None else WeightAverage(ensemble, recipe.ema), best_by(ensemble, recipe.best),
-    )  # fmt: skip
-    if not work.steps:
-        raise InputError(
-            f"{feed.count} examples make no whole step of {recipe.accumulate} parts: a smaller batch, or fewer parts"
-        )
-    if val is not None:
-        judge.try_validation(ensemble, val)
-    if work.folder is None:
-        if resume:
-            raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
-        return work
-    if fabric.is_global_zero:
-        config: dict[str, Any] = {
+    )
+    if len(feed) < recipe.accumulate:
+        raise InputError(f"{feed.count} examples are too few for one step of {recipe.accumulate} parts: take a smaller batch")
+    run = Run(ensemble, recipe, path=None if folder is None else folder.path)
+    average = None if recipe.ema is None else WeightAverage(ensemble, recipe.ema)
+    best = best_by(ensemble, recipe.best)
+    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best)
+    if validator is not None:
+        validator.check(ensemble)
+    if folder is not None:
+        _open_folder(setup, folder, resume)
+    return setup
+
+
+def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
+    """Starts a new run in the folder, or restores its last checkpoint."""
+    ensemble, recipe, val = setup.run.ensemble, setup.run.recipe, setup.validator
+    if setup.is_first:
+        config = {
             "recipe": recipe.settings(),
             "task": ensemble.task,
-            "train": [dataset_fingerprint(one) for one in feed.sets],
+            "train": [dataset_fingerprint(data) for data in setup.feed.sets],
+            "val": None if val is None else dataset_fingerprint(val.data),
+            "method": type(ensemble.method).__name__,
+            "settings": ensemble.method.settings(),
+            "torch": torch.__version__,
+            **setup.criterion.settings(),
         }
-        config.update(method=type(ensemble.method).__name__, settings=ensemble.method.settings(), torch=torch.__version__)
-        work.folder.start(config, resume)
-    fabric.barrier()
-    found = resume and _restore(work)
-    _agree(work)
-    if not found:
-        work.log(f"{ensemble.method}: {recipe.epochs} epochs of {work.steps} steps on {feed.count} examples, {fabric.device}")
-        _save(work, 0)
-    return work
-
-
-def _agree(work: _Work) -> None:
-    """All processes have found the same checkpoint."""
-    epochs = work.fabric.all_gather(torch.tensor([work.run.done], device=work.fabric.device)).flatten().tolist()
+        folder.start(config, resume)
+    setup.fabric.barrier()
+    restored = resume and _restore(setup, folder)
+    epochs = setup.fabric.all_gather(torch.tensor([setup.run.done], device=setup.fabric.device)).flatten().tolist()
     if len(set(epochs)) > 1:
         shown = ", ".join(map(str, epochs))
-        raise RunError(f"processes have found checkpoints of epochs {shown}: all of them must see the folder {work.run.path}")
+        raise RunError(
+            f"processes read checkpoints of different epochs ({shown}): all of them must see the folder {folder.path}"
+        )
+    if not restored:
+        size = f"{setup.steps} steps on {setup.feed.count} examples"
+        setup.log(f"{ensemble.method}: {recipe.epochs} epochs of {size}, {setup.fabric.device}")
+        _save(setup, folder, 0)
 
 
-def _epoch(work: _Work, epoch: int, tell: Tell) -> dict[str, Any]:
-    """One pass over the training set; the mean loss."""
-    run, feed, recipe = work.run, work.feed, work.run.recipe
+def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
+    """Trains for one epoch. Returns the mean loss and the learning rate."""
+    run, recipe, steps = setup.run, setup.run.recipe, setup.steps
     seed = seed_of(recipe.seed, epoch)
-    seed_everything(seed_of(seed, 1 + work.fabric.global_rank))
+    seed_everything(seed_of(seed, 1 + setup.fabric.global_rank))
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
-    steps, total, first = work.steps, torch.zeros((), device=work.fabric.device), time.perf_counter()
+    total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()
     last = run.metrics[-1] if run.metrics else {}
     shown = {key.removeprefix("val_"): f"{last[key]:.4f}" for key in ("val_accuracy", "val_nll", "val_rmse") if key in last}
-    batches = feed.epoch(epoch)
+    batches = setup.feed.epoch(epoch)
     for step in range(steps):
-        _set_rates(work, (epoch - 1) * steps + step, steps)
-        loss = _step(work, batches)
+        factor = recipe.factor((epoch - 1) * steps + step, steps)
+        for group in setup.optimizer.param_groups:
+            group["lr"] = group["first_lr"] * factor
+        loss = _step(setup, batches)
         total += loss
         if step % max(1, steps // 20) == 0 or step == steps - 1:
-            _finite(work, float(loss), epoch, step)
-            speed = f"{(step + 1) / (time.perf_counter() - first):.1f}"
+            _check_finite(setup, float(loss), epoch, step)
+            speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
             tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
         tell(1)
-    mean = work.fabric.all_reduce(total / steps, reduce_op="mean")
-    _finite(work, float(mean), epoch, steps - 1)
-    return {"loss": float(mean), "lr": work.optimizer.param_groups[0]["lr"]}
+    mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
+    _check_finite(setup, float(mean), epoch, steps - 1)
+    return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
 
 
-def _step(work: _Work, batches: Iterator[tuple[Any, Any]]) -> Tensor:
-    """One step of the optimiser."""
-    ensemble, recipe, parts = work.run.ensemble, work.run.recipe, work.run.recipe.accumulate
-    total = torch.zeros((), device=work.fabric.device)
-    for part, (call, targets) in enumerate(work.judge.weighted_parts(batches, parts, work.fabric, work.feed.own)):
+def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
+    """Takes one step of the optimizer, and returns the loss."""
+    ensemble, recipe, feed, fabric = setup.run.ensemble, setup.run.recipe, setup.feed, setup.fabric
+    total, parts = torch.zeros((), device=fabric.device), recipe.accumulate
+    for part, (call, targets) in enumerate(setup.criterion.weighted_parts(batches, parts, fabric, feed.own)):
         if recipe.compile:
             torch.compiler.cudagraph_mark_step_begin()
         if recipe.channels_last:
             layout = torch.channels_last
             call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
-        batch = ensemble.batch(call, targets, per_member=work.feed.own)
-        with work.fabric.no_backward_sync(work.net, enabled=part < parts - 1):
-            with explain_inputs(ensemble, call, work.feed.own):
-                outputs = work.net(*batch.inputs, **batch.kwargs)
-            if work.judge.own is None and not work.feed.expects:
-                _expect(work, outputs, batch)
-            loss = ensemble.reduce(outputs, batch, work.judge, work.feed.size * parts)
+        batch = ensemble.batch(call, targets, per_member=feed.own)
+        with fabric.no_backward_sync(setup.net, enabled=part < parts - 1):
+            with explain_inputs(ensemble, call, feed.own):
+                outputs = setup.net(*batch.inputs, **batch.kwargs)
+            if setup.criterion.custom is None and not feed.has_check:
+                _start_checking_targets(setup, outputs, batch)
+            loss = ensemble.reduce(outputs, batch, setup.criterion, feed.size * parts)
             if recipe.l1:
                 loss = loss + recipe.l1 * sum(p.abs().sum() for p in ensemble.parameters() if p.requires_grad)
-            work.fabric.backward(loss / parts)
+            fabric.backward(loss / parts)
         total += loss.detach() / parts
     if recipe.clip is not None:
-        work.fabric.strategy.precision.unscale_gradients(work.optimizer.optimizer)  # what step() will step, and not its wrapper
+        fabric.strategy.precision.unscale_gradients(setup.optimizer.optimizer)  # step() steps this one, not its wrapper
         ensemble.clip_grad_norm_(recipe.clip)
-    work.optimizer.step()
-    work.optimizer.zero_grad(set_to_none=True)
-    if work.moving is not None:
-        work.moving.update()
+    setup.optimizer.step()
+    setup.optimizer.zero_grad(set_to_none=True)
+    if setup.average is not None:
+        setup.average.update()
     return total
 
 
-def _expect(work: _Work, outputs: Any, batch: Batch) -> None:
-    """From the first outputs on it is known what targets may be; these here, and all that come."""
-    work.judge.learn_classes(outputs, "rows" in batch.kwargs)
+def _start_checking_targets(setup: _Setup, outputs: Any, batch: Batch) -> None:
+    """Learns the number of classes from the first outputs, and checks this batch's targets and all later ones."""
+    setup.criterion.learn_classes(outputs, "rows" in batch.kwargs)
     for target in tree.tensors(batch.target):
-        work.judge.check(target.flatten(0, 1) if batch.per_member and target.ndim > 1 else target)
-    work.feed.expect(work.judge.check)
+        setup.criterion.check_target(target.flatten(0, 1) if batch.per_member and target.ndim > 1 else target)
+    setup.feed.set_check(setup.criterion.check_target)
 
 
-def _finish(work: _Work, epoch: int, line: dict[str, Any]) -> None:
-    """Validates an epoch, and keeps what is needed to go on from it."""
-    run, ensemble = work.run, work.run.ensemble
+def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
+    """Validates the epoch, and writes metrics and a checkpoint."""
+    run, ensemble = setup.run, setup.run.ensemble
     better = False
-    if work.fabric.world_size > 1:  # statistics of the first process's rows are everyone's
+    if setup.fabric.world_size > 1:  # all processes take the BatchNorm statistics of the first
         for buffer in ensemble.buffers():
             torch.distributed.broadcast(buffer, 0)
-    with work.moving.swapped_in() if work.moving is not None else contextlib.nullcontext():
-        if work.val is not None:
-            scores, each = work.judge.validated(work.judge.predicted(ensemble, work.val, AMP[run.recipe.precision]))
+    with setup.average.swapped_in() if setup.average is not None else contextlib.nullcontext():
+        if setup.validator is not None:
+            scores, each = setup.validator(ensemble, AMP[run.recipe.precision])
             line.update(scores)
-            better = work.best.update(ensemble, epoch, scores, each)
+            better = setup.best.update(ensemble, epoch, scores, each)
     run.metrics.append(line)
     run.done = epoch
     if better:
-        run.best_epoch, run.best_state = epoch, work.best.state
-    work.log("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
-    work.fabric.log_dict(line, step=epoch)
-    if work.folder is not None:
-        _save(work, epoch)
-    work.fabric.barrier()
+        run.best_epoch, run.best_state = epoch, setup.best.state
+    setup.log("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
+    setup.fabric.log_dict(line, step=epoch)
+    if setup.folder is not None:
+        _save(setup, setup.folder, epoch)
+    setup.fabric.barrier()
 
 
-def _save(work: _Work, epoch: int) -> None:
-    """Gathers what is needed to go on, in all processes, and writes it in the first."""
-    assert work.folder is not None
-    reshard(work.run.ensemble)
-    tensors, numbers = optimizer_tensors(work.optimizer)
-    tensors.update({f"state.{name}": full_tensor(value) for name, value in work.run.ensemble.state_dict().items()})
-    tensors.update({f"best.{name}": value for name, value in work.best.state.items()})
-    tensors.update({f"ema.{name}": full_tensor(value) for name, value in (work.moving.values if work.moving else {}).items()})
-    if not work.fabric.is_global_zero:
+def _save(setup: _Setup, folder: RunFolder, epoch: int) -> None:
+    """Gathers a checkpoint from all processes, and writes it in the first."""
+    ensemble, average = setup.run.ensemble, setup.average
+    reshard(ensemble)
+    tensors, numbers = optimizer_tensors(setup.optimizer)
+    tensors.update({f"state.{name}": full_tensor(value) for name, value in ensemble.state_dict().items()})
+    tensors.update({f"best.{name}": value for name, value in setup.best.state.items()})
+    tensors.update({f"ema.{name}": full_tensor(value) for name, value in (average.values if average else {}).items()})
+    if not setup.is_first:
         return
-    scaler = {k: v for k, v in work.fabric.strategy.precision.state_dict().items() if isinstance(v, (int, float))}
-    about = {"numbers": numbers, "best": work.best.described(), "scaler": scaler, "metrics": work.run.metrics}
-    work.folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
-    work.folder.write_metrics(work.run.metrics)
+    scaler = {k: v for k, v in setup.fabric.strategy.precision.state_dict().items() if isinstance(v, (int, float))}
+    about = {"numbers": numbers, "best": setup.best.described(), "scaler": scaler, "metrics": setup.run.metrics}
+    folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
+    folder.write_metrics(setup.run.metrics)
 
 
-def _restore(work: _Work) -> bool:
-    """Takes a run up where its last whole checkpoint was written, if there is one."""
-    assert work.folder is not None
+def _restore(setup: _Setup, folder: RunFolder) -> bool:
+    """Loads the last checkpoint that can be read. Returns whether there is one."""
 
-    def tell(text: str) -> None:
-        work.log(text)
-        warnings.warn(text, stacklevel=6)
+    def warn(text: str) -> None:
+        setup.log(text)
+        warnings.warn(text, stacklevel=7)
 
-    found = work.folder.newest(tell)
-    if found is None:
+    checkpoint = folder.newest(warn)
+    if checkpoint is None:
         return False
-    about, tensors = found
-    run = work.run
+    about, tensors = checkpoint
+    run, average = setup.run, setup.average
 
-    def named(front: str) -> dict[str, Tensor]:
-        return {name.removeprefix(front): value for name, value in tensors.items() if name.startswith(front)}
+    def named(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-    wrong = other_tensors(named("state."), run.ensemble.state_dict())
-    if wrong:
-        raise FileError(f"{work.folder.path} is of another model: {'; '.join(wrong[:6])}")
+    differences = tensor_differences(named("state."), run.ensemble.state_dict())
+    if differences:
+        raise FileError(f"{folder.path} is of another model: {'; '.join(differences[:6])}")
     load_full(run.ensemble, named("state."))
-    restore_optimizer(work.optimizer, tensors, about["numbers"])
-    if work.moving is not None:
+    restore_optimizer(setup.optimizer, tensors, about["numbers"])
+    if average is not None:
         for name, value in named("ema.").items():
-            work.moving.values[name].copy_(shard_like(value, work.moving.values[name]))
-    work.best = Best(**about["best"], state=named("best."))
-    run.done, run.best_epoch, run.best_state = int(about["epoch"]), work.best.epoch, work.best.state or None
+            average.values[name].copy_(shard_like(value, average.values[name]))
+    setup.best = Best(**about["best"], state=named("best."))
+    run.done, run.best_epoch, run.best_state = int(about["epoch"]), setup.best.epoch, setup.best.state or None
     run.metrics = about["metrics"]
-    if work.fabric.is_global_zero:
-        work.folder.write_metrics(run.metrics)  # what was written last may not have come so far, or have been damaged
-        replay_log(work.fabric, run.metrics)
+    if setup.is_first:
+        folder.write_metrics(run.metrics)  # the file may be damaged, or behind the checkpoint
+        replay_log(setup.fabric, run.metrics)
     if about["scaler"]:
-        work.fabric.strategy.precision.load_state_dict(about["scaler"])
-    work.log(f"goes on behind epoch {run.done}")
+        setup.fabric.strategy.precision.load_state_dict(about["scaler"])
+    setup.log(f"resumed after epoch {run.done}")
     return True
 
 
-def _end(work: _Work) -> None:
-    """The ensemble with its last weights, or their moving average, and the files of the run."""
-    ensemble = work.run.ensemble
+def _write_ensembles(setup: _Setup) -> None:
+    """Leaves the ensemble with its last weights, or their moving average, and writes the last and the best to the folder."""
+    ensemble = setup.run.ensemble
     reshard(ensemble)
-    if work.moving is not None:
-        work.moving.copy_to_weights()
-    if work.folder is None:
+    if setup.average is not None:
+        setup.average.copy_to_weights()
+    if setup.folder is None:
         return
-    _write(work, "last")
-    if work.best.state:
+    _write(setup, setup.folder, "last")
+    if setup.best.state:
         last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
-        load_full(ensemble, work.best.state)
-        _write(work, "best")
+        load_full(ensemble, setup.best.state)
+        _write(setup, setup.folder, "best")
         load_full(ensemble, last)
 
 
-def _write(work: _Work, name: str) -> None:
-    """The ensemble as it is, in a file of the run."""
-    assert work.folder is not None
-    with gathered(work.run.ensemble):
-        if work.fabric.is_global_zero:
-            save(work.run.ensemble, work.folder.path / f"{name}.multitude")
+def _write(setup: _Setup, folder: RunFolder, name: str) -> None:
+    with gathered(setup.run.ensemble):
+        if setup.is_first:
+            save(setup.run.ensemble, folder.path / f"{name}.multitude")
 
 
-def _set_rates(work: _Work, step: int, steps: int) -> None:
-    factor = work.run.recipe.factor(step, steps)
-    for group in work.optimizer.param_groups:
-        group["lr"] = group["first_lr"] * factor
-
-
-def _finite(work: _Work, loss: float, epoch: int, step: int) -> None:
+def _check_finite(setup: _Setup, loss: float, epoch: int, step: int) -> None:
+    """Stops a run whose loss is NaN or infinite. Without a folder, the ensemble gets the weights of its best epoch."""
     if math.isfinite(loss):
         return
-    kept = ""
-    if work.folder is not None and work.run.done:
-        kept = f"; the checkpoint of epoch {work.run.done} is whole"
-    elif work.best.state:
-        load_full(work.run.ensemble, work.best.state)
-        kept = f"; the ensemble has the weights of epoch {work.best.epoch} again, its best"
-    raise RunError(f"the loss is {loss} in step {step + 1} of epoch {epoch}: a smaller lr, clip=, or warmup= may help{kept}")
+    rest = ""
+    if setup.folder is not None and setup.run.done:
+        rest = f"; the folder has the checkpoint of epoch {setup.run.done}"
+    elif setup.best.state:
+        load_full(setup.run.ensemble, setup.best.state)
+        rest = f"; the ensemble has the weights of its best epoch, {setup.best.epoch}"
+    raise RunError(f"the loss is {loss} in step {step + 1} of epoch {epoch}: try a smaller lr, clip= or warmup={rest}")

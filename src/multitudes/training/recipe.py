@@ -1,146 +1,121 @@
-"""Recipes: how a run is trained, as a value; those of the papers by name (`multitudes.training.recipes`).
+"""Recipe: the hyperparameters of a training run. The papers' recipes are in `multitudes.training.recipes`.
 
-A recipe states what tables leave out: `batch` is the number of examples of one optimiser step over all processes, `lr` and
-`weight_decay` are torch's own, with the members' losses joined as the method's `reduction` says: summed where members own
-weights, so that each learns as it would alone, averaged where they share all of them.
+`batch` counts the examples of one optimiser step over all processes. `lr` and `weight_decay` have torch's meaning. The method's
+`reduction` joins the members' losses: it sums them where members own weights, so that each learns as it would alone, and
+averages them where members share all weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import cos, inf, pi
-from typing import Any, Literal
+from math import cos, pi
+from typing import Annotated, Any, Literal
 
-from multitudes.errors import InputError
+from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, check_rules, check_settings
 
 RISE, DIVISOR, LAST_DIVISOR = 0.3, 25.0, 1e4
-"""Of one cycle, as torch's pct_start, div_factor and final_div_factor."""
+"""OneCycleLR's pct_start, div_factor and final_div_factor."""
+
+NotNegative = Annotated[float, at_least(0)]
+Positive = Annotated[float, above(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
-    epochs: int = 10
-    """How often the examples are gone through; what makes no whole batch is left out, others in each epoch."""
+    epochs: Count = 10
+    """Passes over the training set. A pass drops the examples after its last whole batch; each pass has another order."""
 
-    batch: int = 128
+    batch: Count = 128
     """Examples of one optimiser step, over all processes and accumulated parts."""
 
-    lr: float = 0.05
+    lr: NotNegative = 0.05
     """The learning rate, before the schedule."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Which optimiser takes the steps."""
+    """The optimiser."""
 
-    momentum: float = 0.9
-    """Of SGD."""
+    momentum: Rate = 0.9
+    """Momentum of SGD."""
 
     nesterov: bool = False
-    """Whether SGD's momentum is Nesterov's."""
+    """Whether SGD uses Nesterov momentum."""
 
-    weight_decay: float = 0.0
-    """Torch's: added to the gradient by SGD and Adam, apart from it by AdamW. The method's own groups may leave some out."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay as in torch: SGD and Adam add it to the gradient, AdamW decouples it. A method may exempt parameters."""
 
-    l1: float = 0.0
-    """The weight of the sum of absolute weights in the loss."""
+    l1: NotNegative = 0.0
+    """Weight of the L1 norm of all parameters in the loss."""
 
     schedule: Literal["constant", "multistep", "cosine", "onecycle"] = "constant"
-    """How the learning rate goes, step by step: as torch's MultiStepLR, CosineAnnealingLR and OneCycleLR; momentum stays."""
+    """How the learning rate changes at each step, as in torch's MultiStepLR, CosineAnnealingLR and OneCycleLR. Momentum is
+    constant."""
 
-    milestones: tuple[int, ...] = ()
-    """With multistep, the epochs after which it is multiplied by `decay`, counted from the start, warm-up included."""
+    milestones: tuple[Count, ...] = ()
+    """For multistep: the epochs after which the learning rate drops, counted from the start of training, warm-up included."""
 
-    decay: float = 0.1
-    """With multistep, by what."""
+    decay: NotNegative = 0.1
+    """For multistep: the factor of each drop."""
 
-    warmup: float = 0.0
-    """Epochs over which the rate rises, in even steps of which the last one is the whole rate; cosine falls after it."""
+    warmup: NotNegative = 0.0
+    """Epochs of linear warm-up; its last step has the full learning rate. Cosine annealing starts after it."""
 
-    accumulate: int = 1
-    """Parts that a step's examples are run in."""
+    accumulate: Count = 1
+    """Number of parts that a step's batch is run in; their gradients add up."""
 
-    clip: float | None = None
-    """The norm that the gradient of each member's own weights, and of shared ones, is clipped to."""
+    clip: Positive | None = None
+    """Largest gradient norm, for each member's weights and for the shared weights."""
 
-    ema: float | None = None
-    """The decay of a moving average of weights, which is what is validated and kept."""
+    ema: Annotated[float, above(0), below(1)] | None = None
+    """Decay of a moving average of the weights. Validation, checkpoints and the final ensemble use the average."""
 
     precision: Literal["32", "bf16", "fp16"] = "32"
-    """Autocast's type."""
+    """Autocast's dtype."""
 
     compile: bool = False
-    """Whether the forward is compiled."""
+    """Whether the forward pass is compiled."""
 
     channels_last: bool = False
-    """Whether images and weights lie with their channels last in memory."""
+    """Whether images and weights use torch's channels-last memory format."""
 
     batches: Literal["same", "own"] = "same"
-    """Whether every member sees the same batches (of its own set, the same rows), or each its own order of the examples."""
+    """Whether all members see the same batches, or each member shuffles the examples in its own order. With one dataset per
+    member, "same" takes the same rows of each."""
 
     deterministic: bool = False
-    """Whether only deterministic algorithms are used."""
+    """Whether torch uses deterministic algorithms only."""
 
     best: Literal["ensemble", "members"] = "ensemble"
-    """What the best epoch is best by: the ensemble's accuracy, or for each member its own, where they own all weights."""
+    """Best epoch by the ensemble's accuracy, or for each member by its own (only where members share no weights)."""
 
-    augment: Any = None
-    """What is done to a batch before it is learned from: `multitudes.data.Augment`, or any (x, y, generator) → (x, y)."""
+    augment: Callable[..., Any] | None = None
+    """Augmentation of a batch: `multitudes.data.Augment`, or any function (x, y, generator) → (x, y)."""
 
-    seed: int = 0
-    """Order of examples, augmentation, and what a method draws."""
+    seed: Annotated[int, at_least(0)] = 0
+    """Seed of the order of examples, of augmentation, and of the method's random draws."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate"):
-            _whole(name, getattr(self, name), 1)
-        _whole("seed", self.seed, 0)
-        for name in ("lr", "momentum", "weight_decay", "l1", "decay", "warmup"):
-            if not (_number(getattr(self, name)) and 0 <= getattr(self, name) < inf):
-                raise InputError(f"Recipe({name}={getattr(self, name)!r}): give a number of at least 0")
-        for name in ("clip", "ema"):
-            value = getattr(self, name)
-            if value is not None and not (_number(value) and 0 < value < inf):
-                raise InputError(f"Recipe({name}={value!r}): give a number above 0, or None")
-        for name in ("momentum", "ema"):
-            if (getattr(self, name) or 0) >= 1:
-                raise InputError(f"Recipe({name}={getattr(self, name)!r}): give a number below 1, such as 0.9")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"Recipe({name}={getattr(self, name)!r}): say {' or '.join(map(repr, allowed))}")
-        for name in ("nesterov", "compile", "channels_last", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"Recipe({name}={getattr(self, name)!r}): say True or False")
-        if self.augment is not None and (isinstance(self.augment, type) or not callable(self.augment)):
-            raise InputError(f"Recipe(augment={self.augment!r}): give a function (x, y, generator) -> (x, y), as Augment() is")
-        object.__setattr__(self, "milestones", _increasing(self.milestones))
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """What each setting may be by itself, but not beside another: nothing that is said is left unheard."""
-        if self.batch % self.accumulate:
-            raise InputError(f"Recipe(batch={self.batch}, accumulate={self.accumulate}): the parts of a batch must be equal")
-        if self.schedule == "multistep" and not self.milestones:
-            raise InputError("Recipe(schedule='multistep'): say after which epochs the rate falls, milestones=(25, 50)")
-        if self.schedule != "multistep" and self.milestones:
-            raise InputError(
-                f"Recipe(schedule={self.schedule!r}, milestones={self.milestones}): milestones are for schedule='multistep'; "
-                "without them, milestones=()"
-            )
-        if self.schedule == "onecycle" and self.warmup:
-            raise InputError(f"Recipe(schedule='onecycle', warmup={self.warmup}): the cycle rises by itself, warmup=0")
-        if self.optimizer != "sgd" and self.momentum != 0.9:
-            raise InputError(f"Recipe(optimizer={self.optimizer!r}, momentum={self.momentum}): momentum is SGD's, leave it out")
-        if self.schedule != "multistep" and self.decay != 0.1:
-            raise InputError(f"Recipe(schedule={self.schedule!r}, decay={self.decay}): decay is for schedule='multistep'")
-        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
-            raise InputError(
-                f"Recipe(nesterov=True, optimizer={self.optimizer!r}, momentum={self.momentum}): Nesterov's momentum is for "
-                "optimizer='sgd' with momentum=0.9, or another above 0"
-            )
+        as_tuple(self, "milestones")
+        check_settings(self)
+        sgd, multistep = self.optimizer == "sgd", self.schedule == "multistep"
+        check_rules(
+            self,
+            (list(self.milestones) != sorted({*self.milestones}), "milestones", "milestones must increase"),
+            (self.batch % self.accumulate > 0, "batch accumulate", "batch must be a multiple of accumulate"),
+            (multistep and not self.milestones, "schedule", "multistep needs the epochs of its drops, milestones=(25, 50)"),
+            (bool(self.milestones) and not multistep, "schedule milestones", "milestones are for schedule='multistep'"),
+            (self.decay != 0.1 and not multistep, "schedule decay", "decay is for schedule='multistep'"),
+            (self.schedule == "onecycle" and self.warmup > 0, "schedule warmup", "onecycle has its own warm-up: warmup=0"),
+            (self.momentum != 0.9 and not sgd, "optimizer momentum", "momentum is for optimizer='sgd'"),
+            (self.nesterov and not sgd, "optimizer nesterov", "nesterov is for optimizer='sgd'"),
+            (self.nesterov and not self.momentum, "nesterov momentum", "nesterov needs a momentum above 0, such as 0.9"),
+        )
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by at a step, counted from 0 over all epochs, of so many in an epoch."""
+        """Factor of the learning rate at a step, counted from 0 over all epochs; an epoch has `steps` steps."""
         if self.schedule == "onecycle":
             return _one_cycle(step, self.epochs * steps)
         at = step / steps
@@ -153,45 +128,13 @@ class Recipe:
         return ready
 
     def settings(self) -> dict[str, Any]:
-        """The fields by name, as JSON has them."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        found["milestones"] = list(self.milestones)
-        found["augment"] = None if self.augment is None else _described(self.augment)
-        return found
-
-
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "optimizer": ("sgd", "adam", "adamw"),
-    "schedule": ("constant", "multistep", "cosine", "onecycle"),
-    "precision": ("32", "bf16", "fp16"),
-    "batches": ("same", "own"),
-    "best": ("ensemble", "members"),
-}
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"Recipe({name}={value!r}): give a whole number of at least {least}")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _increasing(milestones: Any) -> tuple[int, ...]:
-    """Whole numbers from 1 on, each larger than the one before."""
-    try:
-        found = tuple(milestones)
-    except TypeError:
-        found = (None,)
-    whole = all(isinstance(epoch, int) and not isinstance(epoch, bool) and epoch >= 1 for epoch in found)
-    if not whole or list(found) != sorted(set(found)):
-        raise InputError(f"Recipe(milestones={milestones!r}): give whole numbers of at least 1 that increase, (25, 50)")
-    return found
+        """Returns the fields by name, as JSON can hold them."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "milestones": list(self.milestones), "augment": _described(self.augment)}
 
 
 def _one_cycle(step: int, total: int) -> float:
-    """As OneCycleLR with cosines: the whole rate at step 0.3 total − 1, the least at the last."""
+    """Factor of OneCycleLR with cosines: 1 at step 0.3 total − 1, smallest at the last step."""
     first, least = 1 / DIVISOR, 1 / (DIVISOR * LAST_DIVISOR)
     top, last = RISE * total - 1, total - 1
     if step <= top:
@@ -200,6 +143,8 @@ def _one_cycle(step: int, total: int) -> float:
 
 
 def _described(augment: Any) -> Any:
+    if augment is None:
+        return None
     if dataclasses.is_dataclass(augment) and not isinstance(augment, type):
         return {"kind": type(augment).__name__, **dataclasses.asdict(augment)}
     return getattr(augment, "__qualname__", type(augment).__name__)

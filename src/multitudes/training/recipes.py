@@ -1,19 +1,19 @@
-"""Paper recipes: how the papers trained, by name, and what belongs to it that no training loop sets.
+"""Recipes of the papers by name, each with its source, dataset, network and methods.
 
 Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", ICLR 2023, https://arxiv.org/abs/2210.09184
 Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, https://arxiv.org/abs/2010.06610
 Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334
 Chang et al., "Ensemble Model Patching", 2019, https://arxiv.org/abs/1905.09453
 
-`batch` counts the distinct examples of a step: MIMO(repeat=4) makes four rows of each. `weight_decay` is torch's: a penalty of
-λ ‖w‖² in a paper is 2λ here, one of λ/2 ‖w‖² is λ; it falls on all parameters but those that a method leaves out. The members'
-losses are summed or averaged as `method.reduction` says, which the rates are meant for. Random resized crops are left to the
-dataset, so that recipes for ImageNet have no `augment`.
+`batch` counts the distinct examples of a step: MIMO(repeat=4) makes four rows of each. `weight_decay` is torch's: a paper's
+penalty λ ‖w‖² is 2λ here, and λ/2 ‖w‖² is λ. It applies to all parameters that the method does not exempt. Learning rates are
+meant for the method's `reduction`, the sum or the mean of members' losses. The dataset does random resized crops, so recipes
+for ImageNet have no `augment`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from multitudes.data import Augment, RandAugment
 from multitudes.errors import InputError
@@ -24,10 +24,10 @@ from multitudes.training.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRecipe:
-    """A recipe of a paper: what is trained by it there, and where it is from."""
+    """A recipe of a paper, with its source, dataset, network and methods."""
 
     recipe: Recipe
-    """What `fit` takes."""
+    """The recipe for `fit`."""
 
     source: str
     """The paper and the place in it."""
@@ -39,25 +39,25 @@ class PaperRecipe:
     """The network, by its name in `multitudes.models`."""
 
     methods: tuple[Method, ...]
-    """What it trained, with the settings that it had there."""
+    """The methods that the paper trains this way, with its settings."""
 
     decay: str
-    """How the source states weight decay, and so how `weight_decay` comes about."""
+    """How the source states weight decay, from which `weight_decay` follows."""
 
     silent: str = ""
-    """What the source does not say, or says otherwise, and what stands here instead."""
+    """Settings that the source omits or contradicts, and our choice."""
 
     ood: str = ""
-    """What tells foreign examples there."""
+    """Score and dataset of the paper's out-of-distribution detection."""
 
     @property
     def reductions(self) -> dict[str, str]:
-        """How each method's losses are joined, by its name."""
+        """Reduction of the members' losses, by the method's name."""
         return {type(method).__name__: method.reduction for method in self.methods}
 
     @property
     def rows(self) -> int:
-        """Examples of a step, each as often as MIMO repeats it."""
+        """Number of rows of a step: examples times MIMO's repetitions."""
         return self.recipe.batch * max(getattr(method, "repeat", 1) for method in self.methods)
 
 
@@ -76,7 +76,7 @@ LONG = replace(SHORT, epochs=200, lr=0.1, milestones=(60, 120, 160), decay=0.2)
 
 
 def _packed(data: str, model: str, recipe: Recipe, *methods: Method) -> PaperRecipe:
-    """A row of Table 4; by default for all that Table 1 compares on it but BatchEnsemble, which may have another rate."""
+    """Makes a row of Table 4. By default it trains the methods of Table 1, but BatchEnsemble on ResNet-50 has another rate."""
     gamma = 1 if model == "wideresnet28_10" else 2
     return PaperRecipe(
         recipe=recipe,
@@ -91,10 +91,10 @@ def _packed(data: str, model: str, recipe: Recipe, *methods: Method) -> PaperRec
             *(() if model == "resnet50" else (BatchEnsemble(members=4),)),
         ),
         decay="torch's, as printed; none on BatchEnsemble's factors",
-        silent="The table names flips alone; its numbers need the padded crop too. Precision and memory layout are not told, "
-        "nor how MIMO's losses are joined: with their mean its row is met, with their sum it is not. The epoch of the highest "
-        "validation accuracy is kept, of Deep each member's own: best='members', batches='own'."
-        + (" γ is the caption's; the counts printed for it are those of γ = 2." if gamma == 1 else ""),
+        silent="The table names flips only, but its numbers need the padded crop too. Precision, memory layout and the "
+        "reduction of MIMO's losses are not stated; MIMO's row needs the mean. The epoch of the highest validation accuracy is "
+        "kept, for Deep that of each member: best='members', batches='own'."
+        + (" γ is the caption's; the printed parameter counts belong to γ = 2." if gamma == 1 else ""),
         ood="maximum softmax probability, SVHN",
     )  # fmt: skip
 
@@ -104,15 +104,17 @@ WIDE = Recipe(
     decay=0.1, warmup=1.0, augment=Augment(crop=2, flip=True),
 )  # fmt: skip
 LARGE = replace(WIDE, epochs=150, batch=4096, weight_decay=2e-4, milestones=(50, 100, 133), warmup=5.0, augment=None)
-RATE = "Momentum, warm-up and milestones are the reference code's, the paper gives the rate and what it is multiplied by. "
+RATE = "Momentum, warm-up and milestones are the reference code's; the paper gives the rate and its factor. "
 PRINTED = RATE + "The reference code takes that rate for {per} distinct examples and scales it: {rate} for this batch."
 
 
 def _mimo(recipe: Recipe, silent: str, *methods: Method) -> PaperRecipe:
-    """One of appendix B's, on either CIFAR or on ImageNet."""
+    """Makes a recipe of appendix B, for CIFAR or ImageNet."""
     small = recipe.augment is not None
-    loader = "Crops and flips are not told: here the reference code's." if small else "Random resized crops are not told."
-    scope = "on all parameters" if small else "there on kernels and biases, not on norms; here on all"
+    loader = (
+        "Crops and flips are not stated: these are the reference code's." if small else "Random resized crops are not stated."
+    )
+    scope = "on all parameters" if small else "in the paper on kernels and biases, not on norms; here on all parameters"
     return PaperRecipe(
         recipe=recipe,
         source="MIMO, appendix B",
@@ -130,13 +132,13 @@ PLAIN = (Single(), MCDropout(members=1, p=0.1), Deep(members=4))
 
 PATCHED = Recipe(epochs=100, batch=256, lr=1e-3, optimizer="adam")
 PENALTY = 0.001
-"""Appendix C.1's λ, times the batch."""
+"""Appendix C.1's λ times the batch."""
 
 
 def _emp(recipe: Recipe, data: str, model: str, silent: str, *methods: Method) -> PaperRecipe:
-    """EMP and ECMP with the prior in their loss, or baselines with the same penalty as weight decay."""
-    told = f"λ ‖w‖² with λ = 0.001 / {recipe.batch}"
-    decay = f"{told}, as weight decay" if recipe.weight_decay else f"{told}, in the loss of EMP and ECMP: none besides"
+    """Makes a recipe for EMP and ECMP, whose loss has the prior, or for baselines, which have it as weight decay."""
+    penalty = f"λ ‖w‖² with λ = 0.001 / {recipe.batch}"
+    decay = f"{penalty}, as weight decay" if recipe.weight_decay else f"{penalty}, in the loss of EMP and ECMP; no weight decay"
     where = "appendices C.1 and D.5" if data == "CIFAR-100" else "appendices C.1 and D.3"
     source = f"Ensemble Model Patching, §5, {where}"
     return PaperRecipe(
@@ -147,7 +149,7 @@ def _emp(recipe: Recipe, data: str, model: str, silent: str, *methods: Method) -
 
 PATCHES = (EMP(members=200), ECMP(members=200))
 BASELINES = (Single(), MCDropout(members=200, p=0.005, position="norm"))
-UNSAID = "Whether the baselines have the penalty is not told."
+UNSAID = "Whether the baselines have the penalty is not stated."
 RESIZED = "Images are cropped and resized to 224 at random."
 
 RECIPES: dict[str, PaperRecipe] = {
@@ -166,7 +168,7 @@ RECIPES: dict[str, PaperRecipe] = {
     "mimo/cifar": _mimo(WIDE, CIFAR_AS_PRINTED, MIMO(members=3, repeat=4)),
     "mimo/cifar-reference": _mimo(
         replace(WIDE, batch=128, decay=0.2),
-        "As the reference code: the printed batch of 512 are rows, of 128 examples; the rate falls to a fifth, not a tenth.",
+        "As in the reference code: the printed batch of 512 counts rows, of 128 examples; the rate falls to a fifth.",
         MIMO(members=3, repeat=4),
     ),
     "mimo/cifar-baselines-200": _mimo(
@@ -179,7 +181,7 @@ RECIPES: dict[str, PaperRecipe] = {
     "mimo/imagenet": _mimo(LARGE, IMAGENET_AS_PRINTED, MIMO(members=2, rho=0.6, repeat=2)),
     "mimo/imagenet-reference": _mimo(
         replace(LARGE, batch=2048, lr=0.8),
-        "As the reference code: the printed batch of 4096 are rows, of 2048 examples; the rate is 0.1 for 256 of these.",
+        "As in the reference code: the printed batch of 4096 counts rows, of 2048 examples; the rate is 0.1 per 256 of these.",
         MIMO(members=2, rho=0.6, repeat=2),
     ),
     "mimo/imagenet-baselines-90": _mimo(replace(LARGE, epochs=90, milestones=(30, 60, 80)), IMAGENET_AS_PRINTED, *PLAIN),
@@ -197,8 +199,8 @@ RECIPES: dict[str, PaperRecipe] = {
         model="wideresnet16_4",
         methods=(Single(), MCDropout(members=4, p=0.1, position="layers"), Masksembles(members=4), Deep(members=4)),
         decay="torch's, as in the code of Wide Residual Networks",
-        silent="No number is printed: training is said to be like that of the network's authors, whose settings these are. Nor "
-        "is the scale of Table 1: Fig. 7 tries S from 1 to 5 and widths from 0.3 to 2 times the network's.",
+        silent="No number is printed: the paper refers to the network's authors, whose settings these are. Table 1's scale "
+        "is not stated either: Fig. 7 tries S from 1 to 5 and widths from 0.3 to 2 times the network's.",
         ood="uncertainty of the prediction, SVHN",
     ),
     "masksembles/imagenet": PaperRecipe(
@@ -208,9 +210,9 @@ RECIPES: dict[str, PaperRecipe] = {
         model="resnet50",
         methods=(Single(), MCDropout(members=4, position="layers"), Masksembles(members=4), Deep(members=4)),
         decay="torch's, as in the code of Ashukha et al.",
-        silent="No number is printed: the setup is said to be like that of Ashukha et al., whose settings these are, with "
-        "random resized crops and flips. Masks and dropout stand before convolutions from the third stage on; overlaps of "
-        "0.7, 0.3 and 0.2 are tried, the rate of dropout is tuned and not told.",
+        silent="No number is printed: the paper refers to Ashukha et al., whose settings these are, with random resized crops "
+        "and flips. Masks and dropout are placed before convolutions from the third stage on. Overlaps of 0.7, 0.3 and 0.2 "
+        "are tried; the dropout rate is tuned, and not stated.",
     ),
     "emp/imagenet": _emp(
         PATCHED, "ImageNet", "resnet18", RESIZED, *PATCHES, EMP(members=200, patch="norm"), ECMP(members=200, patch="norm")
@@ -219,12 +221,12 @@ RECIPES: dict[str, PaperRecipe] = {
         replace(PATCHED, weight_decay=2 * PENALTY / 256), "ImageNet", "resnet18", f"{RESIZED} {UNSAID}", *BASELINES
     ),
     "emp/cifar100": _emp(
-        replace(PATCHED, epochs=400, augment=CROP), "CIFAR-100", "pyramidnet110_270", "The crop's padding is not told.",
+        replace(PATCHED, epochs=400, augment=CROP), "CIFAR-100", "pyramidnet110_270", "The crop's padding is not stated.",
         *PATCHES,
     ),
     "emp/cifar100-baselines": _emp(
         replace(PATCHED, epochs=400, augment=CROP, weight_decay=2 * PENALTY / 256), "CIFAR-100", "pyramidnet110_270",
-        f"The crop's padding is not told. {UNSAID}", *BASELINES,
+        f"The crop's padding is not stated. {UNSAID}", *BASELINES,
     ),
     "emp/regression": PaperRecipe(
         recipe=replace(PATCHED, epochs=4000, batch=100, weight_decay=0.01),
@@ -236,16 +238,16 @@ RECIPES: dict[str, PaperRecipe] = {
             ECMP(members=10_000, patch="norm", gamma=0.2, tau_output=0.1, prior="none"),
             MCDropout(members=10_000, p=0.005), Deep(members=5),
         ),
-        decay="0.01, taken as torch's on all components, in place of the prior",
-        silent="Adam at its defaults, the last epoch. Which convention the decay of 0.01 has is not told. Dropout stands where "
-        "BatchNorm does, the explicit ensemble has neither.",
+        decay="0.01, read as torch's, on all components, in place of the prior",
+        silent="Adam at its defaults, the last epoch. The convention of the decay of 0.01 is not stated. Dropout replaces "
+        "BatchNorm; the explicit ensemble has neither.",
     ),
 }  # fmt: skip
-"""The papers' own, by name."""
+"""The papers' recipes by name."""
 
 A3 = (
     "the supplement trains on ImageNet by the A3 procedure, which needs LAMB and binary cross-entropy. It belongs to the "
-    "full-scale reproduction and is not there yet: LAMB looks at whole tensors, and so at several members at once"
+    "full-scale reproduction, and is missing because LAMB scales by whole tensors, which hold several members"
 )
 ABSENT: dict[str, str] = {
     "packed/imagenet-a3": A3,
@@ -253,79 +255,21 @@ ABSENT: dict[str, str] = {
     "packed/imagenet-a3-masksembles-resnet50x4": f"{A3}. Masksembles on ResNet-50×4 further has a batch of 1120",
     "packed/uci": "the supplement's appendix N gives neither epochs nor an optimiser",
 }
-"""What one may look for, and why it is not there."""
+"""Recipes that are missing, and why."""
 
 
 def recipe(name: str) -> Recipe:
-    """A paper's recipe by its name: `recipe("packed/cifar10-resnet18")`; docs/recipes.md lists them all."""
+    """Returns a paper's recipe: `recipe("packed/cifar10-resnet18")`. docs/recipes.md lists all names."""
     return find(name).recipe
 
 
 def find(name: str) -> PaperRecipe:
-    """A paper's recipe by its name, with what belongs to it: `find("mimo/cifar").methods`."""
+    """Returns a paper's recipe with its source and methods: `find("mimo/cifar").methods`."""
     from difflib import get_close_matches
 
     if name in ABSENT:
-        raise InputError(f"there is no recipe {name!r} yet: {ABSENT[name]}")
+        raise InputError(f"recipe {name!r} is missing: {ABSENT[name]}")
     if name not in RECIPES:
         near = get_close_matches(str(name), RECIPES, n=1, cutoff=0.0)
-        raise InputError(f"there is no recipe {name!r}: {', '.join(RECIPES)}; nearest is {near[0]!r}")
+        raise InputError(f"there is no recipe {name!r}. Did you mean {near[0]!r}? There are {', '.join(RECIPES)}")
     return RECIPES[name]
-
-
-def table() -> str:
-    """All of them, a row each, as docs/recipes.md has them."""
-    head = ["name", "data, network", "epochs", "batch", "optimiser", "schedule", "weight decay", "augment", "loss over members"]
-    rows = [_row(name, entry) for name, entry in RECIPES.items()]
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def notes() -> str:
-    """What the table has no room for: where each is from, what it trained, what is not told."""
-    lines = []
-    for name, entry in RECIPES.items():
-        methods = ", ".join(f"`{method}`" for method in map(_short, entry.methods))
-        ood = f" Foreign examples: {entry.ood}." if entry.ood else ""
-        lines.append(f"- `{name}`: {entry.source}. {methods}. {entry.silent}{ood}")
-    lines += [f"- `{name}` is not there yet: {why}." for name, why in ABSENT.items()]
-    return "\n".join(lines)
-
-
-def _short(method: Method) -> str:
-    """Members, and what is not by default."""
-    said = {f.name: getattr(method, f.name) for f in fields(method) if getattr(method, f.name) != f.default}
-    said = said if isinstance(method, Single) else {"members": method.members, **said}
-    return f"{type(method).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
-
-
-def _row(name: str, entry: PaperRecipe) -> list[str]:
-    recipe = entry.recipe
-    batch = f"{recipe.batch}" + (f" ({entry.rows} rows)" if entry.rows != recipe.batch else "")
-    kind = f"{recipe.optimizer} {recipe.lr:g}" + (f", {recipe.momentum:g}" if recipe.optimizer == "sgd" else "")
-    falls = f"× {recipe.decay:g} at {', '.join(map(str, recipe.milestones))}" if recipe.milestones else recipe.schedule
-    joined = {how: [n for n, r in entry.reductions.items() if r == how] for how in ("sum", "mean")}
-    return [
-        f"`{name}`",
-        f"{entry.data}, `{entry.model}`",
-        f"{recipe.epochs}",
-        batch,
-        kind + (" Nesterov" if recipe.nesterov else ""),
-        falls + (f", warm-up {recipe.warmup:g}" if recipe.warmup else ""),
-        f"{recipe.weight_decay:g}: {entry.decay}",
-        _augmented(recipe.augment),
-        "; ".join(f"{how}: {', '.join(names)}" for how, names in joined.items() if names),
-    ]
-
-
-def _augmented(augment: Augment | None) -> str:
-    """The settings that do something."""
-    if augment is None:
-        return "none"
-    crop = f"crop {augment.crop}" + (" reflected" if augment.fill == "reflect" else "")
-    said = {"flip": augment.flip, "mixup": augment.mixup, "cutmix": augment.cutmix, "label smoothing": augment.smoothing}
-    parts = [crop, *(name if value is True else f"{name} {value:g}" for name, value in said.items() if value)]
-    if augment.rand_augment is not None:
-        drawn = augment.rand_augment
-        parts.append(f"RandAugment m={drawn.magnitude:g} n={drawn.n} mstd={drawn.std:g}")
-    return ", ".join(parts)

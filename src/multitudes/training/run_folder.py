@@ -1,20 +1,20 @@
-"""Run: the folder of a training run: what was asked for, what was measured, and where to go on.
+"""RunFolder: the files of a training run, from which it can be resumed.
 
-config.json        the recipe, the method, the versions
-metrics.jsonl      a line for each epoch
-log.txt            what happened, and when
-checkpoints/       the last two: weights, optimiser, moving average, in one file each that is whole or not there
-best.multitude     the ensemble of the best epoch; last.multitude, of the last
+config.json        recipe, method, datasets and versions
+metrics.jsonl      one line per epoch
+log.txt            events with their time
+checkpoints/       the last two checkpoints: weights, optimizer, moving average; written whole or not at all
+best.multitude     the ensemble of the best epoch
+last.multitude     the ensemble of the last epoch
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
@@ -28,135 +28,124 @@ from multitudes.errors import FileError
 from multitudes.storage import UNFINISHED, load_tensors, save_tensors, write
 
 KEPT = 2
-"""How many checkpoints stay: should one be damaged, there is another."""
+"""Number of checkpoints kept: if the last one is damaged, the one before it is used."""
 NAME = re.compile(r"\d{6,}\.safetensors")
-"""What checkpoints are called: by their epoch."""
-LEFT = re.compile(
-    rf"\.(config\.json|metrics\.jsonl|(best|last)\.multitude|{NAME.pattern})\.[0-9a-f]{{8}}{re.escape(UNFINISHED)}"
-)
-"""What a run's files are called, and what they are while they are written."""
+"""File name of a checkpoint: its epoch."""
+FILES = ("config.json", "metrics.jsonl", "best.multitude", "last.multitude", "checkpoints/[0-9]*.safetensors")
 
 
 class RunFolder:
-    """A run's folder."""
+    """Folder of a run. As a context manager, it holds a lock on the folder."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self._block: contextlib.ExitStack | None = None
-        self._made: list[Path] = []
-        """Of a new run, the files that were not there before."""
+        self._stack: contextlib.ExitStack | None = None
+        self._new: list[Path] = []
+        """Files of a new run that did not exist before."""
 
     def __enter__(self) -> RunFolder:
-        self._block = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._block is not None:
-            self._block.close()
+        if self._stack is not None:
+            self._stack.close()
 
-    def _hold(self, file: Path) -> None:
-        """Until the end of a with-block, or of the process however it ends, no other takes up the run."""
-        if self._block is None:
+    def _lock(self, file: Path) -> None:
+        """Locks the folder until the with-block or the process ends."""
+        if self._stack is None:
             return
-        held = self._block.enter_context(file.open("rb+"))
-        with contextlib.suppress(ImportError):  # Windows has no such locks
+        handle = self._stack.enter_context(file.open("rb+"))
+        try:
             import fcntl
 
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise FileError(
-                    f"{self.path} is being written by another process: wait for it, or give another out="
-                ) from error
-            except OSError:  # nor have some networks' disks
-                return
-            if os.fstat(held.fileno()).st_ino != file.stat().st_ino:
-                raise FileError(f"another process has started a run in {self.path} just now: give another out=")
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileError(f"another process is writing to {self.path}: wait for it, or pass another out=") from error
+        except (ImportError, OSError):  # Windows and some network file systems have no such locks
+            return
 
     def start(self, config: Mapping[str, Any], resume: bool) -> None:
-        """Makes the folder for a new run, or finds that of the run to go on with."""
-        text, file = json.dumps(config, indent=1, sort_keys=True), self.path / "config.json"
+        """Creates the folder of a new run, or checks that the run in the folder has the same config."""
+        file = self.path / "config.json"
         if file.exists() and not resume:
-            raise FileError(f"{self.path} holds a run already: resume=True goes on with it, another out= starts a new one")
+            raise FileError(f"{self.path} already has a run: pass resume=True to continue it, or another out=")
         if file.exists():
-            self._same(config, file)
-            self._hold(file)
-            for left in self._unfinished():  # by a process that was killed
-                left.unlink(missing_ok=True)
+            self._check_config(config, file)
+            self._lock(file)
+            for unfinished in self._unfinished():  # left by a process that was killed
+                unfinished.unlink(missing_ok=True)
             return
-        if self._written():
-            raise FileError(
-                f"{self.checkpoints} holds checkpoints of a run whose config.json is gone: give another out=, or put it back"
-            )
+        if self._checkpoints():
+            raise FileError(f"{self.checkpoints} has checkpoints, but config.json is missing: restore it, or pass another out=")
         if (self.path / "metrics.jsonl").exists():
-            raise FileError(f"{self.path} holds a metrics.jsonl, and no run that it is of: give another out=")
+            raise FileError(f"{self.path} has a metrics.jsonl, but no config.json: pass another out=")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"cannot make the folder {self.path}: {error.strerror or error}") from error
+            raise FileError(f"cannot create the folder {self.path}: {error.strerror or error}") from error
         others = [self.path / "metrics.jsonl", self.path / "log.txt"]
-        self._made = [file, *(one for one in others if not one.exists())]
-        write(file, text.encode())
-        self._hold(file)
+        self._new = [file, *(other for other in others if not other.exists())]
+        write(file, json.dumps(config, indent=1, sort_keys=True).encode())
+        self._lock(file)
 
-    def _same(self, config: Mapping[str, Any], file: Path) -> None:
+    def _check_config(self, config: Mapping[str, Any], file: Path) -> None:
         try:
-            old = json.loads(file.read_text(encoding="utf-8"))
+            old = _flat(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read: {error}") from error
-        new = json.loads(json.dumps(config))
-        here, there = _flat(new), _flat(old)
-        before, now = there.get("torch"), here.get("torch")
-        if before is not None:
-            there["torch"] = now
+        new = _flat(json.loads(json.dumps(config)))
+        version = old.get("torch")
+        if version is not None:
+            old["torch"] = new.get("torch")
         changed = [
-            f"{name} was {there.get(name)!r} and is {here.get(name)!r}"
-            for name in here | there
-            if json.dumps(here.get(name)) != json.dumps(there.get(name))
+            f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
+            for name in new | old
+            if json.dumps(new.get(name)) != json.dumps(old.get(name))
         ]
         if changed:
-            raise FileError(f"{self.path} is of another run: {'; '.join(changed[:6])}")
-        if before != now:
-            warnings.warn(f"the run was begun with torch {before} and goes on with {now}: not bit for bit", stacklevel=6)
+            raise FileError(f"{self.path} has another run: {'; '.join(changed[:6])}")
+        if version != new.get("torch"):
+            text = f"the run was started with torch {version} and is resumed with {new['torch']}: results may differ slightly"
+            warnings.warn(text, stacklevel=6)
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Writes a checkpoint, whole or not at all, and removes older ones, and later ones that could not be used."""
+        """Writes a checkpoint. Removes all but the last two, and later ones that could not be read."""
         new = self.checkpoints / f"{epoch:06d}.safetensors"
         save_tensors(new, "checkpoint", {"epoch": epoch, **about}, tensors)
-        files = self._written()
+        files = self._checkpoints()
         upto = [file for file in files if file.name <= new.name]
         for other in {*files} - {*upto[-KEPT:]}:
             other.unlink(missing_ok=True)
 
     def remove_new_files(self) -> None:
-        """Takes back a run that was begun here and of which no epoch could be trained: its folder is free again."""
-        for file in [*self._made, *self._written()] if self._made else ():
+        """Removes the files of a new run that failed in its first epoch, so that the folder can be used again."""
+        for file in [*self._new, *self._checkpoints()] if self._new else ():
             file.unlink(missing_ok=True)
 
-    def _written(self) -> list[Path]:
-        """The checkpoints, in order; other files in their folder are not ours."""
+    def _checkpoints(self) -> list[Path]:
+        """Returns the checkpoints by epoch. Other files in their folder are left alone."""
         return sorted(file for file in self.checkpoints.glob("*.safetensors") if NAME.fullmatch(file.name) and file.is_file())
 
     def _unfinished(self) -> list[Path]:
-        """What was being written for the run, and was not finished."""
-        files = [file for folder in (self.path, self.checkpoints) for file in folder.glob(f".*{UNFINISHED}")]
-        return [file for file in files if LEFT.fullmatch(file.name)]
+        """Returns the temporary files that `write` left when its process was killed."""
+        targets = [self.path / name for name in FILES]
+        return [file for one in targets for file in one.parent.glob(f".{one.name}.*{UNFINISHED}")]
 
-    def newest(self, tell: Any = None) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """The last checkpoint that is whole; one that is not is named."""
-        files = self._written()[::-1]
+    def newest(self, warn: Callable[[str], None] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """Returns the last checkpoint that can be read, and warns of damaged ones."""
+        files = self._checkpoints()[::-1]
         for file in files:
             try:
                 return load_tensors(file, "checkpoint")
             except FileError as error:
-                if tell is not None:
-                    next_one = "the checkpoint before it is used" if file != files[-1] else "the run starts anew"
-                    tell(f"{error}; {next_one}")
+                if warn is not None:
+                    warn(f"{error}; {'using the checkpoint before it' if file != files[-1] else 'starting from epoch 0'}")
         return None
 
     def log(self, text: str) -> None:
-        """A line of the log, with the time."""
+        """Adds a line to the log, with the time."""
         try:
             with (self.path / "log.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}  {text}\n")
@@ -164,21 +153,22 @@ class RunFolder:
             raise FileError(f"cannot write {self.path / 'log.txt'}: {error.strerror or error}") from error
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
-        """Writes all lines anew."""
+        """Replaces metrics.jsonl by these lines."""
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def _flat(tree: Any, front: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {front: tree}
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found.update(_flat(value, f"{front}.{key}" if front else str(key)))
-    return found
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested dicts by dotted names."""
+    if not isinstance(config, Mapping):
+        return {prefix: config}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat.update(_flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimiser's state as tensors and numbers, by parameter and name."""
+    """Returns an optimizer's state as tensors and numbers, by the parameter's index and the name."""
     tensors, numbers = {}, {}
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
@@ -190,19 +180,20 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    """What `optimizer_tensors` gave, back in its place; rates are the schedule's."""
+    """Loads the result of `optimizer_tensors` into an optimizer. Learning rates come from the schedule."""
     state: dict[int, dict[str, Any]] = {}
-    own = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for key, value in [*tensors.items(), *((f"optimizer.{name}", v) for name, v in numbers.items())]:
         if key.startswith("optimizer."):
-            _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = shard_like(value, own[int(index)]) if isinstance(value, Tensor) else value
+            _, number, name = key.split(".", 2)
+            index = int(number)
+            state.setdefault(index, {})[name] = shard_like(value, parameters[index]) if isinstance(value, Tensor) else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def other_tensors(there: dict[str, Tensor], here: dict[str, Tensor]) -> list[str]:
-    """In what the tensors of a checkpoint are not those of an ensemble."""
-    found = [f"it has no {name}" for name in here if name not in there]
-    found += [f"it has {name}" for name in there if name not in here]
-    shapes = {name: (list(there[name].shape), list(here[name].shape)) for name in here if name in there}
-    return found + [f"{name} is {a} there and {b} here" for name, (a, b) in shapes.items() if a != b]
+def tensor_differences(checkpoint: Mapping[str, Tensor], ensemble: Mapping[str, Tensor]) -> list[str]:
+    """Lists tensors that are missing in the checkpoint, unknown to the ensemble, or of another shape."""
+    missing = [f"the checkpoint has no {name}" for name in ensemble if name not in checkpoint]
+    unknown = [f"the ensemble has no {name}" for name in checkpoint if name not in ensemble]
+    shapes = {name: [list(state[name].shape) for state in (checkpoint, ensemble)] for name in ensemble if name in checkpoint}
+    return missing + unknown + [f"{name} is {a} in the checkpoint and {b} here" for name, (a, b) in shapes.items() if a != b]

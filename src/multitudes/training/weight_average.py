@@ -1,18 +1,19 @@
-"""A moving average of weights, which stands in for them where they are judged."""
+"""WeightAverage: an exponential moving average of the weights, used for validation and as the result."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 from multitudes.engine.sharding import reshard
 from multitudes.ensemble import Ensemble
 
 
 class WeightAverage:
-    """A moving average of weights; buffers are the last ones."""
+    """Moving average of an ensemble's parameters. Buffers are not averaged."""
 
     def __init__(self, ensemble: Ensemble, decay: float) -> None:
         self.ensemble, self.decay = ensemble, decay
@@ -20,31 +21,28 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Moves towards the weights as they are now."""
-        own = dict(self.ensemble.named_parameters())
-        torch._foreach_lerp_(list(self.values.values()), [own[name].detach() for name in self.values], 1 - self.decay)
+        """Moves the average towards the current weights."""
+        weights = dict(self.ensemble.named_parameters())
+        torch._foreach_lerp_(list(self.values.values()), [weights[name].detach() for name in self.values], 1 - self.decay)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The average in place of the weights, for the time of a block."""
+        """Puts the average in place of the weights, and the weights back at the end of the block."""
         reshard(self.ensemble)
-        own = dict(self.ensemble.named_parameters())
-        before = {name: own[name].detach().clone() for name in self.values}
-        with torch.no_grad():
-            for name, value in self.values.items():
-                own[name].copy_(value)
+        weights = {name: p.detach().clone() for name, p in self.ensemble.named_parameters() if name in self.values}
+        self._write(self.values)
         try:
             yield
         finally:
             reshard(self.ensemble)
-            own = dict(self.ensemble.named_parameters())
-            with torch.no_grad():
-                for name, value in before.items():
-                    own[name].copy_(value)
+            self._write(weights)
+
+    def copy_to_weights(self) -> None:
+        """Overwrites the weights with the average."""
+        self._write(self.values)
 
     @torch.no_grad()
-    def copy_to_weights(self) -> None:
-        """The average in place of the weights."""
-        own = dict(self.ensemble.named_parameters())
-        for name, value in self.values.items():
-            own[name].copy_(value)
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        weights = dict(self.ensemble.named_parameters())
+        for name, value in values.items():
+            weights[name].copy_(value)

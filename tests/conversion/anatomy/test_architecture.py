@@ -74,7 +74,7 @@ def test_what_is_no_setting() -> None:
     assert "says='power=2' there" in differences(settings(Spoken(2)), settings(Spoken(3)))[0]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if "hugging_face" in n else []) for n in ZOO])
 def test_they_are_json(name: str) -> None:
     """And the same after it; two of a kind do not differ."""
     found = settings(ZOO[name].model())

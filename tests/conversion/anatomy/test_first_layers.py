@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from laws.compare import summed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,10 +50,10 @@ def test_layers_on_the_inputs() -> None:
 
 
 def test_a_querys_layer_has_no_slots() -> None:
-    """MIMO widens what stands on the input alone, and the query's layer stays as it was given."""
+    """MIMO widens the layer that reads the input alone; the layer of the query stays as it was given."""
     net, x = Latent(), torch.randn(4, 5, 6)
     ens = mt.ensemble(net, mt.MIMO(members=3), x, seed=0)
-    assert ens.engine.summed == {"k.weight"}
+    assert summed(ens) == {"k.weight"}
     torch.testing.assert_close(ens.get_parameter("q.weight"), net.q.weight)
 
 

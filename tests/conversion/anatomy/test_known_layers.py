@@ -67,7 +67,7 @@ def test_a_forward_of_its_own_is_refused_by_name() -> None:
 
 
 def test_tokens_and_tables_are_no_layers_and_loose_matrices_are() -> None:
-    """What is only added is shared; what is multiplied by is refused."""
+    """Parameters that are only added are shared; matrices are refused."""
 
     class Loose(nn.Module):
         def __init__(self) -> None:

@@ -36,7 +36,7 @@ def pruned(net: nn.Module, ratio: float, inputs: mt.Inputs, choose: Chooser = fi
 
 
 def marked(net: nn.Module) -> nn.Module:
-    """In double precision, with a bias in every layer and statistics in every norm, so that each channel can be told."""
+    """In double precision, with a bias in every layer and statistics in every norm: each channel has numbers of its own."""
     for part in net.modules():
         if isinstance(part, LAYERS):
             part.bias = nn.Parameter(torch.randn(width_of(part)))
@@ -200,7 +200,7 @@ VIT_AXES = {
 
 
 class ViT(seq.ViT):
-    """The zoo's ViT with so many heads of such a size."""
+    """The ViT of the zoo with this number and size of heads."""
 
     def __init__(self, heads: int, size: int, blocks: int) -> None:
         super().__init__(width=2)
@@ -266,7 +266,7 @@ def test_without_a_choice_the_first_channels_stay() -> None:
     assert kept(net[3].bias, thin[3].bias) == first_channels(torch.ones(6), 3) == [0, 1, 2]
 
 
-def test_the_choice_is_told_how_important_each_channel_is() -> None:
+def test_the_choice_knows_the_importance_of_each_channel() -> None:
     """By the size of all weights that go with it; a channel whose weights are large is known by it."""
     net, seen = marked(conv.CNN()), []
     with torch.no_grad():
@@ -399,7 +399,7 @@ class HardCoded(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["view", "rows", "halves", "table"])
-def test_a_width_said_in_forward_is_refused(how: str) -> None:
+def test_a_width_written_into_forward_is_refused(how: str) -> None:
     """The advice says what to give instead."""
     with pytest.raises(mt.ConversionError, match=r"HardCoded cannot be thinned to 0.5(.|\n)*lambda ratio: Net"):
         pruned(HardCoded(how), 0.5, mt.Inputs(torch.randn(4, 4)))

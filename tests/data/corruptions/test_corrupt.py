@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from pictures import pictures, values
 from torch import Tensor
 
-from multitudes.data.corruptions.corrupt import NAMES, SEVERITIES, corrupt, corruptions
+from multitudes.data.corruptions.corrupt import NAMES, corrupt, corruptions
+from multitudes.data.corruptions.published import SEVERITIES
 from multitudes.errors import InputError
 
 FIXED = {"defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "pixelate", "jpeg_compression", "saturate"}
@@ -31,7 +33,7 @@ def test_there_are_nineteen() -> None:
     assert len(NAMES) == len(set(NAMES)) == 19
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("severity", [2, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_pieces_equal_the_whole(name: str, severity: int) -> None:
     """Whatever the batch, twice the same, and the images given are not written to."""
@@ -71,18 +73,21 @@ def test_severities_have_chance_of_their_own(name: str) -> None:
     assert float((torch.corrcoef(found) - torch.eye(5)).abs().max()) < 0.1
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 33, 20), (1, 1, 5, 7), (2, 3, 1, 1), (1, 3, 2, 9), (2, 3, 40, 70)])
+SHAPES = [(2, 1, 28, 28), (2, 3, 33, 20), (1, 1, 5, 7), (2, 3, 1, 1), (1, 3, 2, 9), (2, 3, 20, 70)]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_any_size_grey_or_coloured(name: str, shape: tuple[int, int, int, int]) -> None:
-    images = pictures(*shape)
-    for severity in SEVERITIES:
-        for given in (images, values(images)):
-            found = corrupt(given, name, severity)
-            assert found.shape == images.shape
-            assert found.dtype == given.dtype
-            assert bool(torch.isfinite(found.float()).all())
-            assert float(found.max()) <= (255 if given is images else 1)
-            assert float(found.min()) >= 0
+def test_any_size_grey_or_coloured(name: str) -> None:
+    """Bytes and floats in turn, at every severity."""
+    for shape, severity in itertools.product(SHAPES, SEVERITIES):
+        images = pictures(*shape)
+        given = images if severity % 2 else values(images)
+        found = corrupt(given, name, severity)
+        assert found.shape == images.shape
+        assert found.dtype == given.dtype
+        assert bool(torch.isfinite(found.float()).all()), (shape, severity)
+        assert float(found.max()) <= (255 if given is images else 1)
+        assert float(found.min()) >= 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,15 +150,15 @@ def test_all_of_them_by_name_and_severity() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "gausian_noise"}, "no corruption 'gausian_noise' \\(nearest: 'gaussian_noise'\\)"),
+        ({"name": "gausian_noise"}, "'gausian_noise' .*nearest: 'gaussian_noise'"),
         ({"name": None}, "no corruption None"),
-        ({"severity": 0}, "severity=0: give 1, 2, 3, 4 or 5"),
+        ({"severity": 0}, "severity=0.*from 1 to 5"),
         ({"severity": 6}, "severity=6"),
         ({"severity": 2.0}, "severity=2.0"),
         ({"severity": True}, "severity=True"),
         ({"seed": 0.5}, "seed=0.5"),
         ({"start": -1}, "start=-1.*at least 0"),
-        ({"images": [1]}, "it is list"),
+        ({"images": [1]}, "not list"),
         ({"images": torch.zeros(3, 32, 32)}, r"\[3, 32, 32\]"),
         ({"images": torch.zeros(2, 4, 32, 32)}, "1 or 3 channels"),
         ({"images": torch.zeros(2, 3, 0, 32)}, r"\[2, 3, 0, 32\]"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import io
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from multitudes.data.corruptions import digital
 from multitudes.data.corruptions.corrupt import corrupt
 from multitudes.data.corruptions.grids import Array
 from multitudes.data.corruptions.published import CIFAR, IMAGENET
-from multitudes.errors import InputError
 
 NONE: list[np.random.Generator] = []
 
@@ -72,8 +70,8 @@ def test_tones_and_greys_are_alike() -> None:
     np.testing.assert_allclose(digital.grey(image), digital.tone(x(channels=1), (0.2, 0.9, 0.4))[None] * np.ones((1, 1, 4, 4)))
 
 
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 32, 32), (3, 33, 20), (3, 80, 70), (1, 3, 2)])
+@pytest.mark.parametrize("severity", [1, 3, 5])
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 32, 32), (3, 33, 20), (3, 80, 70), (1, 3, 2)])
 def test_pixelate_is_pillows(channels: int, height: int, width: int, severity: int) -> None:
     """Within one level of 255: Pillow rounds in between."""
     images = pictures(2, channels, height, width)
@@ -98,12 +96,6 @@ def test_jpeg_is_pillows(channels: int, height: int, width: int, severity: int) 
         expected = np.array(Image.open(file)).reshape(height, width, channels)
         assert (result.permute(1, 2, 0).numpy() == expected).all()
     assert not torch.equal(found, images)
-
-
-def test_jpeg_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match=r"pip install 'multitudes\[data\]'"):
-        corrupt(pictures(), "jpeg_compression", 1)
 
 
 @pytest.mark.parametrize("numbers", [*CIFAR["elastic_transform"], IMAGENET["elastic_transform"][1]])

@@ -70,7 +70,7 @@ def test_a_flat_histogram_is_reached() -> None:
     """As many pixels below each value as its share of 255; an image of one value stays as it is."""
     level = np.random.default_rng(0).poisson(3, (2, 1, 40, 40)).astype(np.float32)
     level[1] = 7
-    found = spatter.equalised(level)
+    found = spatter.equalise(level)
     lowest = (level[0] == level[0].min()).sum()
     for value in np.unique(level[0]):
         expected = 255 * ((level[0] <= value).sum() - lowest) / (1600 - lowest)
@@ -81,13 +81,13 @@ def test_a_flat_histogram_is_reached() -> None:
 
 
 def test_relief_step_by_step() -> None:
-    """Distance from the rim, smoothed, equalised, lit and smoothed again, by scipy."""
+    """Distance from the rim, smoothed, equalise, lit and smoothed again, by scipy."""
     wet = ndimage.gaussian_filter(np.random.default_rng(0).random((2, 1, 32, 32)), (0, 0, 3, 3)) > 0.5
     found = spatter.relief(wet)
     mean = np.ones((1, 1, 3, 3)) / 9
     level = np.floor(ndimage.correlate(spatter.rim_distance(wet).astype(np.float64), mean, mode="mirror") + 1e-4)
     kernel = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])[None, None]
-    lit = ndimage.correlate(spatter.equalised(level).astype(np.float64), kernel, mode="mirror").clip(0, 255)
+    lit = ndimage.correlate(spatter.equalise(level).astype(np.float64), kernel, mode="mirror").clip(0, 255)
     np.testing.assert_allclose(found, np.rint(ndimage.correlate(lit, mean, mode="mirror")), atol=1)
     assert found.std() > 20
 

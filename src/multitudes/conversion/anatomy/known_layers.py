@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.structure import NORMS, Structure, additive_parameters, own_tensors
-from multitudes.engine.modules import inside
+from multitudes.engine.modules import inside, join_name
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -190,7 +190,7 @@ def unknown_layers(structure: Structure) -> dict[str, str]:
     for name, part in model.named_modules():
         if name in known or isinstance(part, SHARED) or any(inside(name, [outer]) for outer in attention):
             continue
-        tensors = {f"{name}.{key}" if name else key: tensor for key, tensor in own_tensors(part).items()}
+        tensors = {join_name(name, key): tensor for key, tensor in own_tensors(part).items()}
         matrices = [n for n, t in tensors.items() if isinstance(t, nn.Parameter) and _is_matrix(t) and n not in additive]
         if matrices:
             parent = next((p.__name__ for p in PRODUCTS if isinstance(part, p)), None)

@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from multitudes.engine import tree
+from multitudes.engine.modules import join_name
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
@@ -30,7 +31,7 @@ class ParameterReads(TorchFunctionMode):
         self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
         for name, part in probe.named_modules():
             for key, parameter in part.named_parameters(recurse=isinstance(part, nn.MultiheadAttention)):
-                self.owners.setdefault(id(parameter), (f"{name}.{key}" if name else key, []))[1].append(part)
+                self.owners.setdefault(id(parameter), (join_name(name, key), []))[1].append(part)
             part.register_forward_pre_hook(lambda module, _: self.running.append(module))
             part.register_forward_hook(self._leave)
 

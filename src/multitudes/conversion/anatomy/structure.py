@@ -19,7 +19,8 @@ from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, named_tensors, owning_module
+from multitudes.engine.modules import detached_copy, join_name, named_tensors, owning_module
+from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -195,6 +196,17 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     return structure
 
 
+def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
+    """Observes a model on the user's example; an example that the model rejects is an InputError."""
+    try:
+        with seeded(seed, model):
+            return observe(model, inputs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
+
+
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
     """Names the layers nearest to the outputs, and the parameters outside layers between them and the outputs."""
     layers = set(structure.layers())
@@ -228,7 +240,7 @@ def blocks(model: nn.Module) -> list[str]:
             continue
         for key, part in module.named_children():
             if any(is_layer(inner) for inner in part.modules() if inner is not part):
-                names.append(f"{name}.{key}" if name else key)
+                names.append(join_name(name, key))
     innermost = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
     return innermost or [name for name, module in model.named_modules() if is_layer(module)]
 

@@ -10,28 +10,26 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.initialise import build, is_constant, reinitialised
+from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import Structure, last_layers
-from multitudes.conversion.arguments import check_model, checked_seed
+from multitudes.conversion.anatomy.structure import Structure, last_layers, run_example
 from multitudes.conversion.resize.audit import changed_outputs
 from multitudes.conversion.resize.constructors import HEADS, by_config, by_constructor, by_timm
 from multitudes.conversion.resize.pruning import ADVICE, pruned, width_of
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
-from multitudes.engine.seeds import seeded
-from multitudes.errors import ConversionError, InputError
-from multitudes.method import Given
+from multitudes.engine.seeds import checked_seed, seeded
+from multitudes.errors import ConversionError
+from multitudes.settings import above, check
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
 """way(model, ratio, device): the model at another width; None if the way does not apply to it."""
@@ -68,8 +66,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     >>> thin.resizing.rounded["layer4.1.conv2"]
     (153.6, 154)
     """
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < math.inf:
-        raise InputError(f"ratio={ratio!r}: give new width over old width, a number above 0")
+    check("ratio", ratio, Annotated[float, above(0)])
     check_model(model)
     seed = checked_seed(seed)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
@@ -77,8 +74,8 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
         raise ConversionError(
             f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
-    given = Given(net, checked_example(net, example, 0), None if isinstance(model, nn.Module) else model, seed)
-    return resized(given.structure, given.factory, ratio, seed)
+    structure = run_example(net, checked_example(net, example, 0), seed)
+    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed)
 
 
 def resized(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Blur: out of focus, through frosted glass, by motion, by zooming."""
+"""Blur: defocus, frosted glass, motion, zoom, Gaussian."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ from multitudes.data.corruptions.noise import Rngs, uniform
 
 
 def defocus_blur(x: Array, rngs: Rngs, radius: float, soft: float) -> Array:
-    """The mean over a disc whose rim is softened."""
+    """Averages over a disc with a softened rim."""
     return grids.correlate(x, disc(radius, soft), "mirror")
 
 
 def disc(radius: float, soft: float) -> Array:
-    """A disc of sum one on a grid that reaches 8 pixels or the radius, after a Gaussian of 3 or 5 taps."""
+    """Kernel of a disc with sum 1, smoothed by a Gaussian of 3 or 5 taps."""
     reach = max(8, int(radius))
     square = np.arange(-reach, reach + 1) ** 2
     hard = (square[:, None] + square <= radius**2).astype(np.float64)
-    kernel = grids.filtered(hard / hard.sum(), grids.gaussian_taps(soft, 1 if radius <= 8 else 2), "mirror")
+    kernel = grids.filter_both_axes(hard / hard.sum(), grids.gaussian_taps(soft, 1 if radius <= 8 else 2), "mirror")
     used = np.flatnonzero(kernel.max(0) > 1e-8)
     return kernel[used[0] : used[-1] + 1, used[0] : used[-1] + 1]
 
 
 def glass_blur(x: Array, rngs: Rngs, sigma: float, reach: float, times: float) -> Array:
-    """Pixels take the place of neighbours, one after the other from the lower right, between two Gaussian filters.
+    """Copies random neighbours onto pixels, one after the other from the lower right, between two Gaussian filters.
 
-    A pixel becomes what lies up to `reach` before it or `reach` − 1 after it, in both directions. The published script is
-    written as if the two changed places, but as both are views of one array, the one is copied onto the other: so it is here.
+    A pixel takes the value of one up to `reach` before it or `reach` − 1 after it, on both axes. The published script looks as
+    if it swapped the two pixels. But both are views of one array, so it copies one onto the other, and so does this function.
     """
     far, (height, width) = int(reach), x.shape[-2:]
     rows, columns = np.arange(height - far, far, -1), np.arange(width - far, far, -1)
-    own = (rows[:, None] * width + columns).ravel()
+    pixels = (rows[:, None] * width + columns).ravel()
     blurred = grids.gaussian(x, sigma)
     flat = blurred.reshape(*x.shape[:2], -1)
     for i, rng in enumerate(rngs):
-        moves = rng.integers(-far, far, (int(times), len(own), 2))
-        flat[i] = flat[i][:, _shuffled(height * width, own, own + moves[..., 0] * width + moves[..., 1])]
+        moves = rng.integers(-far, far, (int(times), len(pixels), 2))
+        flat[i] = flat[i][:, _copy_sources(height * width, pixels, pixels + moves[..., 0] * width + moves[..., 1])]
     return grids.gaussian(blurred, sigma)
 
 
-def _shuffled(size: int, own: Array, other: Array) -> list[int]:
-    """Where each pixel comes from, after passes of copies in their order; lists are ten times as quick as arrays at that."""
-    found = list(range(size))
-    first = own.tolist()
-    for second in other.tolist():
+def _copy_sources(size: int, pixels: Array, neighbours: Array) -> list[int]:
+    """Index of the pixel that each value comes from, after all copies in order. Lists are ten times as fast as arrays here."""
+    sources = list(range(size))
+    first = pixels.tolist()
+    for second in neighbours.tolist():
         for i, j in zip(first, second, strict=True):
-            found[i] = found[j]
-    return found
+            sources[i] = sources[j]
+    return sources
 
 
 def motion_blur(x: Array, rngs: Rngs, radius: float, sigma: float) -> Array:
-    """A trail that fades as a Gaussian, in a direction within 45° of the horizontal."""
+    """Smears along a random direction within 45° of the horizontal, with Gaussian weights."""
     return trail(x, uniform(rngs, -45, 45)[:, None], radius, sigma)
 
 
 def trail(x: Array, angle: Array, radius: float, sigma: float, edge: grids.Edge = "nearest") -> Array:
-    """Each image drawn along its own angle in degrees, ``[N, 1]``: pixels at whole steps, the last 2 radius away."""
+    """Smears each image along its own angle in degrees, ``[N, 1]``: weighted sum of pixels at whole steps up to 2 radius."""
     weights = np.exp(-0.5 * (np.arange(2 * int(np.ceil(radius)) + 1) / sigma) ** 2)
     steps = np.arange(len(weights))
     right = np.ceil(steps * np.cos(np.deg2rad(angle)) - 0.5).astype(int)  # [N, steps]
     down = np.ceil(steps * np.sin(np.deg2rad(angle)) - 0.5).astype(int)
     rows, columns = np.arange(x.shape[-2]), np.arange(x.shape[-1])
-    found = np.zeros_like(x)
+    result = np.zeros_like(x)
     for k, weight in enumerate(weights / weights.sum()):
         if weight > 1e-7:
             y = grids.fold(rows + down[:, k, None], x.shape[-2], edge)[:, :, None]
             z = grids.fold(columns + right[:, k, None], x.shape[-1], edge)[:, None, :]
-            found += np.float32(weight) * grids.take(x, *np.broadcast_arrays(y, z))
-    return found
+            result += np.float32(weight) * grids.take(x, *np.broadcast_arrays(y, z))
+    return result
 
 
 def zoom_blur(x: Array, rngs: Rngs, stop: float, step: float) -> Array:
-    """The mean of the image and of it enlarged by 1, 1 + step, ... up to `stop`."""
+    """Averages the image with its enlargements by 1, 1 + step, ... up to `stop`."""
     factors = np.arange(1, stop, step)
-    found = x.copy()
+    total = x.copy()
     for factor in factors:
-        found += grids.along(x, grids.zoom_matrix(x.shape[-2], factor), grids.zoom_matrix(x.shape[-1], factor))
-    return found / (len(factors) + 1)
+        total += grids.apply_matrices(x, grids.zoom_matrix(x.shape[-2], factor), grids.zoom_matrix(x.shape[-1], factor))
+    return total / (len(factors) + 1)
 
 
 def gaussian_blur(x: Array, rngs: Rngs, sigma: float) -> Array:
-    """A Gaussian filter."""
+    """Applies a Gaussian filter."""
     return grids.gaussian(x, sigma)

@@ -1,4 +1,4 @@
-"""Digital: what cameras, screens and files do; and how colours are made grey."""
+"""Corruptions by cameras, screens and files; and conversion of colours to grey."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 def grey(x: Array) -> Array:
-    """Images as grey ones, ``[N, 1, H, W]``."""
+    """Converts images to grey, ``[N, 1, H, W]``."""
     return x if x.shape[1] == 1 else np.einsum("nchw,c->nhw", x, LUMA)[:, None]
 
 
 def tone(x: Array, colour: tuple[float, float, float]) -> Array:
-    """A colour for all pixels of these images, ``[C, 1, 1]``: as it is, or the grey that it looks like."""
-    found = np.array(colour, dtype=np.float32)
-    return found[:, None, None] if x.shape[1] == 3 else (found @ LUMA).reshape(1, 1, 1)
+    """Returns a colour with as many channels as the images, ``[C, 1, 1]``: RGB, or its grey value."""
+    rgb = np.array(colour, dtype=np.float32)
+    return rgb[:, None, None] if x.shape[1] == 3 else (rgb @ LUMA).reshape(1, 1, 1)
 
 
 def brightness(x: Array, rngs: Rngs, more: float) -> Array:
-    """The value of HSV raised, hue and saturation kept."""
+    """Raises the value of HSV by `more`; hue and saturation stay."""
     value = x.max(1, keepdims=True)
     raised = np.minimum(value + more, 1)
     return np.where(value > 0, x * (raised / np.where(value > 0, value, 1)), raised).astype(np.float32)
 
 
 def contrast(x: Array, rngs: Rngs, share: float) -> Array:
-    """Towards the mean of each channel."""
+    """Moves values towards the mean of each channel; `share` of the difference remains."""
     mean = x.mean((2, 3), keepdims=True)
     return (x - mean) * share + mean
 
 
 def saturate(x: Array, rngs: Rngs, factor: float, more: float) -> Array:
-    """The saturation of HSV, times a factor and plus a constant; what has no hue counts as red, so grey images darken."""
+    """Multiplies the saturation of HSV and adds a constant. Pixels without a hue count as red, so grey images darken."""
     if x.shape[1] == 1:
         return grey(saturate(np.repeat(x, 3, 1), rngs, factor, more))
     value = x.max(1, keepdims=True)
@@ -52,39 +52,39 @@ def saturate(x: Array, rngs: Rngs, factor: float, more: float) -> Array:
 
 
 def pixelate(x: Array, rngs: Rngs, share: float) -> Array:
-    """Down to so large a share of the sides and up again, by boxes."""
-    maps = []
+    """Resizes by boxes to a fraction `share` of the sides and back."""
+    matrices = []
     for size in x.shape[-2:]:
         fewer = max(1, int(size * share))
-        maps.append(grids.box_matrix(fewer, size) @ grids.box_matrix(size, fewer))
-    return grids.along(x, *maps)
+        matrices.append(grids.box_matrix(fewer, size) @ grids.box_matrix(size, fewer))
+    return grids.apply_matrices(x, *matrices)
 
 
 def jpeg_compression(x: Array, rngs: Rngs, quality: float) -> Array:
-    """Written as JPEG and read again."""
+    """Compresses to JPEG at this quality and decompresses."""
     try:
         from PIL import Image
     except ImportError as error:
         raise InputError("jpeg_compression needs Pillow: pip install 'multitudes[data]'") from error
-    found = []
+    images = []
     for pixels in np.rint(x * 255).astype(np.uint8).transpose(0, 2, 3, 1):
         file = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "JPEG", quality=int(quality))
-        found.append(np.asarray(Image.open(file)).reshape(pixels.shape))
-    return np.stack(found).transpose(0, 3, 1, 2).astype(np.float32) / 255
+        images.append(np.asarray(Image.open(file)).reshape(pixels.shape))
+    return np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / 255
 
 
 def elastic_transform(x: Array, rngs: Rngs, strength: float, smoothness: float, slant: float) -> Array:
-    """Three corners of a square moved by chance and the image with them; then each pixel, as its neighbours are or not.
+    """Applies a random affine map, then moves each pixel by a smooth random field.
 
-    All three numbers are shares of the shorter side: how far pixels may move, the Gaussian that smooths how they do, and how
-    far the corners may.
+    All three parameters are fractions of the shorter side: `strength`, the largest move of pixels; `smoothness`, the sigma of
+    the Gaussian that smooths the field; `slant`, the largest move of the three points that define the affine map.
     """
     height, width = x.shape[-2:]
     side = min(height, width)
     rows, columns = np.mgrid[:height, :width].astype(np.float64)
     corners = uniform(rngs, -side * slant, side * slant, 3, 2)
-    x = grids.bilinear(x, *_slanted(rows, columns, max(side // 3, 1), corners), "mirror")
+    x = grids.bilinear(x, *_affine_sources(rows, columns, max(side // 3, 1), corners), "mirror")
     moves = [
         grids.gaussian(uniform(rngs, -1, 1, height, width), side * smoothness, "reflect", truncate=3) * (side * strength)
         for _ in range(2)
@@ -92,8 +92,8 @@ def elastic_transform(x: Array, rngs: Rngs, strength: float, smoothness: float, 
     return grids.bilinear(x, rows + moves[1], columns + moves[0], "reflect")
 
 
-def _slanted(rows: Array, columns: Array, half: int, moves: Array) -> tuple[Array, Array]:
-    """Where each pixel comes from, when three corners of a square about the middle have moved: ``[N, H, W]`` each."""
+def _affine_sources(rows: Array, columns: Array, half: int, moves: Array) -> tuple[Array, Array]:
+    """Source coordinates of each pixel, ``[N, H, W]`` each, when three corners of a square about the middle move."""
     middle = np.array([(columns.max() + 1) // 2, (rows.max() + 1) // 2])
     corners = middle + half * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = np.concatenate([corners + moves, np.ones((len(moves), 3, 1))], 2)

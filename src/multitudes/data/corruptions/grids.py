@@ -1,7 +1,7 @@
-"""Grids: filters and resampling of a whole batch, as matrices along rows and columns.
+"""Filters and resampling of batches of images, as matrices along rows and columns.
 
-What a linear filter does to an axis of n pixels, its edges included, is an [n, n] matrix. So a separable filter of images
-``[..., H, W]`` is R x Cᵀ, of any reach and for any size, and each image comes out the same whatever batch it is in.
+A linear filter of an axis of n pixels, with its treatment of edges, is an [n, n] matrix. A separable filter of images
+``[..., H, W]`` is therefore R x Cᵀ, for any filter length and image size. The result for an image does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 Edge = Literal["nearest", "reflect", "mirror"]
-"""What lies beyond the edge, in scipy's words: aaa|abcd|ddd, cba|abcd|dcb or dcb|abcd|cba."""
+"""Continuation beyond the edge, in scipy's names: aaa|abcd|ddd, cba|abcd|dcb or dcb|abcd|cba."""
 
 
 def fold(index: Array, size: int, edge: Edge) -> Array:
-    """Positions beyond the edge of so many pixels, as those whose values they take."""
+    """Maps positions beyond the edges of `size` pixels to the pixels whose values they take."""
     if edge == "nearest" or size == 1:
         return index.clip(0, size - 1)
     period = 2 * size if edge == "reflect" else 2 * size - 2
@@ -27,7 +27,7 @@ def fold(index: Array, size: int, edge: Edge) -> Array:
 
 
 def gaussian_taps(sigma: float, reach: int) -> Array:
-    """A Gaussian at −reach, ..., reach, of sum one."""
+    """Gaussian at −reach, ..., reach, with sum 1."""
     if reach == 0:
         return np.ones(1)
     taps = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
@@ -35,7 +35,7 @@ def gaussian_taps(sigma: float, reach: int) -> Array:
 
 
 def filter_matrix(taps: Array, size: int, edge: Edge) -> Array:
-    """Correlation with an odd number of taps: out[i] = Σ_k taps[k] x[i + k − reach]."""
+    """Matrix of the correlation with an odd number of taps: out[i] = Σ_k taps[k] x[i + k − reach]."""
     reach = len(taps) // 2
     position = np.arange(size)[:, None]
     matrix = np.zeros((size, size))
@@ -44,7 +44,7 @@ def filter_matrix(taps: Array, size: int, edge: Edge) -> Array:
 
 
 def zoom_matrix(size: int, factor: float) -> Array:
-    """Enlarges the middle of an axis linearly, and cuts it to what it was."""
+    """Matrix that enlarges an axis linearly about its middle and crops it to its length."""
     inner = int(np.ceil(size / factor))
     outer = max(round(inner * factor), size)
     at = (np.arange(size) + (outer - size) // 2) * ((inner - 1) / max(outer - 1, 1))
@@ -58,7 +58,7 @@ def zoom_matrix(size: int, factor: float) -> Array:
 
 
 def box_matrix(size: int, new: int) -> Array:
-    """From so many pixels to so many others, each the mean of those whose centres it covers, as Pillow's BOX has it."""
+    """Matrix that resizes an axis from `size` to `new` pixels by Pillow's BOX: means of the pixels whose centres lie inside."""
     scale = size / new
     wide = max(scale, 1.0)
     centre = (np.arange(new)[:, None] + 0.5) * scale
@@ -69,41 +69,41 @@ def box_matrix(size: int, new: int) -> Array:
     return (inside / inside.sum(1, keepdims=True)).astype(np.float32)
 
 
-def along(x: Array, rows: Array, columns: Array) -> Array:
-    """R x Cᵀ of every image and channel: ``[N, C, H, W]``."""
+def apply_matrices(x: Array, rows: Array, columns: Array) -> Array:
+    """Computes R x Cᵀ for every image and channel, ``[N, C, H, W]``."""
     return np.matmul(np.matmul(rows, x), np.ascontiguousarray(columns.T))
 
 
 def gaussian(x: Array, sigma: float, edge: Edge = "nearest", truncate: float = 4.0) -> Array:
-    """A Gaussian filter, cut off after so many sigmas."""
+    """Gaussian filter, cut off at `truncate` sigmas."""
     reach = int(truncate * sigma + 0.5)
-    return filtered(x, gaussian_taps(sigma, reach), edge)
+    return filter_both_axes(x, gaussian_taps(sigma, reach), edge)
 
 
-def filtered(x: Array, taps: Array, edge: Edge) -> Array:
-    """The same taps along rows and along columns."""
-    return along(x, filter_matrix(taps, x.shape[-2], edge), filter_matrix(taps, x.shape[-1], edge))
+def filter_both_axes(x: Array, taps: Array, edge: Edge) -> Array:
+    """Filters by the same taps along rows and along columns."""
+    return apply_matrices(x, filter_matrix(taps, x.shape[-2], edge), filter_matrix(taps, x.shape[-1], edge))
 
 
 def correlate(x: Array, kernel: Array, edge: Edge) -> Array:
-    """Correlation with a kernel that is not separable, of odd sides: row after row of it."""
+    """Correlates with a kernel of odd sides that is not separable, one row of it at a time."""
     reach = len(kernel) // 2
-    found = np.zeros_like(x)
+    result = np.zeros_like(x)
     for k, taps in enumerate(kernel):
         if taps.any():
             rows = fold(np.arange(x.shape[-2]) + k - reach, x.shape[-2], edge)
-            found += np.matmul(x[..., rows, :], np.ascontiguousarray(filter_matrix(taps, x.shape[-1], edge).T))
-    return found
+            result += np.matmul(x[..., rows, :], np.ascontiguousarray(filter_matrix(taps, x.shape[-1], edge).T))
+    return result
 
 
 def take(x: Array, rows: Array, columns: Array) -> Array:
-    """The pixels of each image at its own whole positions: ``[N, C, H, W]`` at ``[N, ...]`` gives ``[N, C, ...]``."""
+    """Takes pixels of images ``[N, C, H, W]`` at whole positions ``[N, ...]`` of each image; returns ``[N, C, ...]``."""
     index = (rows * x.shape[-1] + columns).reshape(len(x), 1, -1)
     return np.take_along_axis(x.reshape(*x.shape[:2], -1), index, axis=2).reshape(*x.shape[:2], *rows.shape[1:])
 
 
 def bilinear(x: Array, rows: Array, columns: Array, edge: Edge) -> Array:
-    """Each image at its own points between pixels, which are ``[N, H, W]``."""
+    """Samples each image bilinearly at its own points, ``[N, H, W]``."""
     top, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
     down, right = (rows - top)[:, None].astype(np.float32), (columns - left)[:, None].astype(np.float32)
     y = [fold(top + step, x.shape[-2], edge) for step in (0, 1)]

@@ -1,10 +1,10 @@
-"""The numbers of each corruption at severities 1 to 5, as published by its authors.
+"""Parameters of each corruption at severities 1 to 5, as published by the authors.
 
 Hendrycks, Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", ICLR 2019,
 https://arxiv.org/abs/1903.12261, with the scripts that made CIFAR-10-C and ImageNet-C in https://github.com/hendrycks/robustness
 
-What each number means stands with the function that takes it. Lengths are in pixels, but for elastic_transform, whose lengths
-are shares of the image's side.
+The function of a corruption says what its parameters mean. Lengths are in pixels; those of elastic_transform are fractions of
+the image's side.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ STANDARD = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow", "frost",
     "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
-"""The corruptions that means are taken over."""
+"""The 15 corruptions over which benchmarks average."""
 
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""Those that are meant for tuning."""
+"""The 4 further corruptions, meant for tuning."""
+
+SEVERITIES = (1, 2, 3, 4, 5)
 
 SMALL = 64
-"""The widest image, in pixels, that CIFAR's numbers are taken for; from 65 on it is ImageNet's."""
+"""Largest image width with CIFAR's parameters, in pixels; wider images get ImageNet's."""
 
 Levels = tuple[tuple[float, ...], ...]
 
@@ -56,10 +58,10 @@ CIFAR: dict[str, Levels] = {
     ),
     "saturate": ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
 }
-"""For images of 32 × 32."""
+"""Parameters for images of 32 × 32."""
 
 SIDE = 244 / 224
-"""ImageNet's elastic_transform took 244 for the side of its images, which are 224 × 224."""
+"""The authors' script for ImageNet's elastic_transform uses a side of 244, but its images are 224 × 224."""
 
 IMAGENET: dict[str, Levels] = {
     "gaussian_noise": ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,)),
@@ -97,9 +99,9 @@ IMAGENET: dict[str, Levels] = {
     ),
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),
 }
-"""For images of 224 × 224."""
+"""Parameters for images of 224 × 224."""
 
 
 def level(name: str, severity: int, width: int) -> tuple[float, ...]:
-    """The numbers of a corruption at a severity, for images so many pixels wide."""
+    """Parameters of a corruption at a severity, for images of this width in pixels."""
     return (CIFAR if width <= SMALL else IMAGENET)[name][severity - 1]

@@ -13,10 +13,10 @@ WATER = (175 / 255, 238 / 255, 238 / 255)
 MUD = (63 / 255, 42 / 255, 20 / 255)
 
 FAR = 20
-"""Pixels from a drop's rim beyond which one is as far as any."""
+"""Largest distance from a drop's rim, in pixels; larger ones are cut to it."""
 
 RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
-"""Lights drops from the upper left."""
+"""Kernel that lights drops from the upper left."""
 
 
 def spatter(
@@ -29,7 +29,7 @@ def spatter(
     strength: float,
     mud: float,
 ) -> Array:
-    """Smoothed noise is liquid where it is more than `least`: water that shines at its rims, or mud that covers."""
+    """Adds drops where smoothed noise exceeds `least`: water that shines at its rims, or mud that covers the image."""
     liquid = grids.gaussian(mean + spread * normal(rngs, 1, *x.shape[-2:]), sigma)
     if mud:
         cover = grids.gaussian((liquid > least).astype(np.float32), strength)
@@ -42,15 +42,15 @@ def spatter(
 
 
 def relief(liquid: Array) -> Array:
-    """Drops as if lit from a side, ``[N, 1, H, W]`` from 0 to 255: by how far each pixel is from the nearest rim."""
-    level = equalised(np.floor(grids.filtered(rim_distance(liquid), np.ones(3) / 3, "mirror") + 1e-4))
+    """Shades drops as if lit from a side, by the distance of each pixel to the nearest rim: ``[N, 1, H, W]`` from 0 to 255."""
+    level = equalise(np.floor(grids.filter_both_axes(rim_distance(liquid), np.ones(3) / 3, "mirror") + 1e-4))
     lit = grids.correlate(level.astype(np.float32), RELIEF, "mirror").clip(0, 255)
-    return np.rint(grids.filtered(lit, np.ones(3) / 3, "mirror"))
+    return np.rint(grids.filter_both_axes(lit, np.ones(3) / 3, "mirror"))
 
 
 def rim_distance(liquid: Array) -> Array:
-    """From each pixel to the nearest one of liquid with a dry neighbour to the side, above or below; at most FAR."""
-    rim = liquid & ~_all_beside(liquid)
+    """Distance of each pixel to the nearest liquid pixel with a dry neighbour (left, right, above, below); at most FAR."""
+    rim = liquid & ~_neighbours_liquid(liquid)
     squares = np.where(rim, 0, FAR**2).astype(np.float32)
     for axis in (2, 3):
         nearest = squares.copy()
@@ -63,14 +63,14 @@ def rim_distance(liquid: Array) -> Array:
     return np.sqrt(squares)
 
 
-def _all_beside(liquid: Array) -> Array:
-    """Whether all four neighbours are liquid; beyond the image all is."""
+def _neighbours_liquid(liquid: Array) -> Array:
+    """Whether all four neighbours of each pixel are liquid; pixels outside the image count as liquid."""
     wide = np.pad(liquid, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=True)
     return wide[..., 2:, 1:-1] & wide[..., :-2, 1:-1] & wide[..., 1:-1, 2:] & wide[..., 1:-1, :-2]
 
 
-def equalised(level: Array) -> Array:
-    """Whole numbers below 256 spread so that each range holds as many pixels of its image; a flat image stays as it is."""
+def equalise(level: Array) -> Array:
+    """Equalises the histogram of each image with whole values below 256; an image of one value stays."""
     count, pixels = len(level), level[0].size
     flat = level.reshape(count, -1).astype(int)
     histogram = np.bincount((flat + 256 * np.arange(count)[:, None]).ravel(), minlength=256 * count).reshape(count, 256)

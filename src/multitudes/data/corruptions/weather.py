@@ -1,4 +1,4 @@
-"""Weather: snow, frost and fog, all of them generated."""
+"""Weather: generated snow, frost and fog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multitudes.data.corruptions.grids import Array
 from multitudes.data.corruptions.noise import Rngs, normal, uniform
 
 ICE = (0.86, 0.95, 1.0)
-"""The colour of frost, as red, green and blue."""
+"""RGB colour of frost."""
 
 
 def snow(
@@ -25,10 +25,10 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Array:
-    """Flakes: noise enlarged, cut off below `least` and drawn downwards, over a whitened image; and the same turned round."""
+    """Whitens the image and adds flakes: enlarged noise above `least`, smeared downwards, and the same turned by 180°."""
     height, width = x.shape[-2:]
     flakes = mean + spread * normal(rngs, 1, height, width)
-    flakes = grids.along(flakes, grids.zoom_matrix(height, zoom), grids.zoom_matrix(width, zoom))
+    flakes = grids.apply_matrices(flakes, grids.zoom_matrix(height, zoom), grids.zoom_matrix(width, zoom))
     flakes = np.where(flakes < least, 0, flakes).clip(0, 1).astype(np.float32)
     flakes = trail(flakes, uniform(rngs, -135, -45)[:, None], radius, sigma)
     whitened = keep * x + (1 - keep) * np.maximum(x, grey(x) * 1.5 + 0.5)
@@ -36,12 +36,12 @@ def snow(
 
 
 def frost(x: Array, rngs: Rngs, keep: float, amount: float) -> Array:
-    """An image behind ice: so much of the one plus so much of the other."""
+    """Mixes the image with ice: keep · x + amount · ice."""
     return keep * x + amount * ice(rngs, *x.shape[-2:]) * tone(x, ICE)
 
 
 def ice(rngs: Rngs, height: int, width: int) -> Array:
-    """Crystals in patches, ``[N, 1, H, W]`` from 0 to 1: needles in six directions on a plasma, instead of a photograph."""
+    """Generates ice, ``[N, 1, H, W]`` from 0 to 1: needles in six directions on a plasma (the authors used photographs)."""
     turn = uniform(rngs, 0, 60)[:, None]
     seeds = grids.gaussian(normal(rngs, 1, height, width), 0.5)
     crystals = np.zeros_like(seeds)
@@ -54,13 +54,13 @@ def ice(rngs: Rngs, height: int, width: int) -> Array:
 
 
 def fog(x: Array, rngs: Rngs, amount: float, decay: float) -> Array:
-    """A plasma on top, brought back to the range of the image."""
+    """Adds a plasma and rescales to the range of the image."""
     most = x.max((1, 2, 3), keepdims=True)
     return (x + amount * plasma(rngs, x.shape[-2], x.shape[-1], decay)[:, None]) * (most / (most + amount))
 
 
 def plasma(rngs: Rngs, height: int, width: int, decay: float) -> Array:
-    """A fractal by diamonds and squares, ``[N, H, W]`` from 0 to 1, cut from a torus whose side is a power of two.
+    """Generates a fractal by the diamond-square algorithm, ``[N, H, W]`` from 0 to 1, on a torus whose side is a power of two.
 
     A point between four others is their mean plus a uniform number, whose range is divided by decay² when the step is halved.
     """

@@ -1,1 +1,1 @@
-"""Proof: which executors are right for a template, tried before they are used."""
+"""Proof: tries executors on a template, and finds out which of them are right, before any is used."""

@@ -1,7 +1,7 @@
-"""Independence: what belongs to one member changes nothing in another.
+"""Independence: checks that one member's tensors do not affect another member's output.
 
-A gradient alone misses half of the leaks (what is detached, rounded or dead), so one member's tensors are also made NaN, and
-turned round and shifted a little: the others must stay as they are, to the last bit.
+Gradients alone miss half of the leaks (detached, rounded or dead values). So one member's tensors are also set to NaN, and
+flipped and shifted a little; the other members' outputs must stay equal to the last bit.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ Executor = Callable[..., Any]
 
 
 def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iterator[tuple[str, str | None]]:
-    """Every way tried to get from one member to another: what was tried, and what came through."""
+    """Tries every way from one member to another. Yields the name of the attempt, and the leak it found or None."""
     if name == "loop":
-        executor = functools.partial(executor, seed=0)  # how much a member draws may depend on its values
+        executor = functools.partial(executor, seed=0)  # the amount of noise that a member draws may depend on its values
     if engine.members < 2 or not engine.owned:
         return
     for mode in MODES:
         if name not in engine.proven[mode] or (mode == "train" and engine.traits.coupled):
-            continue  # BatchNorm shared over members couples them on purpose
+            continue  # a coupled BatchNorm mixes members on purpose
         try:
             before, again = (_values(engine, inputs, mode, executor, 0) for _ in range(2))
         except Exception as error:
-            if name != "loop":  # it was proven in this mode; only the base model itself may be unable to run in one
+            if name != "loop":  # a base model may be unable to run in a mode, but a proven executor must run
                 yield f"{name}, {mode}", f"{type(error).__name__}: {error}"
             continue
-        yield f"gradients, {name}, {mode}", _by_gradient(engine, inputs, mode, executor)
+        yield f"gradients, {name}, {mode}", _leak_by_gradient(engine, inputs, mode, executor)
         if not all(torch.equal(a, b) for a, b in zip(before, again, strict=True)):
-            continue  # noise from a source of its own: no more can be said
+            continue  # noise that torch does not seed: outputs cannot be compared
         other = before if name == "loop" else _values(engine, inputs, mode, executor, 1)
         if not all(torch.equal(a, b) for a, b in zip(before, other, strict=True)):
-            continue  # noise for all members in one: how much is drawn for one may depend on another
+            continue  # noise drawn for all members together: outputs cannot be compared
         for how in ("NaN", "perturbation"):
-            found = [_spreads(engine, inputs, mode, executor, how, before, m) for m in (0, engine.members - 1)]
+            found = [_leak_by_change(engine, inputs, mode, executor, how, before, m) for m in (0, engine.members - 1)]
             yield f"{how}, {name}, {mode}", next(filter(None, found), None)
 
 
@@ -54,7 +54,7 @@ def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed:
         return tree.tensors(executor(engine, fresh_inputs(inputs)))
 
 
-def _by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) -> str | None:
+def _leak_by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) -> str | None:
     parameters = {n: p for n, p in engine.template.named_parameters() if n in engine.owned}
     with restored(engine.template, mode), torch.enable_grad():
         outputs = executor(engine, fresh_inputs(inputs))
@@ -65,7 +65,7 @@ def _by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) 
     return None
 
 
-def _spreads(
+def _leak_by_change(
     engine: Engine,
     inputs: Inputs,
     mode: str,
@@ -74,19 +74,19 @@ def _spreads(
     before: list[Tensor],
     m: int,
 ) -> str | None:
-    own = {}
+    changed = {}
     for n, t in named_tensors(engine.template):
         if n in engine.owned and (t.is_floating_point() or t.is_complex()):
-            own[n] = t.detach().clone()
-            other = own[n][m].flip(tuple(range(t.ndim - 1))) * 1.01 + 0.01  # of the same size, with its peaks elsewhere
-            own[n][m] = other if how == "perturbation" else float("nan")
-    touched = replace(engine, template=detached_copy(engine.template, own))
+            changed[n] = t.detach().clone()
+            other = changed[n][m].flip(tuple(range(t.ndim - 1))) * 1.01 + 0.01  # of similar size, with its peaks elsewhere
+            changed[n][m] = other if how == "perturbation" else float("nan")
+    altered = replace(engine, template=detached_copy(engine.template, changed))
     try:
-        after = _values(touched, inputs, mode, executor, 0)
+        after = _values(altered, inputs, mode, executor, 0)
     except Exception:
-        return None if how == "NaN" else "the model fails when a member's weights change a little"
+        return None if how == "NaN" else "the model fails when a member's weights are changed a little"
     others = [j for j in range(engine.members) if j != m]
     for a, b in zip(after, before, strict=True):
         if not torch.equal(a[others], b[others]):
-            return f"what is done to member {m} changes another member's output"
+            return f"changing the tensors of member {m} changes the output of another member"
     return None

@@ -1,4 +1,4 @@
-"""Outcomes: what one forward and backward gives, and how two of them are compared."""
+"""Outcomes: the results of one forward and backward, and their comparison."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
 DOUBLE_LIMIT = 200_000_000
-"""Templates with more numbers than this are compared in their own precision."""
+"""Templates with more numbers than this are compared in the model's precision, not in double."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one forward and backward left behind."""
+    """Results of one forward and backward: outputs, gradients and buffers."""
 
     values: list[Tensor]
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     random: bool = False
-    """Whether another seed gives another output, dropout modules apart."""
+    """True if the output depends on the seed, even with dropout modules switched off."""
 
 
 def in_double(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
-    """A copy of the engine to try things on: its own tensors, dropout off, double precision where that runs."""
+    """Copies an engine and inputs for trial runs: dropout off, in double precision if the model runs in it."""
     trial = replace(engine, template=trainable_copy(engine.template), why={}, chunk=None)
     for part in trial.template.modules():
         if isinstance(part, DROPOUTS):
@@ -47,19 +47,19 @@ def in_double(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
     try:
         with restored(double.template, "eval"), torch.no_grad():
             run_loop(double, fresh_inputs(wide))
-    except Exception:  # the model fixes a precision somewhere: it is tried in its own
+    except Exception:  # the model needs its own precision somewhere
         return trial, inputs
     return double, wide
 
 
 def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy with tensors of its own, all of whose parameters take gradients."""
-    own = {}
+    """Copies a module and its tensors; all floating-point parameters of the copy require gradients."""
+    tensors = {}
     for name, tensor in named_tensors(template):
         value = tensor.detach().clone() if dtype is None else _widened(tensor.detach().clone())
-        takes = value.is_floating_point() or value.is_complex()
-        own[name] = nn.Parameter(value, requires_grad=takes) if isinstance(tensor, nn.Parameter) else value
-    return copy_with(template, own)
+        differentiable = value.is_floating_point() or value.is_complex()
+        tensors[name] = nn.Parameter(value, requires_grad=differentiable) if isinstance(tensor, nn.Parameter) else value
+    return copy_with(template, tensors)
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def clean_autograd() -> Iterator[None]:
-    """Gradients on, autocast and inference mode off, whatever the caller is in: for conversion and checks."""
+    """Turns gradients on, and autocast and inference mode off, in a with-block: for conversion and checks."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -80,7 +80,7 @@ def clean_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
-    """A mode and a seed for a while; modes, buffers and torch's randomness are put back afterwards."""
+    """Sets a mode and a seed in a with-block, and restores modes, buffers and torch's generator afterwards."""
     modes = [(part, part.training) for part in template.modules()]
     buffers = {name: buffer.clone() for name, buffer in template.named_buffers()}
     template.train(mode == "train")
@@ -98,17 +98,17 @@ def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
 
 
 def run(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
-    """One forward and backward by an executor; nothing of the engine is changed."""
+    """Runs one forward and backward by an executor, and leaves the engine unchanged."""
     with restored(engine.template, mode), torch.enable_grad():
         output = executor(engine, fresh_inputs(inputs))
-        _nothing_kept(engine.template)
+        _check_kept_tensors(engine.template)
         gradients = gradients_of(output, dict(engine.template.named_parameters()))
         buffers = {name: buffer.clone() for name, buffer in engine.template.named_buffers()}
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
 
 
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
-    """The loop's outcome, which the others are compared to, and whether it can be compared at all."""
+    """Runs the loop, the reference of the other executors, and finds out whether its output is random."""
     outcome = run(run_loop, engine, inputs, mode)
     with restored(engine.template, mode, seed=1), torch.no_grad():
         other = tree.tensors(run_loop(engine, fresh_inputs(inputs)))
@@ -116,16 +116,16 @@ def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
 
 
 def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:
-    """Whether another seed gives another output."""
-    found = []
+    """Checks whether the output depends on the seed."""
+    outputs = []
     for seed in (0, 1):
         with restored(engine.template, mode, seed), torch.no_grad():
-            found.append(tree.tensors(run_loop(engine, fresh_inputs(inputs))))
-    return not all(close(a, b) for a, b in zip(*found, strict=True))
+            outputs.append(tree.tensors(run_loop(engine, fresh_inputs(inputs))))
+    return not all(close(a, b) for a, b in zip(*outputs, strict=True))
 
 
 def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
-    """One forward and backward of an ordinary module."""
+    """Runs one forward and backward of a plain module, and leaves it unchanged."""
     with restored(module, mode), torch.enable_grad():
         call = fresh_inputs(inputs)
         output = module(*call.args, **call.kwargs)
@@ -136,10 +136,10 @@ def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
 
 @contextlib.contextmanager
 def without_modules(template: nn.Module, names: frozenset[str]) -> Iterator[None]:
-    """Some modules hand on their input as it is, for a while."""
+    """Makes some modules return their input, in a with-block."""
     modules = [template.get_submodule(name) for name in sorted(names)]
     for module in modules:
-        module.forward = _same
+        module.forward = _identity
     try:
         yield
     finally:
@@ -147,35 +147,35 @@ def without_modules(template: nn.Module, names: frozenset[str]) -> Iterator[None
             del module.forward
 
 
-def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
+def _identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
 def gradients_of(output: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of a number that depends on every entry of the output in its own way, where there are any."""
-    reached = [t for t in tree.tensors(output) if t.requires_grad]
-    wanted = {n: p for n, p in parameters.items() if p.requires_grad}
-    if not reached or not wanted:
+    """Returns the gradients of a weighted sum of all output entries, by name; every entry has another weight."""
+    outputs = [t for t in tree.tensors(output) if t.requires_grad]
+    trainable = {n: p for n, p in parameters.items() if p.requires_grad}
+    if not outputs or not trainable:
         return {}
     with torch.enable_grad():
-        total = torch.stack([_scalar(t).to(reached[0].device) for t in reached]).sum()
-    before = {n: p.grad for n, p in wanted.items()}
+        total = torch.stack([_scalar(t).to(outputs[0].device) for t in outputs]).sum()
+    before = {n: p.grad for n, p in trainable.items()}
     try:
-        for parameter in wanted.values():
+        for parameter in trainable.values():
             parameter.grad = None
         if not _backward(total):
             return {}
-        return {n: p.grad for n, p in wanted.items() if p.grad is not None}
+        return {n: p.grad for n, p in trainable.items() if p.grad is not None}
     finally:
-        for n, parameter in wanted.items():
+        for n, parameter in trainable.items():
             parameter.grad = before[n]
 
 
 def _backward(total: Tensor) -> bool:
     try:
-        total.backward(retain_graph=True)  # and not autograd.grad, which reentrant checkpointing refuses
+        total.backward(retain_graph=True)  # reentrant checkpointing refuses autograd.grad
     except RuntimeError as error:
-        if "cudnn RNN backward" not in str(error):  # a recurrent network on CUDA has no backward in eval mode, ours or plain
+        if "cudnn RNN backward" not in str(error):  # on CUDA no recurrent network has a backward in eval mode
             raise
         return False
     return True
@@ -187,20 +187,20 @@ def _scalar(tensor: Tensor) -> Tensor:
     return (flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=torch.float64, device=flat.device)).sum()
 
 
-def _nothing_kept(template: nn.Module) -> None:
-    """A tensor that forward keeps on a module would carry vmap's wrapping out of it."""
+def _check_kept_tensors(template: nn.Module) -> None:
+    """Refuses tensors that forward stores on a module under vmap: they are unusable outside of it."""
     for name, value in kept_tensors(template):
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise RunError(f"forward keeps a tensor as {name}")
+            raise RunError(f"forward stores a tensor as {name}, which vmap cannot keep")
 
 
 def difference(outcome: Outcome, expected: Outcome) -> str | None:
-    """The first thing in which an outcome differs from the one expected."""
+    """Returns the first difference of an outcome from the expected one; None if they agree."""
     if len(outcome.values) != len(expected.values):
         return "the number of outputs differs"
-    odd = sorted(n for n in outcome.gradients.keys() ^ expected.gradients.keys() if _moves(n, outcome, expected))
-    if odd:
-        return f"gradients reach other parameters: {odd[:3]}"
+    uneven = sorted(n for n in outcome.gradients.keys() ^ expected.gradients.keys() if _has_gradient(n, outcome, expected))
+    if uneven:
+        return f"gradients reach other parameters: {uneven[:3]}"
     steepest = max((_size(g) for g in expected.gradients.values()), default=0.0)
     pairs = [("output", a, b, 0.0) for a, b in zip(outcome.values, expected.values, strict=True)]
     both = outcome.gradients.keys() & expected.gradients.keys()
@@ -212,14 +212,14 @@ def difference(outcome: Outcome, expected: Outcome) -> str | None:
     return None
 
 
-def _moves(name: str, *outcomes: Outcome) -> bool:
-    """Whether a parameter has a gradient that is more than rounding."""
+def _has_gradient(name: str, *outcomes: Outcome) -> bool:
+    """Checks whether a parameter has a gradient larger than rounding errors."""
     steepest = max((_size(g) for o in outcomes for g in o.gradients.values()), default=0.0)
     return any(name in o.gradients and _size(o.gradients[name]) > 1e-7 * steepest for o in outcomes)
 
 
 def close(a: Tensor, b: Tensor, scale: float = 0.0) -> bool:
-    """Equal up to rounding, for the precision and the scale at hand; NaN where the other has NaN."""
+    """Checks that tensors are equal up to rounding errors of their dtype, relative to their size or `scale`. NaN equals NaN."""
     if not a.is_floating_point() and not a.is_complex():
         return torch.equal(a, b)
     tolerance = {torch.float64: 1e-7, torch.float32: 1e-3, torch.complex128: 1e-7}.get(a.dtype, 5e-2)

@@ -1,4 +1,4 @@
-"""tune: the faster of the proven executors, by the clock."""
+"""tune: times the proven executors, and picks the faster one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multitudes.engine.proof.outcome import clean_autograd
 
 
 def tune(engine: Engine, call: Inputs, seconds: float) -> None:
-    """Proves the executors again on a call, times them, and picks the faster one in each mode."""
+    """Proves the executors again on a call, times loop and vmap, and picks the faster one in each mode."""
     few = first_members(engine, 2 if count_rows(call, engine.batch_axis) != 2 else 3)
     with clean_autograd():
         prove_executors(few, call)
@@ -26,18 +26,18 @@ def tune(engine: Engine, call: Inputs, seconds: float) -> None:
 
 
 def _time(engine: Engine, executor: str, call: Inputs, mode: str, seconds: float) -> float:
-    own = replace(engine, template=detached_copy(engine.template, {}))
-    own.template.train(mode == "train")
+    twin = replace(engine, template=detached_copy(engine.template, {}))
+    twin.template.train(mode == "train")
     best, until = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < until:
         start = time.perf_counter()
         with torch.set_grad_enabled(mode == "train"), torch.random.fork_rng():
-            output = EXECUTORS[executor](own, fresh_inputs(call))
+            output = EXECUTORS[executor](twin, fresh_inputs(call))
             if mode == "train":
-                reached = [t for t in tree.tensors(output) if t.requires_grad]
-                if reached:
-                    torch.autograd.backward([t.sum() for t in reached])
-        for device in {t.device for t in own.template.parameters() if t.device.type == "cuda"}:
+                differentiable = [t for t in tree.tensors(output) if t.requires_grad]
+                if differentiable:
+                    torch.autograd.backward([t.sum() for t in differentiable])
+        for device in {t.device for t in twin.template.parameters() if t.device.type == "cuda"}:
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
     return best

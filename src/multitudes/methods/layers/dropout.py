@@ -18,7 +18,7 @@ from multitudes.conversion.anatomy.known_layers import channel_axis
 from multitudes.conversion.anatomy.structure import NORMS
 from multitudes.engine import tree
 from multitudes.engine.draws import Drawing, drawing_layers, drawn_names
-from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, take_rows
+from multitudes.engine.inputs import BatchAxis, Inputs, add_row, count_rows, row_axis
 from multitudes.engine.modules import registers_of
 from multitudes.errors import ConversionError, RunError
 
@@ -165,9 +165,12 @@ def reset_call_counts(network: nn.Module, _: Any) -> None:
 def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
     """Fits each dropout's masks to the shapes in which it is called, in place; whether these are others than before."""
     count = count_rows(inputs, batch_axis)
-    more = take_rows(inputs, batch_axis, torch.tensor([*range(count), 0]))
     few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
-    many = _seen(network, more, lambda name, at, x: _slot(name, few[name][at], x, count) if at < len(few[name]) else None)
+    many = _seen(
+        network,
+        add_row(inputs, batch_axis),
+        lambda name, at, x: _slot(name, few[name][at], x, count) if at < len(few[name]) else None,
+    )
     changed = False
     for name, layer in drawing_layers(network):
         assert isinstance(layer, MaskedDropout)
@@ -213,15 +216,12 @@ def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor],
 
 def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
     """A call, from its shape at a number of rows, and what it is given with the first row once more behind them."""
-    large = tuple(x.shape)
-    if len(small) != len(large):
-        raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {list(small)} becomes {list(large)}")
-    grown = [at for at, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
-    if not grown:
+    try:
+        axis = row_axis(small, x.shape, count)
+    except ValueError as error:
+        raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {error}") from error
+    if axis is None:
         return CallShape(small, None, 1)
-    axis = grown[0]
-    if len(grown) > 1 or small[axis] % count or large[axis] * count != small[axis] * (count + 1):
-        raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {list(small)} becomes {list(large)}")
     each = small[axis] // count
     if each > 1 and not x.is_meta:
         parts = x.unflatten(axis, (count + 1, each))

@@ -1,30 +1,32 @@
-"""masks: fixed binary masks with a chosen overlap, sampled exactly and without a search.
+"""masks: draw fixed binary masks with a chosen overlap, exactly and without a search.
 
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334, §3.2
 
-N masks of M ones each are drawn among M·S positions, and positions that no mask uses are dropped. What is left is a matrix of
-N rows with M ones each and no empty column, every such matrix being as likely as every other. For a given number of columns
-that is sampled here directly: first how many columns the first masks use together, from the last mask back to the first
-(the union of k masks is a Markov chain), then which.
+The paper draws N masks of M ones each among M·S positions, and drops the positions that no mask uses. The result is a matrix of
+N rows with M ones each and no empty column; all such matrices are equally likely. This module samples them directly for a given
+number of columns: first the number of columns that the first k masks use together, from k = N down to 1 (it is a
+Markov chain), then the columns.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from multitudes.errors import InputError
+from multitudes.settings import Count, at_least, check
 
 NEGLIGIBLE = 45.0
-"""A size that is e^-45 times as likely as the likeliest is left out: no double could tell the difference."""
+"""Sizes less likely than e^-45 times the likeliest are left out: double precision cannot represent their effect."""
 
 
 def masks(features: int, members: int, scale: float, generator: torch.Generator | None = None) -> Tensor:
-    """N masks over so many features, as ones and zeros ``[N, features]``: all with as many ones, no column unused.
+    """Draws N masks of ones and zeros, ``[N, features]``: each has the same number of ones, and every feature is used.
 
-    With scale 1 all are ones; the larger the scale, the less they overlap (an expected IoU of 1 / (2 scale − 1)).
+    With scale 1 all entries are ones. A larger scale means less overlap: the expected IoU is 1 / (2 scale − 1).
 
     >>> import torch, multitudes as mt
     >>> mt.masks(32, 4, 2.0, torch.Generator().manual_seed(0)).sum(1)
@@ -34,23 +36,21 @@ def masks(features: int, members: int, scale: float, generator: torch.Generator 
 
 
 def ones_for(features: int, members: int, scale: float) -> int:
-    """How many ones each mask has, so that masks of this scale use about so many features together."""
+    """The number of ones of each mask, so that masks of this scale use about `features` features together."""
     for name, value in (("features", features), ("members", members)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"masks({name}={value!r}): give a whole number of at least 1")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 1 <= scale < math.inf:
-        raise InputError(f"masks(scale={scale!r}): give a number of at least 1")
+        check(name, value, Count)
+    check("scale", scale, Annotated[float, at_least(1)])
     ones = math.floor(features / columns_per_one(members, scale) + 1e-9)
     return min(features, max(ones, math.ceil(features / members), 1))
 
 
 def columns_per_one(members: int, scale: float) -> float:
-    """How many columns are in use for each one of a mask: S (1 − (1 − 1/S)^N)."""
+    """The number of used columns per one of a mask: S (1 − (1 − 1/S)^N)."""
     return -scale * math.expm1(members * math.log1p(-1 / scale)) if scale > 1 else 1.0
 
 
 def effective_scale(features: int, members: int, ones: int) -> float:
-    """The scale at which masks of so many ones would use just so many features."""
+    """The scale at which masks with `ones` ones use exactly `features` features."""
     low, high = 1.0, 1e9
     if columns_per_one(members, high) * ones <= features:
         return math.inf
@@ -70,7 +70,7 @@ def overlap(matrix: Tensor) -> float:
 
 
 def masks_of(features: int, members: int, ones: int, generator: torch.Generator | None = None) -> Tensor:
-    """Masks with so many ones each, all matrices without an empty column being equally likely."""
+    """Draws masks with `ones` ones each; all matrices without an empty column are equally likely."""
     if not ones <= features <= members * ones:
         raise InputError(
             f"{members} masks of {ones} ones cannot use {features} features: "
@@ -87,7 +87,7 @@ def masks_of(features: int, members: int, ones: int, generator: torch.Generator 
 
 
 def _union_sizes(features: int, members: int, ones: int, generator: torch.Generator | None) -> list[int]:
-    """How many columns the first k masks use together, for k from 1 to N, given that all of them use every column."""
+    """Draws the number of columns that the first k masks use together, for k = 1 to N, given that N masks use them all."""
     total = _positions(features, members, ones)
     sizes, weights = (
         [torch.tensor([float(ones)], dtype=torch.float64, device="cpu")],
@@ -107,7 +107,7 @@ def _union_sizes(features: int, members: int, ones: int, generator: torch.Genera
 
 
 def _forward(before: Tensor, weight: Tensor, after: Tensor, ones: int, total: float) -> tuple[Tensor, Tensor]:
-    """The sizes after one more mask, and the logs of how likely they are, up to a constant; negligible ones are left out."""
+    """The possible sizes after one more mask and their log-probabilities, up to a constant, without negligible ones."""
     new = torch.arange(float(after[0] - before[-1]), float(after[-1] - before[0]) + 1, dtype=torch.float64, device="cpu")
     left, middle, right = _step(before, new, after, ones, total)
     peak = before[weight.argmax()]
@@ -121,9 +121,9 @@ def _forward(before: Tensor, weight: Tensor, after: Tensor, ones: int, total: fl
 
 
 def _step(before: Tensor, new: Tensor, after: Tensor, ones: int, total: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The log of how likely one more mask adds `new` columns, as a sum of what depends on before, new and after alone.
+    """The log-probability that one more mask adds `new` columns, as three terms: of before, of new, and of after.
 
-    It takes `new` of the total − before columns that are not in use, and its other ones among those that are.
+    The mask takes `new` of the `total - before` unused columns, and its other ones among the used columns.
     """
     again = ones - new
     possible = (new >= 0) & (again >= 0)
@@ -134,7 +134,7 @@ def _step(before: Tensor, new: Tensor, after: Tensor, ones: int, total: float) -
 
 
 def _positions(features: int, members: int, ones: int) -> float:
-    """Of how many positions masks would be drawn to use about so many: it steers where the chain runs, not what comes out."""
+    """The number of positions at which masks use about `features` of them. It affects numerics, not the distribution."""
     low, high = float(features), 1e12
     for _ in range(200):
         middle = math.sqrt(low * high)
@@ -144,7 +144,7 @@ def _positions(features: int, members: int, ones: int) -> float:
 
 
 def _reachable(before: Tensor, k: int, features: int, members: int, ones: int, total: float) -> Tensor:
-    """Sizes of the union of k masks that are neither impossible nor out of all proportion."""
+    """The sizes of the union of k masks that are possible and not far from the expected size."""
     least = max(float(before.min()), features - (members - k) * ones)
     most = min(float(before.max()) + ones, float(features))
     if features > 128:

@@ -1,17 +1,18 @@
-"""Patches: layers with K components, of which a member draws one for the layer, or one for each of its elements.
+"""Patches: layers with K components; a member draws one component for the layer, or one for each element.
 
-W = Σ_k 1[Z = k] ∘ (M_k + σ ε_k), eq. 1 of "Ensemble Model Patching" (https://arxiv.org/abs/1905.09453). What Z is tells methods
-apart: one z for the layer (EMP), one for each element (ECMP). Table 2's other cases are of the same family: with K = 2, the
-second component at zero and one z for each input unit it is dropout, with one z for each weight DropConnect; with one z for all
-layers of the network it is an explicit ensemble.
+W = Σ_k 1[Z = k] ∘ (M_k + σ ε_k), eq. 1 of "Ensemble Model Patching" (https://arxiv.org/abs/1905.09453). Methods differ in Z:
+one z for the layer (EMP), one for each element (ECMP). Table 2 lists other members of the family: with K = 2 and the second
+component at zero, one z for each input unit is dropout, and one z for each weight is DropConnect; one z for all layers of the
+network is an explicit ensemble.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +22,39 @@ from multitudes.conversion.anatomy.initialise import reinitialised
 from multitudes.conversion.anatomy.known_layers import without_fast_path
 from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers
 from multitudes.engine import tree
-from multitudes.engine.draws import Replaced, add_seeds, bake_draws, drawing_layers, drawn_names, make_drawing
+from multitudes.engine.draws import (
+    Drawing,
+    add_seeds,
+    bake_draws,
+    bake_weights,
+    drawing_layers,
+    drawn_names,
+    make_drawing,
+    run_with,
+)
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, names_matching, registers_of
+from multitudes.engine.modules import detached_copy, join_name, names_matching, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.settings import Count, above, as_tuple, at_least, check_rules
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
 
 WORDS = ("norm", "input", "output")
 SPREAD = 0.1
-"""The deviation with which components of norms start, so that no two are equal."""
+"""The standard deviation between the initial components of norms, so that no two are equal."""
 
 P = TypeVar("P", bound="Patching")
 
 
-class Patched(Replaced):
-    """A layer with K components of each of its parameters."""
+class Patched(Drawing):
+    """Mixin of a layer with K components of each parameter."""
 
+    replaced: tuple[str, ...]
+    """Names of the parameters that have components."""
     components: int
     elementwise: bool
     sigma: float
@@ -50,7 +63,7 @@ class Patched(Replaced):
     shapes: dict[str, tuple[int, ...]]
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """One component for the layer, or for each element; and noise around it."""
+        """Draws a component for the layer, or for each element, and the noise around it."""
         if self.elementwise:
             found = {_choice(key): self._choose(self.shapes[key], generator) for key in self.replaced}
         else:
@@ -65,11 +78,22 @@ class Patched(Replaced):
         weights = torch.tensor(self.probabilities, dtype=torch.float64)
         return torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator).view(tuple(shape))
 
-    def formed(self, key: str) -> Tensor:
-        """The component that is drawn, or each element from the one drawn for it."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer with the drawn components as its parameters."""
+        return run_with(self, self.weights(), super().forward, *args, **kwargs)  # type: ignore[misc]
+
+    def bake(self) -> None:
+        """Turns the layer back into its plain class, with the drawn components as its parameters."""
+        bake_weights(self, self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters from the drawn components, by name."""
+        return {key: self._weight(key) for key in self.replaced}
+
+    def _weight(self, key: str) -> Tensor:
+        """One parameter: the drawn component, or each element from the component drawn for it, plus noise."""
         layer: Any = self
-        register, name = self._place(key)
-        stored: Tensor = register[name]
+        stored: Tensor = layer._parameters[key]
         if self.zero:
             stored = torch.cat([stored, torch.zeros_like(stored[:1])])
         if self.elementwise:
@@ -89,55 +113,55 @@ def _noise(key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Patching:
-    """What EMP and ECMP have in common."""
+    """Settings and behaviour that EMP and ECMP share."""
 
-    members: int = 20
-    """How many draws at prediction, S."""
+    members: Count = 20
+    """The number of draws at prediction, S."""
 
-    components: int = 5
-    """How many components each patched layer has, K."""
+    components: Count = 5
+    """The number of components of each patched layer, K."""
 
     patch: str | tuple[str, ...] = "norm+output"
-    """Which layers: "norm", "input", "output" joined by "+", or globs; by default what there is of norms and output."""
+    """The layers to patch: "norm", "input", "output" joined by "+", or globs. The default takes norms and output if present."""
 
     init: Literal["random", "copies"] = "random"
-    """How components start: norms around the given values, others anew; or all as the given layer."""
+    """"random": norms start around the given values, other layers with fresh weights; "copies": all as the given layer."""
 
     gamma: float | None = None
-    """Where the weights of patched norms start, in place of the given values."""
+    """The initial weight of patched norms; None takes the given values."""
 
-    sigma: float = 0.0
-    """The deviation of noise around a component, σ."""
+    sigma: Annotated[float, at_least(0)] = 0.0
+    """The standard deviation of the noise around a component, σ."""
 
-    probabilities: tuple[float, ...] | None = None
-    """How often each component is drawn; None for equally often."""
+    probabilities: tuple[Annotated[float, at_least(0)], ...] | None = None
+    """The probability of each component; None for equal ones."""
 
     zero_component: bool = False
     """Whether the last component is held at zero."""
 
     draw: Literal["step", "row"] = "step"
-    """Whether a training step has one draw, or each of its rows its own."""
+    """"step": one draw for a training step; "row": one for each row."""
 
     prior: Literal["l2", "elbo", "none"] = "l2"
-    """What the loss adds: appendix C.1's penalty; eq. 6 with precisions and component probabilities; nothing."""
+    """The prior in the loss: "l2" is appendix C.1's penalty, "elbo" is eq. 6 with precisions and component probabilities."""
 
-    strength: float = 0.001
+    strength: Annotated[float, at_least(0)] = 0.001
     """With prior="l2", λ times the number of rows of the whole batch."""
 
-    tau: float = 1.0
+    tau: Annotated[float, at_least(0)] = 1.0
     """With prior="elbo", the prior's precision for weights, τ."""
 
-    rho: float = 1.0
+    rho: Annotated[float, at_least(0)] = 1.0
     """With prior="elbo", the prior's precision for biases, ρ."""
 
-    examples: int | None = None
-    """With prior="elbo", how many examples there are: the loss is a mean over them, and eq. 6 belongs to their sum."""
+    examples: Count | None = None
+    """With prior="elbo", the size of the training set: the loss is a mean over examples, eq. 6 belongs to their sum."""
 
-    tau_output: float | None = None
+    tau_output: Annotated[float, above(0)] | None = None
     """For regression, the precision of an observation: its inverse is added to the predictive variance (appendix B.3)."""
 
     reduction: Literal["sum", "mean"] = "mean"
-    """How draws' losses are joined, where there are several."""
+    """How the losses of several draws become one."""
 
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
@@ -146,51 +170,27 @@ class Patching:
     elementwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
-        name = type(self).__name__
-        if isinstance(self.patch, list):
-            object.__setattr__(self, "patch", tuple(self.patch))
+        as_tuple(self, "patch")
         if self.probabilities is not None:
-            try:
-                object.__setattr__(self, "probabilities", tuple(float(chance) for chance in self.probabilities))
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{name}(probabilities={self.probabilities!r}): give {self.components} numbers") from error
-        if isinstance(self.components, bool) or not isinstance(self.components, int) or self.components < 1:
-            raise InputError(f"{name}(components={self.components!r}): give a whole number of at least 1")
-        if not isinstance(self.zero_component, bool):
-            raise InputError(f"{name}(zero_component={self.zero_component!r}): give True or False")
-        if self.zero_component and self.components < 2:
-            raise InputError(f"{name}(zero_component=True): one component at zero needs another one: components=2 or more")
-        choices = {"init": ("random", "copies"), "draw": ("step", "row"), "prior": ("l2", "elbo", "none")}
-        for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise InputError(f"{name}({field}={getattr(self, field)!r}): say {' or '.join(map(repr, allowed))}")
-        for field in ("sigma", "strength", "tau", "rho"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise InputError(f"{name}({field}={value!r}): give a number of at least 0")
-        for field, least in (("tau_output", 0.0), ("gamma", -math.inf)):
-            value = getattr(self, field)
-            wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < math.inf
-            if value is not None and wrong:
-                raise InputError(f"{name}({field}={value!r}): give a number above {least:g}, or None")
-        if not isinstance(self.patch, (str, tuple)) or not all(isinstance(glob, str) for glob in self.patch):
-            raise InputError(f"{name}(patch={self.patch!r}): give words or globs")
+            with contextlib.suppress(TypeError, ValueError):  # refused below
+                object.__setattr__(self, "probabilities", tuple(map(float, self.probabilities)))
+        super().__post_init__()  # type: ignore[misc]
         chances = self.probabilities
-        if chances is not None and not (
-            len(chances) == self.components and min(chances) >= 0 and abs(sum(chances) - 1) <= 1e-6
-        ):
-            raise InputError(f"{name}(probabilities=...): give {self.components} numbers from 0 on, which add up to 1")
-        if self.prior == "elbo" and (
-            isinstance(self.examples, bool) or not isinstance(self.examples, int) or self.examples < 1
-        ):
-            raise InputError(f"{name}(prior='elbo'): say how many examples there are to train on, examples=50_000")
+        uneven = chances is not None and (len(chances) != self.components or abs(sum(chances) - 1) > 1e-6)
         words = self.patch.split("+") if isinstance(self.patch, str) else []
-        if not self.patch or (words and words[0] in WORDS and not set(words) <= set(WORDS)):
-            raise InputError(f"{name}(patch={self.patch!r}): join 'norm', 'input' and 'output' by '+', or give globs")
+        unknown = bool(words) and words[0] in WORDS and not set(words) <= set(WORDS)
+        alone = self.zero_component and self.components < 2
+        unscaled = self.prior == "elbo" and self.examples is None
+        check_rules(
+            self,
+            (alone, "components zero_component", "zero_component=True needs components=2 or more"),
+            (uneven, "components probabilities", f"probabilities must be {self.components} numbers that add up to 1"),
+            (unscaled, "prior examples", "prior='elbo' needs the size of the training set, examples=50_000"),
+            (unknown or not self.patch, "patch", "patch must be 'norm', 'input' and 'output' joined by '+', or globs"),
+        )
 
     def patched(self, structure: Structure) -> list[str]:
-        """The layers that get components, in the model's order."""
+        """The names of the layers that get components, in the model's order."""
         model, name = structure.model, type(self).__name__
         has_own = {n for n, part in model.named_modules() if any(p is not None for p in part._parameters.values())}
         globs = [self.patch] if isinstance(self.patch, str) else list(self.patch)
@@ -212,11 +212,11 @@ class Patching:
             matched = {hit for found_here in hits.values() for hit in found_here}
             chosen = {n for n in has_own if any(n == m or n.startswith(f"{m}.") for m in matched)}
             if not chosen:
-                raise ConversionError(f"{name}(patch={self.patch!r}): what matches has no parameters to patch")
+                raise ConversionError(f"{name}(patch={self.patch!r}): the modules that match have no parameters")
         return [n for n, _ in model.named_modules() if n in chosen]
 
     def refused(self, structure: Structure) -> dict[str, str]:
-        """Layers to be patched whose parameters are not theirs alone, or are not what their forward reads."""
+        """Refuses layers whose parameters are tied, or are read by another module's forward."""
         places = {id(register): name for name, part in structure.model.named_modules() for register in (part._parameters,)}
         tied = {}
         for held in registers_of(structure.model).values():
@@ -232,15 +232,15 @@ class Patching:
             if id(part._parameters) in tied:
                 found[name] = tied[id(part._parameters)]
             elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
-                found[name] = "the attention that it belongs to reads its parameters by itself"
+                found[name] = "its attention module reads the parameters directly"
             elif isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) or hasattr(part, "parametrizations"):
-                found[name] = f"a {type(part).__name__} does not read its parameters where they stand"
+                found[name] = f"a {type(part).__name__} does not read its parameters from the module that holds them"
             elif elsewhere:
-                found[name] = f"{elsewhere[0]} is read outside the layer's own forward, where it would be all components"
+                found[name] = f"{elsewhere[0]} is read outside the layer's own forward, where all components would be seen"
         return found
 
     def prepare(self, given: Given) -> nn.Module:
-        """The model with K components in patched layers, of which the first is drawn yet."""
+        """Gives the patched layers K components of each parameter."""
         names, seed = self.patched(given.structure), given.seed
         new = detached_copy(given.model, {})
         stored = self.components - self.zero_component
@@ -273,7 +273,7 @@ class Patching:
         return new
 
     def _started(self, layer: nn.Module, key: str, own: list[Tensor], stored: int, seed: int) -> Tensor:
-        """Components of one parameter, ``[K, ...]``."""
+        """The initial components of one parameter, ``[K, ...]``."""
         given = layer._parameters[key]
         assert given is not None
         value = given.detach().expand(stored, *given.shape).clone()
@@ -288,7 +288,7 @@ class Patching:
         return value + spread.to(value)
 
     def layout(self, structure: Structure) -> Layout:
-        """What is drawn, and the seeds."""
+        """Gives members the draws and the seeds."""
         names = drawn_names(structure.model)
         layers = dict(drawing_layers(structure.model))
         because = {name: f"{self.components} components, {self._what()}" for name in layers}
@@ -300,16 +300,16 @@ class Patching:
         return "one drawn for each element" if self.elementwise else "one drawn for the layer"
 
     def bake(self, member: nn.Module) -> None:
-        """Works what is drawn into layers."""
+        """Replaces each patched layer by the plain layer of its draw."""
         bake_draws(member)
 
     def neutral(self: P) -> P:
-        """All components as the given layer."""
+        """One member whose components all equal the given layer."""
         same: dict[str, Any] = {"init": "copies", "sigma": 0.0, "zero_component": False, "gamma": None, "probabilities": None}
         return replace(self, members=1, components=max(self.components, 2), **same)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """One draw for the step, or one for each row; `Ensemble.batch` makes it."""
+        """One draw for the step, or one for each row, as `draw` says."""
         whole = Method.batch(self, inputs, target, rng, per_member, count)  # type: ignore[arg-type]
         if per_member:
             return whole
@@ -328,7 +328,7 @@ class Patching:
         return total.sum() if self.reduction == "sum" else total.mean()
 
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
-        """The prior on all that is learned, for a batch of so many rows in all."""
+        """The prior on all learned parameters, for a step of `count` rows."""
         if self.prior == "none":
             return None
         patched = patched_names(ensemble.template)
@@ -347,13 +347,13 @@ class Patching:
         return torch.stack(terms).sum() if terms else None
 
     def _weights(self, squares: Tensor) -> Tensor:
-        """How often each component that is learned is drawn."""
+        """The probability of each learned component."""
         if self.probabilities is None:
             return torch.full_like(squares, 1 / self.components)
         return squares.new_tensor(self.probabilities[: len(squares)])
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-        """What is shared, and the patches."""
+        """Makes two groups: shared weights, and patches."""
         patched = patched_names(ensemble.template)
         groups = []
         for kind in ("shared", "patches"):
@@ -366,7 +366,7 @@ class Patching:
         return groups
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """How many networks there are to draw: K for each patched layer, or for each of its elements."""
+        """The number of networks that can be drawn: K to the number of patched layers, or of their elements."""
         layers = dict(drawing_layers(ensemble.template)).values()
         if not self.elementwise:
             return int(self.components ** len(layers))
@@ -375,6 +375,6 @@ class Patching:
 
 
 def patched_names(network: nn.Module) -> frozenset[str]:
-    """The parameters that have components."""
+    """The names of parameters with components."""
     layers = ((name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched))
-    return frozenset(f"{name}.{key}" if name else key for name, layer in layers for key in layer.replaced)
+    return frozenset(join_name(name, key) for name, layer in layers for key in layer.replaced)

@@ -1,4 +1,4 @@
-"""The lead: one sentence that is true of the rows."""
+"""The top of the page: its sentence, cards and warning."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 
 from multitudes.report.groups import grouped
-from multitudes.report.lead import highlights, summary, warning
 from multitudes.report.row import Row
+from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import columns
 
 Make = Callable[..., Row]
@@ -22,7 +22,7 @@ def twice(size: float) -> dict[str, float]:
     return {"multiply_adds": 2.0 * size, "parameters": size**0.5}
 
 
-def test_it_says_what_was_compared_on_what_who_did_best_and_at_what_cost(scored: Make) -> None:
+def test_the_summary_names_data_best_method_and_cost(scored: Make) -> None:
     settings = {"data": "svhn", "network": "LeNet"}
     rows = [
         scored("deep", accuracy=0.9, settings=settings, cost=twice(4), intervals={"accuracy": (0.8, 1)}),
@@ -30,32 +30,30 @@ def test_it_says_what_was_compared_on_what_who_did_best_and_at_what_cost(scored:
         scored("packed", accuracy=0.89, settings=settings, cost=twice(1)),
     ]  # fmt: skip
     assert plain(summary(grouped(rows))) == (
-        "Of 3 methods compared on svhn with LeNet, deep did best: accuracy 0.9000, at 4.00 × the multiply-adds and 2.00 × the "
-        "parameters of the single network; packed, at 1.00 ×, lies within its interval."
+        "Best of 3 methods on svhn with LeNet: deep, with accuracy 0.9000 at 4.00 × the multiply-adds and 2.00 × the "
+        "parameters of the single network. packed lies within its interval at 1.00 × the multiply-adds."
     )
 
 
 def test_lower_is_better_where_it_is(scored: Make) -> None:
     rows = [scored("a", task="regression", rmse=2), scored("b", task="regression", rmse=1, seconds=90.0)]
-    expected = "Of 2 methods compared at regression, b did best: RMSE 1.0000, after 1 min 30 s of training."
+    expected = "Best of 2 methods for regression: b, with RMSE 1.0000 after 1 min 30 s of training."
     assert plain(summary(grouped(rows))) == expected
 
 
 def test_seeds_are_named_and_one_row_is_not_the_best_of_anything(scored: Make) -> None:
     rows = [scored("a", seed=seed, accuracy=0.5 + seed / 10, cost={"parameters": 2e6}) for seed in (0, 1)]
-    assert plain(summary(grouped(rows))) == "a at classification, 2 seeds each: accuracy 0.5500 ± 0.0707, at 2 M parameters."
+    assert plain(summary(grouped(rows))) == "a for classification, 2 seeds each: accuracy 0.5500 ± 0.0707 at 2 M parameters."
 
 
-def test_a_single_network_that_wins_is_said_to(scored: Make) -> None:
+def test_the_single_network_can_be_best(scored: Make) -> None:
     rows = [scored("s", accuracy=0.9, method="Single()"), scored("b", accuracy=0.8)]
-    assert "s did best: accuracy 0.9000, and is the single network itself" in plain(summary(grouped(rows)))
+    assert "s (the single network), with accuracy 0.9000." in plain(summary(grouped(rows)))
 
 
 def test_nan_and_unknown_scores_are_no_best(scored: Make) -> None:
     for scores in ({"accuracy": math.nan}, {"foo": 1.0}):
-        assert (
-            plain(summary(grouped([scored("a", **scores), scored("b", **scores)]))) == "2 methods compared at classification."
-        )
+        assert plain(summary(grouped([scored("a", **scores), scored("b", **scores)]))) == "2 methods for classification."
 
 
 def test_strings_are_escaped(scored: Make) -> None:
@@ -71,8 +69,8 @@ def test_highlights_have_a_card_for_each_kind_of_score(scored: Make) -> None:
     assert highlights(groups[:1], columns(groups)[0]) == ""
 
 
-def test_unfair_comparisons_are_told(scored: Make) -> None:
+def test_different_tasks_and_data_give_a_warning(scored: Make) -> None:
     a, b = scored("a", accuracy=1, settings={"data": "x"}), scored("b", accuracy=1, settings={"data": "<y>"})
-    assert "on different data (x, &lt;y&gt;)" in warning(grouped([a, b]))
-    assert "of different tasks (classes, gaussian)" in warning(grouped([a, scored("c", task="gaussian", rmse=1)]))
+    assert "different data (x, &lt;y&gt;)" in warning(grouped([a, b]))
+    assert "different tasks (classes, gaussian)" in warning(grouped([a, scored("c", task="gaussian", rmse=1)]))
     assert warning(grouped([a])) == ""

@@ -1,4 +1,4 @@
-"""The plates: figures for what there is, for a few runs, and none for what there is not."""
+"""Figures of the page: which figures a row has, which groups they show, and their captions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from multitudes.report import svg
 from multitudes.report.groups import grouped
-from multitudes.report.plates import RUNS, corruption, cost_quality, diversity, drawn_groups, ood, page_figures
+from multitudes.report.page_figures import RUNS, corruption, cost_quality, diversity, drawn_groups, ood, page_figures
 from multitudes.report.row import Row
 
 Make = Callable[..., Row]
@@ -18,12 +18,12 @@ Make = Callable[..., Row]
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which figures there are is asked here; that they can be drawn, by the tests of the page."""
+    """Skips the drawing: these tests ask which figures there are. The tests of the page draw them."""
     monkeypatch.setattr(svg, "inline", lambda draw, name, label, *rest, **more: "<svg></svg>")
 
 
 def parts(rows: list[Row]) -> list[str]:
-    return [plate.part for plate in page_figures(grouped(rows))]
+    return [figure.section for figure in page_figures(grouped(rows))]
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,16 @@ def test_scores_with_their_examples_have_figures(made: Make) -> None:
     assert parts([dataclasses.replace(made(), prediction=None)]) == ["reliability", "reliability"]
 
 
-def test_the_cast_is_the_single_network_and_the_best(scored: Make) -> None:
+def test_figures_show_the_single_network_and_the_best(scored: Make) -> None:
     rows = [scored(f"m{index}", accuracy=index / 100) for index in range(20)]
     rows.insert(3, scored("single", accuracy=0.0, method="Single(members=1)"))
     found = drawn_groups(grouped(rows))
     assert [group.label for group in found.groups] == ["single", "m19", "m18", "m17", "m16", "m15"]
     assert len(found.groups) == RUNS
-    assert found.said == "Drawn are the single network and the 5 best others by accuracy."
-    assert drawn_groups(grouped(rows[:2])).said == ""
+    assert found.note() == "Shown: the single network and the 5 best other methods by accuracy."
+    few = [scored("a", seed=seed, accuracy=0.5) for seed in (0, 1)]
+    assert drawn_groups(grouped(few)).note() == "Shown: first seed of each method."
+    assert drawn_groups(grouped(few)).note(over_seeds=True) == drawn_groups(grouped(rows[:2])).note() == ""
 
 
 def test_names_in_figures_are_short_and_different(scored: Make) -> None:
@@ -71,17 +73,17 @@ def test_cost_is_drawn_against_the_single_network_or_in_its_unit(scored: Make) -
         for name, size in (("a", 1), ("b", 4))
     ]
     groups = grouped(rows)
-    plate = cost_quality(groups, drawn_groups(groups), "accuracy")
-    assert plate is not None
-    assert "multiply-adds (G): the upper left is best" in plate.caption
-    assert "parameters (M)" in plate.caption
+    figure = cost_quality(groups, drawn_groups(groups), "accuracy")
+    assert figure is not None
+    assert "multiply-adds (G); the upper left is best" in figure.caption
+    assert "parameters (M)" in figure.caption
     groups = grouped([dataclasses.replace(row, method="Single()") if row.name == "a" else row for row in rows])
-    plate = cost_quality(groups, drawn_groups(groups), "accuracy")
-    assert plate is not None
-    assert "multiply-adds, single network = 1" in plate.caption
+    figure = cost_quality(groups, drawn_groups(groups), "accuracy")
+    assert figure is not None
+    assert "multiply-adds, single network = 1" in figure.caption
 
 
-def test_cost_is_not_drawn_of_what_is_unknown(scored: Make) -> None:
+def test_an_unknown_cost_is_not_drawn(scored: Make) -> None:
     for second in (
         {"accuracy": math.nan, "cost": {"parameters": 1}},
         {"accuracy": 0.5},
@@ -91,12 +93,12 @@ def test_cost_is_not_drawn_of_what_is_unknown(scored: Make) -> None:
         assert cost_quality(groups, drawn_groups(groups), "accuracy") is None
 
 
-def test_corruptions_are_boxes_while_they_are_few(scored: Make) -> None:
+def test_corruptions_of_few_runs_are_boxes(scored: Make) -> None:
     by_name = {f"c{index}__{severity}__accuracy": 0.5 + index / 10 for index in range(3) for severity in (1, 2)}
     few, many = ([scored(f"m{i}", accuracy=0.9, **by_name) for i in range(count)] for count in (2, 5))
-    captions = [plate.caption for rows in (few, many) if (plate := corruption(drawn_groups(grouped(rows)), "accuracy"))]
+    captions = [figure.caption for rows in (few, many) if (figure := corruption(drawn_groups(grouped(rows)), "accuracy"))]
     assert "quartiles" in captions[0]
-    assert "mean over corruptions" in captions[1]
+    assert "averaged over corruptions" in captions[1]
     assert corruption(drawn_groups(grouped(few)), "nll") is None
 
 
@@ -117,8 +119,8 @@ def test_ood_sets_have_a_figure_each_in_two_widths(made: Make) -> None:
     assert ood(chosen, "nothing") is None
 
 
-def test_diversity_says_whose_it_is(made: Make) -> None:
+def test_the_caption_of_diversity_names_the_group(made: Make) -> None:
     chosen = drawn_groups(grouped([made("a"), made("b", task="gaussian")]))
-    captions = [plate.caption for group in chosen.groups if (plate := diversity(chosen, group))]
+    captions = [figure.caption for group in chosen.groups if (figure := diversity(chosen, group))]
     assert captions[0].startswith("a: share of examples")
     assert captions[1].startswith("b: root mean square")

@@ -1,0 +1,164 @@
+"""One checker of settings: a field's annotation says what it may be.
+
+>>> @dataclasses.dataclass(frozen=True)
+... class Mask:
+...     members: Count = 4
+...     scale: Annotated[float, at_least(1), below(6)] = 2.0
+...     width: Literal["a", "b"] = "a"
+...     def __post_init__(self):
+...         check_settings(self)
+>>> Mask(members=0, width="c")
+Traceback (most recent call last):
+multitudes.errors.InputError: Mask(members=0, width='c'): members must be a whole number of at least 1; width must be 'a' or 'b'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Set
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from multitudes.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A bound of a number, for ``Annotated[float, above(0)]``."""
+
+    text: str
+    """The bound in words, as they follow "a number"."""
+
+    holds: Callable[[float], bool]
+
+
+def at_least(low: float) -> Bound:
+    """The number itself or a larger one."""
+    return Bound(f"of at least {low:g}", lambda value: value >= low)
+
+
+def above(low: float) -> Bound:
+    """A larger number."""
+    return Bound(f"above {low:g}", lambda value: value > low)
+
+
+def below(high: float) -> Bound:
+    """A smaller number."""
+    return Bound(f"below {high:g}", lambda value: value < high)
+
+
+def between(low: float, high: float) -> Bound:
+    """A number from `low` to `high`, both included."""
+    return Bound(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
+Count = Annotated[int, at_least(1)]
+"""A whole number of at least 1."""
+
+Rate = Annotated[float, at_least(0), below(1)]
+"""A number of at least 0 and below 1, such as a dropout rate or a momentum."""
+
+KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
+
+
+def check_settings(settings: Any) -> None:
+    """Checks every field of a dataclass against its annotation, and raises one InputError for all that are wrong.
+
+    It knows numbers, strings, bools, classes, functions, ``Literal``, ``Annotated`` with the bounds above, and unions and
+    tuples of these. It does not check other annotations. A bool is no number, and a number is finite.
+    """
+    kinds = _kinds(settings.__class__)
+    wrong = {name: words(kind) for name, kind in kinds.items() if not fits(kind, getattr(settings, name))}
+    if wrong:
+        raise _error(settings, wrong, "; ".join(f"{name} must be {text}" for name, text in wrong.items()))
+
+
+def check_rules(settings: Any, *rules: tuple[bool, str, str]) -> None:
+    """Checks settings against each other, and raises one InputError for all broken rules.
+
+    A rule is (whether it is broken, the fields that it is about, what to do).
+    """
+    broken = [(names.split(), text) for is_broken, names, text in rules if is_broken]
+    if broken:
+        fields = dict.fromkeys(name for names, _ in broken for name in names)
+        raise _error(settings, fields, "; ".join(text for _, text in broken))
+
+
+def check(name: str, value: Any, kind: Any) -> None:
+    """Checks one argument: ``check("workers", workers, Count)``."""
+    if not fits(kind, value):
+        raise InputError(f"{name}={value!r}: {name} must be {words(kind)}")
+
+
+def as_tuple(settings: Any, name: str) -> None:
+    """Turns a field of a frozen dataclass into a tuple if it is a list, a range or another ordered iterable, but no string."""
+    value = getattr(settings, name)
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
+        object.__setattr__(settings, name, tuple(value))
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of the annotated kind."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return fits(parts[0], value) and all(bound.holds(value) for bound in parts[1:] if isinstance(bound, Bound))
+    if origin is Literal:
+        return any(fits(type(choice), value) and value == choice for choice in parts)
+    if origin in (Union, UnionType):
+        return any(fits(part, value) for part in parts)
+    if origin is tuple and parts[1:] == (...,):
+        return isinstance(value, (tuple, list)) and all(fits(parts[0], item) for item in value)
+    if origin is Callable:
+        return callable(value) and not isinstance(value, type)
+    if kind is Any or not isinstance(kind, type) or origin is not None:
+        return True
+    if kind in (int, float):
+        number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        return number and (isinstance(value, int) or math.isfinite(value))
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol or a TypedDict
+        return True
+
+
+def words(kind: Any) -> str:
+    """An annotation in words, as they follow "must be"."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return f"{words(parts[0])} {' and '.join(bound.text for bound in parts[1:] if isinstance(bound, Bound))}".rstrip()
+    if origin is Literal:
+        return _either([repr(choice) for choice in parts])
+    if origin in (Union, UnionType):
+        return _either([words(part) for part in parts])
+    if origin is tuple:
+        return f"a tuple with {words(parts[0])} at each place"
+    if origin is Callable:
+        return "a function (not a class)"
+    return KINDS.get(kind) or f"a {kind.__name__}"
+
+
+def _either(texts: list[str]) -> str:
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts)
+
+
+def _error(settings: Any, names: Any, text: str) -> InputError:
+    shown = ", ".join(f"{name}={getattr(settings, name)!r}" for name in names)
+    return InputError(f"{type(settings).__name__}({shown}): {text}")
+
+
+@functools.cache
+def _kinds(kind: Any) -> dict[str, Any]:
+    """The annotation of each field of a dataclass, by name."""
+    hints: dict[str, Any] = {field.name: Any for field in dataclasses.fields(kind)}
+    for base in reversed(kind.__mro__):
+        for name, hint in inspect.get_annotations(base).items():
+            if name in hints:
+                try:
+                    hints[name] = eval(hint, vars(sys.modules[base.__module__])) if isinstance(hint, str) else hint
+                except (NameError, KeyError, AttributeError, TypeError):  # local to a function, or for type checkers only
+                    hints[name] = Any
+    return hints
