@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.methods.layers.dropout import DropoutBefore, LiveDropout
+from multitudes.methods.layers.dropout import MaskedDropout
 from multitudes.models import MLP, ViT
 
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
@@ -48,7 +48,7 @@ def masks_of(ens: mt.Ensemble) -> dict[str, Tensor]:
 
 def dropping(ens: mt.Ensemble) -> dict[str, float]:
     """The modules that drop, or before which is dropped, and how much."""
-    return {name: part.rate for name, part in ens.template.named_modules() if isinstance(part, (LiveDropout, DropoutBefore))}
+    return {name: part.rate for name, part in ens.template.named_modules() if isinstance(part, MaskedDropout)}
 
 
 def test_where_it_drops() -> None:

@@ -34,7 +34,10 @@ from multitudes.engine.modules import detached_copy
 from multitudes.engine.state import SEEDS
 from multitudes.method import Batch, Criterion, Given, Layout, Structure
 
-FAST, SLOW = ("member", "save_load"), ("members_first", "unit", "rows", "untouched", "training", "executors", "by_rows", "chunk")
+FAST, SLOW = (
+    ("member", "save_load"),
+    ("members_first", "unit", "rows", "untouched", "training", "executors", "by_rows", "chunk"),
+)
 LAWS_OF_DRAWS = [*FAST, *(pytest.param(law, marks=pytest.mark.slow) for law in SLOW)]
 
 

@@ -29,7 +29,7 @@ from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
-from multitudes.methods.layers.dropout import FILTERWISE, DropoutBefore, LiveDropout, MaskedDropout, measure, reset_call_counts
+from multitudes.methods.layers.dropout import FILTERWISE, MaskedDropout, measure, reset_call_counts
 from multitudes.settings import Count, Rate, as_tuple, check_rules
 
 WORDS = ("auto", "existing", "layers", "norm")
@@ -117,13 +117,12 @@ class MCDropout(Method):
                 )
             if isinstance(part, _DropoutNd):
                 rate = part.p if self.p is None else self.p
-                make_drawing(
-                    part, LiveDropout, rate=rate, slots=[], at=0, filterwise=self.filterwise or isinstance(part, FILTERWISE)
-                )
+                filterwise = self.filterwise or isinstance(part, FILTERWISE)
+                make_drawing(part, MaskedDropout, rate=rate, calls=[], at=0, filterwise=filterwise)
                 part.p = rate
             else:
                 rate = 0.1 if self.p is None else self.p
-                make_drawing(part, DropoutBefore, rate=rate, slots=[], at=0, filterwise=self.filterwise)
+                make_drawing(part, MaskedDropout, rate=rate, calls=[], at=0, filterwise=self.filterwise)
             part.draws = ()
         without_fast_path(new, Drawing)
         add_seeds(new)
@@ -136,7 +135,7 @@ class MCDropout(Method):
     def layout(self, structure: Structure) -> Layout:
         """Gives members the masks and the seeds. The plan names dropout that stays off at prediction."""
         because = {
-            name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, LiveDropout) else 'before it'}"  # type: ignore[attr-defined]
+            name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, _DropoutNd) else 'before it'}"  # type: ignore[attr-defined]
             for name, layer in drawing_layers(structure.model)
         }
         quiet = sorted(set(structure.functional_dropout) | {n for n, part in structure.model.named_modules() if _quiet(part)})
@@ -147,7 +146,7 @@ class MCDropout(Method):
         """Keeps the masks of a member, since no weight can hold them; restores the layers of a part that keep= excludes."""
         if SEEDS in member._buffers:
             delattr(member, SEEDS)
-            if any(len(layer.slots) > 1 for _, layer in drawing_layers(member)):  # type: ignore[attr-defined]
+            if any(len(layer.calls) > 1 for _, layer in drawing_layers(member)):  # type: ignore[attr-defined]
                 member.register_forward_pre_hook(reset_call_counts)
             return
         for _, layer in list(drawing_layers(member)):

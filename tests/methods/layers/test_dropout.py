@@ -104,7 +104,7 @@ def test_where_channels_are() -> None:
     ens = mt.ensemble(nn.Sequential(nn.Conv2d(3, 5, 3), Across(5)), mt.MCDropout(position="norm", filterwise=True), x, seed=0)
     assert ens.get_buffer("1.mask0").shape == (10, 1, 5, 1, 1)
     same = nn.Sequential(nn.Conv2d(3, 6, 3), Across(6))  # images of 6 x 6
-    with pytest.raises(mt.ConversionError, match=r"channels of a Across on .* cannot be told"):
+    with pytest.raises(mt.ConversionError, match="Across"):
         mt.ensemble(same, mt.MCDropout(position="norm", filterwise=True), x)
     steps = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Dropout(0.5), nn.Conv1d(8, 8, 3))
     with pytest.raises(mt.ConversionError, match=r"second axis or the last: .*nn\.Dropout1d"):

@@ -1,7 +1,7 @@
-"""Dropped: dropout whose masks are drawn outside of forward, for each member and each call.
+"""Dropout with masks that are drawn outside forward, one for each member and call.
 
-A mask has the shape of a row's activation. So a forward is watched at two numbers of rows: that tells how often each dropout is
-called, with what shapes, and which axis has the rows.
+A mask has the shape of a row's activation. To learn it, the network is run with two numbers of rows: that shows how often each
+dropout is called, with which shapes, and which axis holds the rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes.conversion.anatomy.known_layers import channel_axis
 from multitudes.conversion.anatomy.structure import NORMS
@@ -27,38 +28,38 @@ FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(frozen=True)
 class CallShape:
-    """How a dropout is called: the shape of what it is given, and which axis has how many entries for each row."""
+    """The shape of one call of a dropout, and where its rows are."""
 
     shape: tuple[int, ...]
-    """What it is given; 0 where rows are."""
+    """The shape of the input, with 0 at the axis of rows."""
     axis: int | None
-    """Where rows are; None if nowhere."""
+    """The axis of rows; None if there is none."""
     each: int
-    """How many entries each row has there."""
+    """The number of entries of a row along that axis."""
 
     def fits(self, x: Tensor) -> bool:
-        """Whether this is such a call."""
+        """Whether an input has this shape, for any number of rows."""
         if x.ndim != len(self.shape):
             return False
         return all(a == b for at, (a, b) in enumerate(zip(x.shape, self.shape, strict=True)) if at != self.axis)
 
 
 class MaskedDropout(Drawing):
-    """Dropout whose masks are drawn outside, one for each of its calls in a forward."""
+    """Mixin of a dropout module, or of a layer with dropout before it; each call in a forward has its own mask."""
 
     rate: float
     filterwise: bool
-    slots: list[CallShape]
+    calls: list[CallShape]
     at: int
-    """Which of its calls comes next."""
+    """The number of the next call."""
 
     def fit(self, found: list[CallShape], name: str, like: Tensor) -> None:
-        """Takes over the shapes of its calls, with a mask for each."""
+        """Records the shapes of its calls, and adds a mask for each."""
         layer: Any = self
-        if self.slots and len(found) != len(self.slots):
-            raise RunError(f"{name} is called {len(found)} times, and was {len(self.slots)} times at conversion")
-        first = not self.slots
-        self.slots, layer.at = found, 0
+        if self.calls and len(found) != len(self.calls):
+            raise RunError(f"{name} is called {len(found)} times, but was called {len(self.calls)} times at conversion")
+        first = not self.calls
+        self.calls, layer.at = found, 0
         if first:
             drawn = self.draw(torch.Generator())
             layer.draws = tuple(drawn)
@@ -66,9 +67,9 @@ class MaskedDropout(Drawing):
                 layer.register_buffer(key, like.new_ones(mask.shape), persistent=False)
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """For each unit of a row, or each channel, 0 or 1 / (1 − p)."""
+        """Draws the masks: 0 or 1 / (1 − p) for each unit of a row, or for each channel."""
         found = {}
-        for index, slot in enumerate(self.slots):
+        for index, slot in enumerate(self.calls):
             shape = [slot.each if at == slot.axis else size for at, size in enumerate(slot.shape)]
             if self.filterwise:
                 channel = self._channel(slot.shape)
@@ -78,18 +79,18 @@ class MaskedDropout(Drawing):
         return found
 
     def _own(self) -> Any:
-        """The class that the layer had."""
+        """The layer's class before conversion."""
         kind: Any = type(self)
         return kind.made_of[1]
 
     def _channel(self, shape: Sequence[int]) -> int:
-        """The axis of channels in a call with this shape."""
+        """The axis of channels in an input of this shape."""
         layer: Any = self
         rank = len(shape)
         if isinstance(layer, nn.LayerNorm) and self._own().forward is not nn.LayerNorm.forward:
             sites = [at for at in range(1, rank) if shape[at] == layer.normalized_shape[-1]]
             if len(sites) != 1:
-                raise ConversionError(f"the channels of a {self._own().__name__} on {list(shape)} cannot be told")
+                raise ConversionError(f"the channel axis of a {self._own().__name__} on {list(shape)} is unclear")
             return sites[0]
         if isinstance(layer, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):
             return rank - 1
@@ -99,20 +100,20 @@ class MaskedDropout(Drawing):
             return 1
         if rank == 3:
             raise ConversionError(
-                f"the channels of what a {self._own().__name__} is given, {list(shape)}, may be the second axis or the "
-                "last: give the model nn.Dropout1d there, or say MCDropout(filterwise=False)"
+                f"the channels of the {self._own().__name__}'s input {list(shape)} may be its second or its last axis: use "
+                "nn.Dropout1d in the model, or MCDropout(filterwise=False)"
             )
         return 1 if rank > 3 else rank - 1
 
     def drop(self, x: Tensor) -> Tensor | None:
-        """What is left of x by the masks that are drawn; None where none is."""
+        """Applies this member's mask to x; returns None if no mask is drawn, as in training."""
         layer: Any = self
-        if not self.slots or layer._buffers["mask0"].numel() == 0:
+        if not self.calls or layer._buffers["mask0"].numel() == 0:
             return None
         index = layer.at
-        if len(self.slots) > 1:
-            layer.at = (index + 1) % len(self.slots)
-        slot, mask = self.slots[index], layer._buffers[f"mask{index}"]
+        if len(self.calls) > 1:
+            layer.at = (index + 1) % len(self.calls)
+        slot, mask = self.calls[index], layer._buffers[f"mask{index}"]
         if not slot.fits(x):
             raise RunError(f"a mask was drawn for {list(slot.shape)}, not {list(x.shape)}: call the ensemble, not its template")
         if slot.axis is None or slot.each == 1 or mask.shape[slot.axis] == 1:
@@ -120,50 +121,39 @@ class MaskedDropout(Drawing):
         return (x.unflatten(slot.axis, (-1, slot.each)) * mask.unsqueeze(slot.axis)).flatten(slot.axis, slot.axis + 1)
 
     def noise(self, x: Tensor) -> Tensor:
-        """What is left of x in training: each row by itself, unit by unit or channel by channel."""
+        """Applies ordinary dropout in training: each row apart, by unit or by channel."""
         layer: Any = self
         if not layer.training or not self.rate:
             return x
         if not self.filterwise:
             return F.dropout(x, self.rate, True)
         channel = self._channel(x.shape)
-        rows = next((slot.axis for slot in self.slots if slot.fits(x)), 0)
+        rows = next((slot.axis for slot in self.calls if slot.fits(x)), 0)
         ones = x.new_ones([size if at in (rows, channel) else 1 for at, size in enumerate(x.shape)])
         return x * F.dropout(ones, self.rate, True)
 
-    def bake(self) -> None:
-        """Stays as it is: a mask is over units, not weights."""
-
-
-class LiveDropout(MaskedDropout):
-    """A dropout module that drops at prediction too."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Shape: as given."""
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Shape: as the layer's own. A dropout module returns the units that are left; another layer runs on them."""
         left = self.drop(input)
+        if not isinstance(self, _DropoutNd):
+            return super().forward(self.noise(input) if left is None else left, *args, **kwargs)  # type: ignore[misc]
         if left is not None:
             return left
         usual = not self.filterwise or isinstance(self, FILTERWISE)
         return super().forward(input) if usual else self.noise(input)  # type: ignore[misc]
 
-
-class DropoutBefore(MaskedDropout):
-    """A layer before which units are dropped."""
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Shape: as the layer's own."""
-        left = self.drop(input)
-        return super().forward(self.noise(input) if left is None else left, *args, **kwargs)  # type: ignore[misc]
+    def bake(self) -> None:
+        """Does nothing: a mask is over units, and no weight can hold it."""
 
 
 def reset_call_counts(network: nn.Module, _: Any) -> None:
-    """A forward that did not come to its end leaves dropout behind that waits for its next call."""
+    """Starts counting calls at 0, since a forward that failed may have stopped in between."""
     for _, layer in drawing_layers(network):
         layer.at = 0  # type: ignore[attr-defined]
 
 
 def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
-    """Fits each dropout's masks to the shapes in which it is called, in place; whether these are others than before."""
+    """Records the shapes of each dropout's calls, in place. Returns True if they changed."""
     count = count_rows(inputs, batch_axis)
     few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
     many = _seen(
@@ -175,15 +165,15 @@ def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
     for name, layer in drawing_layers(network):
         assert isinstance(layer, MaskedDropout)
         if len(few[name]) != len(many[name]):
-            raise ConversionError(f"{name} is called another number of times when there are more rows")
-        before = layer.slots
+            raise ConversionError(f"the number of calls of {name} depends on the number of rows")
+        before = layer.calls
         layer.fit(many[name], name, next(p.detach() for p in network.parameters() if p.is_floating_point()))
-        changed |= layer.slots != before
+        changed |= layer.calls != before
     return changed
 
 
 def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor], Any]) -> dict[str, list[Any]]:
-    """What `look(name, at, x)` makes of what each dropout is given, call by call, with nothing dropped."""
+    """Runs the network without dropping, and collects `look(name, call number, input)` for each dropout."""
     found: dict[str, list[Any]] = {name: [] for name, _ in drawing_layers(network)}
     inputs = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])  # which forward may write into
 
@@ -215,7 +205,7 @@ def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor],
 
 
 def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
-    """A call, from its shape at a number of rows, and what it is given with the first row once more behind them."""
+    """The shape of a call, from its inputs with `count` rows and with the first row repeated at the end."""
     try:
         axis = row_axis(small, x.shape, count)
     except ValueError as error:
