@@ -157,7 +157,7 @@ WRONG = {
         lambda: data.of(ConcatDataset([Data(VECTORS, LABELS, ignore=9), Data(VECTORS, LABELS)])),
         r"ignore \(9 and None\)",
     ),
-    "label too large": (lambda: data.of(TensorDataset(VECTORS, LABELS), classes=["a", "b"]), "label 2 of example 2"),
+    "label too large": (lambda: data.of(TensorDataset(VECTORS, LABELS), classes=["a", "b"]), "target 2 of example 2"),
 }
 
 

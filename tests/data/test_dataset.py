@@ -144,7 +144,7 @@ def test_it_says_what_it_is_and_can_be_sent_to_a_process() -> None:
 def test_pixels_without_a_label_are_no_class() -> None:
     labels = torch.tensor([[[0, 255], [1, 1]]])
     assert Data(images(1), labels, classes=["a", "b"], ignore=255).targets.tolist() == labels.tolist()
-    with pytest.raises(mt.InputError, match=r"label 255 of example 0.*0 to 1"):
+    with pytest.raises(mt.InputError, match=r"target 255 of example 0.*0 to 1"):
         Data(images(1), labels, classes=["a", "b"])
 
 

@@ -35,7 +35,7 @@ def check_range(labels: Tensor, classes: int, ignore: Sequence[int] = (), place:
     if bool(wrong.any()):
         at = tuple(int(axis) for axis in wrong.nonzero()[0])
         value, where = int(labels[at]), f" of {place} {at[0]}" if at else ""
-        raise InputError(f"target {value}{where} is no class: there are 0 to {classes - 1}{hint}")
+        raise InputError(f"target {value}{where} is not a class: classes are 0 to {classes - 1}{hint}")
 
 
 def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> None:
