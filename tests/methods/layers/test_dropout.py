@@ -107,7 +107,7 @@ def test_where_channels_are() -> None:
     with pytest.raises(mt.ConversionError, match="Across"):
         mt.ensemble(same, mt.MCDropout(position="norm", filterwise=True), x)
     steps = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Dropout(0.5), nn.Conv1d(8, 8, 3))
-    with pytest.raises(mt.ConversionError, match=r"second axis or the last: .*nn\.Dropout1d"):
+    with pytest.raises(mt.ConversionError, match=r"nn\.Dropout1d"):
         mt.ensemble(steps, mt.MCDropout(filterwise=True), torch.randn(2, 3, 12))
 
 
