@@ -70,8 +70,9 @@ def full() -> list[Trial]:
 
 def tried(trials: list[Trial]) -> list[Trial]:
     """Those that apply, each once, with the laws of a method on a network side by side: they share a conversion."""
-    places = {name: place for names in (METHODS, ZOO, LAWS) for place, name in enumerate(names)}
-    return sorted({trial for trial in trials if applies(*trial)}, key=lambda trial: [places[name] for name in trial])
+    orders = [list(names) for names in (METHODS, ZOO, LAWS)]
+    places = {trial: [order.index(name) for order, name in zip(orders, trial, strict=True)] for trial in trials}
+    return sorted((trial for trial in places if applies(*trial)), key=places.__getitem__)
 
 
 FAST = tried(fast())
