@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from zoo import FIVE, ZOO, refusal
 
 import multitudes as mt
+from multitudes.conversion.anatomy import structure
+from multitudes.models import MLP
 
 
 def test_the_first_page_of_the_readme() -> None:
@@ -198,3 +200,34 @@ def test_a_conversion_takes_less_than_a_second(name: str) -> None:
             mt.ensemble(case.model(), kind(), case.example(), seed=0)
             seconds.append(time.process_time() - start)
         assert min(seconds) <= 0.8, f"{label}: {min(seconds):.2f} s"
+
+
+SETTINGS = {
+    **METHODS,
+    "Packed in groups": lambda: mt.Packed(members=2, alpha=2, gamma=2),
+    "Packed, pretrained": lambda: mt.Packed(members=2, alpha=1.5, pretrained=True),
+    "Masksembles, grown": lambda: mt.Masksembles(members=3, width="grow", fewest=2),
+}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "a factory"])
+def test_the_example_runs_through_at_most_two_networks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The given network and that of one member are observed, each once."""
+    seen: list[nn.Module] = []
+    observe = structure.observe
+
+    def count(model: nn.Module, inputs: mt.Inputs) -> structure.Structure:
+        seen.append(model)
+        return observe(model, inputs)
+
+    monkeypatch.setattr(structure, "observe", count)
+    x = torch.randn(3, 3, 8, 8)
+    if name == "a factory":
+        mt.ensemble(lambda ratio: MLP(12, (round(8 * ratio),), 3), mt.Packed(members=2, alpha=1.5), torch.randn(3, 12), seed=0)
+    else:
+        net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 12), nn.Linear(12, 4)
+        )
+        mt.ensemble(net, SETTINGS[name](), x, seed=0)
+    assert 1 <= len(seen) <= 2
+    assert len({id(model) for model in seen}) == len(seen)
