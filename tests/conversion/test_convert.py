@@ -221,13 +221,10 @@ def test_the_example_runs_through_at_most_two_networks(name: str, monkeypatch: p
         return observe(model, inputs)
 
     monkeypatch.setattr(structure, "observe", count)
-    x = torch.randn(3, 3, 8, 8)
+    x = torch.randn(3, 12)
     if name == "a factory":
-        mt.ensemble(lambda ratio: MLP(12, (round(8 * ratio),), 3), mt.Packed(members=2, alpha=1.5), torch.randn(3, 12), seed=0)
+        mt.ensemble(lambda ratio: MLP(12, (round(8 * ratio),), 3), mt.Packed(members=2, alpha=1.5), x, seed=0)
     else:
-        net = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 12), nn.Linear(12, 4)
-        )
-        mt.ensemble(net, SETTINGS[name](), x, seed=0)
+        mt.ensemble(MLP(12, (16, 12), 4, norm="all", dropout=0.1), SETTINGS[name](), x, seed=0)
     assert 1 <= len(seen) <= 2
     assert len({id(model) for model in seen}) == len(seen)
