@@ -6,7 +6,7 @@ Train       fit, Recipe               train an ensemble; how to train it
             GaussianNLL               the loss of a network that predicts means and variances
 Predict     predict, Prediction       run an ensemble over a dataset; the members' outputs and their uncertainty
             calibrate                 fit a temperature on held-out data
-            select, threshold         choose members, and a confidence to abstain below, on held-out data
+            select, threshold         choose members, or a confidence below which to abstain, on held-out data
 Score       score                     accuracy, NLL, calibration, out-of-distribution detection, diversity
 Report      report                    one HTML page that compares methods
 Keep        save, load                one file per ensemble: safetensors and JSON, never pickle
@@ -14,7 +14,7 @@ Keep        save, load                one file per ensemble: safetensors and JSO
 Methods     Single Deep Packed Masksembles MIMO EMP ECMP BatchEnsemble MCDropout DropConnect MultiHead TreeNet
             Method                    the base class of your own method
             masks                     draw masks of a chosen overlap, as Masksembles does
-Values      Ensemble                  what `ensemble` returns: an nn.Module whose outputs are [members, batch, ...]
+Values      Ensemble                  the result of `ensemble`: an nn.Module whose outputs are [members, batch, ...]
             Inputs                    the arguments of a model that takes several
 Errors      MultitudesError           the base of InputError ConversionError CheckError RunError FileError
 
@@ -112,7 +112,7 @@ __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name, or a room, when it is first used."""
+    """Imports a public name, or a folder of the package, when it is first used."""
     if name in _ROOMS:
         return import_module(f"multitudes.{name}")
     if name not in _HOME_OF:
@@ -127,7 +127,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `mt.ensemble` and `mt.report` functions: importing the modules of these names would otherwise replace them."""
+    """Keeps the functions `mt.ensemble` and `mt.report`: importing the modules of the same names would replace them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOME_OF and isinstance(value, ModuleType)):

@@ -36,7 +36,7 @@ COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shamp
 
 
 class Ensemble(nn.Module):
-    """M networks in one module: ``ens(x)`` is ``[M, B, ...]`` in every mode.
+    """M networks in one module: ``ens(x)`` is ``[M, B, ...]``, in training and in eval mode.
 
     Parameters and buffers keep the given model's names, without a prefix. Tensors that belong to members have a leading
     member axis, ``[M, ...]``; all others are shared.
@@ -86,7 +86,7 @@ class Ensemble(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        """What conversion did to each module, and the executors that are now proven and picked."""
+        """The plan of the conversion, with the executors that are proven and picked now."""
         engine = self.engine
         return replace(self._plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
 
@@ -97,7 +97,7 @@ class Ensemble(nn.Module):
 
     @property
     def effective_size(self) -> int:
-        """The number of different networks that members can be; larger than M for methods that draw."""
+        """The number of different networks that can occur as members; larger than M for methods that draw."""
         return self.method.effective_size(self)
 
     @property
@@ -108,12 +108,12 @@ class Ensemble(nn.Module):
     def forward(
         self, *inputs: Any, per_member: bool = False, rows: Tensor | None = None, draws: Any = None, **kwargs: Any
     ) -> Any:
-        """Runs all members on these inputs: ``[M, B, ...]``.
+        """Runs all members on the inputs. Returns ``[M, B, ...]``.
 
-        per_member  the inputs are ``[M, B, ...]``: each member has its own
+        per_member  the inputs are ``[M, B, ...]``: separate data for each member
         rows        ``[B]``, the member of each row; the output is ``[B, ...]``
-        draws       for methods that draw: tensors by name, ``[D, ...]``; the output is ``[D, B, ...]``. With `rows`, the draw
-                    of each row; the output is ``[B, ...]``
+        draws       for methods that draw: D draws to run instead of the members, tensors ``[D, ...]`` by name; the output is
+                    ``[D, B, ...]``. With `rows`, which then names the draw of each row, the output is ``[B, ...]``
         """
         call = Inputs(*inputs, **kwargs)
         if draws is not None and not self.method.draws:
@@ -128,7 +128,7 @@ class Ensemble(nn.Module):
             return self._run_drawn(call, per_member, rows, draws)
 
     def _fit_draws(self, call: Inputs) -> None:
-        """Draws again, by the same seeds, if the shapes of the call have changed and draws depend on them."""
+        """Draws again, from the same seeds, if draws depend on the shapes of the call and these have changed."""
         shapes = reset_counts(self.engine, call)
         if shapes != self._drawn_for and self.method.fit_shapes(self.template, call, self.engine.batch_axis):
             redraw(self.engine)
@@ -142,22 +142,25 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def moments(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The predictive mean and variance of a regression, ``[B, ...]`` (appendix B.3 of Ensemble Model Patching).
+        """Returns the predictive mean and variance of a regression, ``[B, ...]`` (appendix B.3 of Ensemble Model Patching).
 
-        The variance is the mean of the members' squares minus the square of their mean, plus 1/τ of the observation where
-        the method has a `tau_output`.
+        The variance is the variance between the members' outputs, plus 1 / tau_output if the method has that setting.
         """
         outputs = self(*inputs, **kwargs)
         if not isinstance(outputs, Tensor):
-            raise InputError("moments() needs a model that returns one tensor: this one returns several")
+            raise InputError(
+                "moments() needs a model that returns one tensor, but this one returns several: wrap it to return one"
+            )
         values = values_of(outputs, "regression", self.method)
         found = moments(values["mean"], values.get("variance"))
         return found["mean"], found["aleatoric"] + found["epistemic"]
 
     def resample(self, seed: int | None = None) -> Ensemble:
-        """Draws all members again by a seed; None takes one from the ensemble's generator."""
+        """Draws all members again, from `seed`; None takes a seed from the ensemble's generator."""
         if not self.method.draws:
-            raise InputError(f"{type(self.method).__name__} has no random draws to resample")
+            raise InputError(
+                f"{type(self.method).__name__} has no random draws: resample() is for methods that draw, such as MCDropout"
+            )
         resample(self.engine, int(torch.randint(2**62, (), generator=self.generator)) if seed is None else seed)
         return self
 
@@ -171,13 +174,13 @@ class Ensemble(nn.Module):
             return
         self._warned = True
         warnings.warn(
-            f"{type(self.method).__name__} trains by parts: a plain call of all members is not its training step. Call "
-            "ens.loss(x, y, criterion), or ens(*batch.inputs, **batch.kwargs) with batch = ens.batch(x, y)",
+            f"{type(self.method).__name__} trains by parts: a plain call, which runs all members on all rows, is no training "
+            "step. Call ens.loss(x, y, criterion), or ens(*batch.inputs, **batch.kwargs) with batch = ens.batch(x, y)",
             stacklevel=3,
         )
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
-        """Prepares the data of one training step. Only the ensemble's random generator changes."""
+        """Prepares the data of one training step. Changes nothing but the state of the ensemble's random generator."""
         call = Inputs.of(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
@@ -189,24 +192,29 @@ class Ensemble(nn.Module):
         return replace(found, kwargs={**found.kwargs, "draws": self.method.drawn_for_step(self.template, seeds)})
 
     def reduce(self, outputs: Any, batch: Batch, criterion: Criterion, global_batch: int | None = None) -> Tensor:
-        """The loss of `ens(*batch.inputs, **batch.kwargs)`: the members' losses combined, plus the method's prior.
+        """Returns the loss of a step, from outputs = ens(*batch.inputs, **batch.kwargs): the members' losses and the prior.
 
-        Some priors depend on the number of rows of the whole step. Rows of all processes are counted; with gradient
-        accumulation, give the number as `global_batch`.
+        Some priors depend on the number of rows of the whole step. By default these are the rows of this batch in all
+        processes. With gradient accumulation, give the number as `global_batch`.
         """
         loss = self.method.loss(outputs, batch, criterion)
         prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
         return loss if prior is None else loss + prior
 
     def _rows_of_all(self, batch: Batch) -> int:
-        """The number of rows of a step, over all processes."""
+        """Returns the number of rows of a step, over all processes."""
         distributed = torch.distributed
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         slots = [t.shape[1] for t in tree.tensors(batch.target) if batch.per_member and t.ndim > 1]
         return ranks * max(batch.count or next(iter(slots), 1), 1)
 
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
-        """Computes the loss of one training step; `criterion(output, target)` is any torch loss with mean reduction."""
+        """Computes the loss of one training step.
+
+        criterion     any torch loss with mean reduction, called as criterion(output, target)
+        per_member    x and y hold separate data for each member, ``[M, B, ...]``
+        global_batch  the number of rows of the whole step; give it with gradient accumulation
+        """
         batch = self.batch(x, y, per_member)
         return self.reduce(self(*batch.inputs, **batch.kwargs), batch, criterion, global_batch)
 
@@ -220,8 +228,8 @@ class Ensemble(nn.Module):
     ) -> list[dict[str, Any]]:
         """Makes the parameter groups of an optimizer.
 
-        optimizer  its class: one that would mix members is refused
-        only       groups of one kind, such as "shared" or "patches", for two optimizers that take turns
+        optimizer  the class of the optimizer, to check: one whose updates would mix members is refused
+        only       return only the groups of this kind, such as "shared" or "patches", for one of two alternating optimizers
         """
         kinds = [kind.__name__ for kind in (optimizer.__mro__ if optimizer is not None else ())]
         own = any(name in self.engine.owned | self.engine.summed for name, _ in self.named_parameters())
@@ -233,12 +241,15 @@ class Ensemble(nn.Module):
         groups = self.method.param_groups(self, lr, weight_decay)
         found = [group.get("kind") for group in groups]
         if only is not None and only not in found:
-            raise InputError(f"only={only!r}: {type(self.method).__name__} has groups of the kinds {found}")
+            raise InputError(f"only={only!r}: {type(self.method).__name__} has no groups of this kind; choose one of {found}")
         return [group for group in groups if only is None or group.get("kind") == only]
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clips the gradient norm of each member's weights, and that of the shared ones. Returns the members' norms ``[M]``."""
+        """Clips gradients to `max_norm`: each member's tensors by that member's norm, shared tensors by theirs.
+
+        Returns the members' norms ``[M]``.
+        """
         named = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
         own = [g for n, g in named if n in self.engine.owned]
         rest = [g for n, g in named if n not in self.engine.owned]
@@ -255,7 +266,7 @@ class Ensemble(nn.Module):
         return norms
 
     def member(self, m: int) -> nn.Module:
-        """Copies member m into a plain module with the given model's layers and names, and the same outputs."""
+        """Returns a copy of member m: a plain module with the given model's layers and names, and the member's outputs."""
         index = self._index(m)
         member = detached_copy(self.template, self._slice(lambda tensor: tensor[index]))
         if self.engine.traits.plain_weights:
@@ -266,12 +277,12 @@ class Ensemble(nn.Module):
         return member
 
     def subset(self, members: Sequence[int]) -> Ensemble:
-        """Copies some of the members into a new ensemble, in the given order."""
+        """Returns a new ensemble with copies of these members, in this order."""
         if self.engine.summed:
             return self.compact().subset(members)
         chosen = [self._index(m) for m in members]
         if not chosen:
-            raise InputError("subset([]) leaves no member")
+            raise InputError("subset([]) leaves no member: give at least one index")
         template = detached_copy(self.template, self._slice(lambda tensor: tensor[chosen]))
         method = self.method.subset(len(chosen))
         engine = replace(self.engine, template=template, members=len(chosen), picked=dict(self.engine.picked))
@@ -283,20 +294,22 @@ class Ensemble(nn.Module):
         return new
 
     def compact(self) -> Ensemble:
-        """Copies the members into a smaller ensemble for prediction, without channels that they do not use.
+        """Returns a smaller ensemble for prediction, without the channels that members do not use.
 
-        Outputs are the same. The new ensemble's plan shows the multiply-adds before and after, and the change of each layer.
+        Its outputs are the same. Its plan shows the multiply-adds before and after, and the change of each layer.
         """
         if self.is_compact:
-            raise InputError("this ensemble is compact already")
+            raise InputError("this ensemble is compact already: use it as it is")
         if not self.engine.traits.plain_weights:
-            raise InputError("compact() cannot change weights that the model's own forward reads directly")
+            raise InputError(
+                "compact() cannot cut weights that forward reads outside the layers that hold them: use the ensemble as it is"
+            )
         new = self.method.compact(self)
         new.calibrator = self.calibrator
         return new
 
     def average(self, output: str | None = None, class_axis: int = 1) -> nn.Module:
-        """Wraps the ensemble as a plain module ``[B, K]``: the log of the mean probability; the mean for regression.
+        """Wraps the ensemble as a module that returns ``[B, K]``: the log of the mean probability, or for regression the mean.
 
         output      the tensor to average, by name, if the model returns several
         class_axis  the axis of the classes; -1 for tokens ``[B, T, K]``
@@ -306,12 +319,12 @@ class Ensemble(nn.Module):
     def load_base(self, state_dict: Mapping[str, Tensor], start: str = "copies") -> None:
         """Loads a checkpoint of the given model, by the model's own names.
 
-        start="copies" gives its weights to every member; "fresh" leaves the members' own tensors unchanged.
+        start="copies" loads its weights into every member; "fresh" loads shared tensors only.
         """
         load_base(self, state_dict, start)
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
-        """Sets BatchNorm's running statistics to their averages over these batches; useful after `Packed(pretrained=True)`."""
+        """Sets BatchNorm's running statistics to their averages over these batches; use it after `Packed(pretrained=True)`."""
         estimate_norms(self, batches)
         return self
 

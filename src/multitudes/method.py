@@ -39,7 +39,7 @@ M = TypeVar("M", bound="Method")
 
 @dataclass(frozen=True)
 class Batch:
-    """The data of one training step: call `ens(*batch.inputs, **batch.kwargs)`, then `ens.reduce`."""
+    """The data of one training step: out = ens(*batch.inputs, **batch.kwargs), then ens.reduce(out, batch, criterion)."""
 
     inputs: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -53,7 +53,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Given:
-    """What conversion gives a method to work with: the user's model, the example, and the settings."""
+    """The input of a method: the user's model, the example, the seed, and settings for single modules."""
 
     model: nn.Module
     inputs: Inputs
@@ -62,21 +62,21 @@ class Given:
     """Makes the model at another width, if the user gave a factory."""
     seed: int = 0
     at: Mapping[str, Any] = field(default_factory=dict)
-    """Modules with settings of their own, by name: the same method with other values."""
+    """For the modules that at= matches, by name: the method with other settings."""
 
     @functools.cached_property
     def structure(self) -> Structure:
-        """How the example runs through the model. The model is run once, when this is first read."""
+        """The model's structure, observed on the example. The model runs once, when this property is first read."""
         return run_example(self.model, self.inputs, self.seed)
 
     def with_model(self, model: nn.Module, seed: int) -> Given:
-        """The same for another model of the same architecture; the example is not run again."""
+        """Returns a copy with another model of the same architecture. The example is not run again."""
         other = replace(self, model=model, seed=seed)
         vars(other)["structure"] = replace(self.structure, model=model)
         return other
 
     def with_settings(self, at: Mapping[str, Any]) -> Given:
-        """The same with other settings for some modules; the example is not run again."""
+        """Returns a copy with other settings for single modules. The example is not run again."""
         other = replace(self, at=at)
         vars(other).update({key: value for key, value in vars(self).items() if key == "structure"})
         return other
@@ -89,7 +89,7 @@ class Layout:
     modules: frozenset[str] = frozenset()
     tensors: frozenset[str] = frozenset()
     summed: frozenset[str] = frozenset()
-    """Weights of members whose outputs a layer adds up (MIMO's first layer)."""
+    """Weights with a member axis in layers that sum their outputs over members (MIMO's first layer)."""
     note: str = ""
     """A line for the head of the plan."""
     because: Mapping[str, str] = field(default_factory=dict)
@@ -104,16 +104,16 @@ class Method:
     """The number of members, M."""
 
     reduction: Literal["sum", "mean"] = "sum"
-    """How the members' losses become one: "sum" lets a member's own weights learn as they would alone; "mean" averages."""
+    """How the members' losses become one: "sum" trains a member's own weights as if it were alone; "mean" averages."""
 
     shares_weights: ClassVar[bool] = False
     """Whether all members use the given weights, and differ only in tensors that the method adds."""
 
     draws: ClassVar[bool] = False
-    """Whether members are random draws, made anew for each training step."""
+    """Whether members are random draws. A training step makes new draws."""
 
     origin: ClassVar[str] = "by the method"
-    """Where the members' tensors come from, in the words of the plan; for methods with a `start` of their own."""
+    """The plan's text for how the members' tensors start, in methods that override `start`."""
 
     keeps_layers: ClassVar[bool] = True
     """Whether keep= may exclude layers from conversion."""
@@ -129,7 +129,7 @@ class Method:
 
     @staticmethod
     def all() -> list[type[Method]]:
-        """Lists every method, your own included."""
+        """Lists every method, your own subclasses included."""
         import_module("multitudes.methods")  # the one import upwards: a registry loads what registers itself
         return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
 
@@ -146,25 +146,29 @@ class Method:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether members start with weights of the given model, by `start`, instead of fresh ones."""
+        """Whether members start with weights of the given model, made by `start`, instead of fresh weights."""
         return self.shares_weights
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """Makes member m from `network`, which `prepare` returned; by default with the draws of the member's seed."""
         if not self.draws:
-            raise NotImplementedError(f"{type(self).__name__} does not say how members start")
+            raise NotImplementedError(
+                f"{type(self).__name__} must override start(): its members keep given weights and are not random draws"
+            )
         return drawn_member(network, member_seed(given.seed, m))
 
     def layout(self, structure: Structure) -> Layout:
         """Decides which parts of the network belong to members."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which tensors belong to members")
+        raise NotImplementedError(
+            f"{type(self).__name__} must override layout(), which names the tensors that belong to members"
+        )
 
     def neutral(self: M) -> M:
-        """The settings under which an ensemble of copies equals the given model; the self-check compares the two."""
+        """Returns the settings under which the ensemble must equal the given model; the self-check compares the two."""
         return replace(self, members=1)
 
     def subset(self: M, count: int) -> M:
-        """The settings of an ensemble of `count` of the members."""
+        """Returns the settings for an ensemble of only `count` of the members."""
         return replace(self, members=count)
 
     @property
@@ -177,7 +181,7 @@ class Method:
         return draw_all(network, seeds)
 
     def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
-        """Records the activation shapes of a call, for methods whose draws have them. Returns True if they changed."""
+        """Records the activation shapes of a call, for methods whose draws have these shapes. Returns True if they changed."""
         return False
 
     def bake(self, member: nn.Module) -> None:
@@ -185,7 +189,7 @@ class Method:
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """Makes a smaller ensemble with the same outputs, for prediction only."""
-        raise InputError(f"{type(self).__name__} has nothing to compact: every member uses all of its weights")
+        raise InputError(f"{type(self).__name__} has nothing to compact: members use all weights. Use the ensemble as it is")
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """Prepares the data of one training step with `count` rows. By default every member sees every row."""
@@ -207,11 +211,11 @@ class Method:
         """Updates tensors that the optimizer does not, such as running means of weights. `fit` calls it after each step."""
 
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
-        """A prior that is added to the loss; `count` is the number of rows of the whole step."""
+        """Returns a prior to add to the loss, or None; `count` is the number of rows of the whole step."""
         return None
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """The number of different networks that members can be."""
+        """Returns the number of different networks that can occur as members."""
         return self.members
 
     def param_groups(self, ensemble: Ensemble, lr: float, weight_decay: float) -> list[dict[str, Any]]:
@@ -221,7 +225,7 @@ class Method:
         return [{**own, "lr": lr, "weight_decay": weight_decay}]
 
     def settings(self) -> dict[str, Any]:
-        """The fields by name, as files hold them."""
+        """Returns the method's fields by name, as files store them."""
         return dataclasses.asdict(self)
 
 
@@ -240,7 +244,7 @@ def into_slots(batch: Batch, batch_axis: BatchAxis) -> Batch:
         if not isinstance(leaf, Tensor) or (leaf.ndim and len(leaf) != batch.count):
             shown = f"{list(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
             where = f"target {name}" if name else "the target"
-            raise InputError(f"{where} is {shown}: each member takes rows of its own, so give a tensor of {batch.count} rows")
+            raise InputError(f"{where} is {shown}: members get different rows, so give a tensor with {batch.count} rows")
     whole = Inputs(*batch.inputs, **batch.kwargs)
     call = stack_slots([take_rows(whole, batch_axis, index) for index in batch.slots], batch_axis)
     targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
@@ -252,7 +256,7 @@ def _entries(index: Tensor, target: Tensor) -> Tensor:
 
 
 def by_rank(rng: torch.Generator) -> torch.Generator:
-    """A generator for this process, seeded from the one that all processes share. It shuffles batches, never weights."""
+    """Returns a generator for this process, seeded by `rng`, which is the same in all processes. For shuffling batches only."""
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)) + rank)

@@ -202,7 +202,7 @@ def test_grouped_layers_are_named() -> None:
     reasons = {entry.name: entry.reason for entry in compact.plan.converted}
     assert "in groups" in reasons["3"]
     grouped = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Conv2d(12, 12, 3, groups=3), nn.Conv2d(12, 12, 3, groups=2))
-    with pytest.raises(mt.ConversionError, match=r"nothing can be compacted:\n  1: .*in groups\n  2: .*in groups"):
+    with pytest.raises(mt.ConversionError, match=r"compacted.*\n  1: .*in groups\n  2: .*in groups"):
         masked(grouped.double(), "before").compact()
 
 

@@ -30,7 +30,7 @@ def test_a_tie_across_the_split_is_refused_by_name() -> None:
     case = ZOO["tied"]
     planned = mt.plan(case.model(), mt.TreeNet(split="head"), case.example())
     assert [(entry.name, entry.type) for entry in planned.refused] == [("head", "Linear")]
-    assert planned.refused[0].reason == "its weight is tied to embed.weight, which members share: give it a tensor of its own"
+    assert "tied to embed.weight" in planned.refused[0].reason
 
 
 class Twice(nn.Module):

@@ -28,7 +28,7 @@ def checked_arguments(
     batch_axis: BatchAxis,
     chunk: int | None,
 ) -> tuple[Given, list[str]]:
-    """Checks the arguments of `plan` and `ensemble`. Returns the input of the method, and the modules matched by keep=."""
+    """Checks the arguments of `plan` and `ensemble`. Returns the method's input, and the modules that keep= matches."""
     check_method(model, method)
     check_options(start, chunk, keep)
     seed = checked_seed(seed)
@@ -39,7 +39,7 @@ def checked_arguments(
     inputs = checked_example(net, example, batch_axis)
     if kept and not method.keeps_layers:
         raise InputError(
-            f"keep={list(keep)}: {type(method).__name__} does not take keep=; its settings choose the layers that it converts"
+            f"keep={list(keep)}: {type(method).__name__} takes no keep=, since it chooses layers itself: leave keep= out"
         )
     return Given(net, inputs, factory, seed, settings), kept
 
@@ -47,10 +47,10 @@ def checked_arguments(
 def check_method(model: Any, method: Any) -> None:
     """Checks that `method` is a method with settings, and `model` a module or a factory."""
     if isinstance(method, type) and issubclass(method, Method):
-        raise InputError(f"give the method's settings, not its class: {method.__name__}()")
+        raise InputError(f"{method.__name__} is a class: give an instance with settings, as in {method.__name__}()")
     if not isinstance(method, Method):
         known = ", ".join(kind.__name__ for kind in Method.all())
-        raise InputError(f"{method!r} is not a method; there are {known}")
+        raise InputError(f"{method!r} is not a method: give an instance of one of {known}")
     check_model(model)
 
 
@@ -64,21 +64,23 @@ def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
 
 
 def check_names(model: nn.Module, keep: Sequence[str]) -> list[str]:
-    """Returns the modules matched by keep=.
+    """Returns the modules that keep= matches.
 
     Refuses a model without parameters, and a forward with an argument that `Ensemble` has too.
     """
     if not any(True for _ in model.parameters()):
-        raise InputError(f"{type(model).__name__} has no parameters, so members cannot differ")
+        raise InputError(f"{type(model).__name__} has no parameters, so members cannot differ: give a model with parameters")
     reserved = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
     if reserved:
-        raise InputError(f"forward has an argument {reserved.pop()!r}, which is an argument of the ensemble: rename it")
+        raise InputError(
+            f"the model's forward has an argument {reserved.pop()!r}, and so has the ensemble's: rename it in the model"
+        )
     hits = names_matching([name for name, _ in model.named_modules()], list(keep), "keep=")
     return [name for names in hits.values() for name in names]
 
 
 def layer_settings(model: nn.Module, method: Method, at: Mapping[str, Method] | None) -> dict[str, Method]:
-    """Returns the settings of each module matched by at=; of several matches the last counts, and comes last.
+    """Returns the settings of each module that a glob in at= matches. If several globs match it, the last one counts.
 
     Refuses globs without a match, and settings that cannot differ from layer to layer.
     """

@@ -72,13 +72,21 @@ class Check:
 
 @clean_autograd()
 def check(ensemble: Ensemble, x: Any) -> Check:
-    """Proves the laws for this ensemble on the batch `x`. Raises CheckError with every broken law; changes nothing."""
+    """Checks on the batch `x` that the ensemble obeys its laws. Raises CheckError with a list of the broken ones.
+
+    Each member must equal its plain module, members must not affect each other, and executors must agree with the loop. The
+    ensemble does not change.
+    """
     engine, inputs = in_double(ensemble.engine, checked_example(ensemble.template, x, ensemble.engine.batch_axis))
     laws = tuple(_laws(engine, inputs))
     broken = [law for law in laws if law.broken]
     if broken:
         lines = [f"  {law.name:<12} {law.where}: {law.broken}" for law in broken]
-        raise CheckError(f"{ensemble.method} breaks {len(broken)} law(s):\n" + "\n".join(lines))
+        raise CheckError(
+            f"{ensemble.method} breaks {len(broken)} law(s) of mt.check on this batch:\n"
+            + "\n".join(lines)
+            + "\nConvert the model again with this batch as the example"
+        )
     return Check(laws)
 
 
@@ -89,7 +97,12 @@ def self_check(ensemble: Ensemble, draft: Draft) -> None:
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
         kind = type(draft.given.model).__name__
-        raise ConversionError(f"{kind} cannot be converted to {ensemble.method}, which breaks a law:\n" + "\n".join(broken))
+        advice = "keep=[...] with the layers at fault, or " if ensemble.method.keeps_layers else ""
+        raise ConversionError(
+            f"{ensemble.method} cannot convert this {kind}: the converted network breaks laws of mt.check:\n"
+            + "\n".join(broken)
+            + f"\nUse {advice}another method"
+        )
 
 
 def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:

@@ -3,7 +3,7 @@
 A channel that a mask drops can be cut at its mask: the layer gathers fewer input channels, or scatters fewer output channels.
 Two layers are linked if nothing but operations on single channels lies between them; then the channel is cut out of both, and
 out of the norms between them. Behind a norm a dropped channel is a constant, not zero. Then the second layer reads one more
-channel, of ones, whose weight adds up all constants; this is also right at a padded border.
+channel, of ones, whose weights sum up all constants; this is also right at a padded border.
 
 Every cut is tried in double precision against the uncut members. A layer whose cut would change an output stays uncut, and
 the plan says so.
@@ -91,7 +91,10 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
         inexact = masks.keys() - uncut.keys() - {cut.layer for cut in cuts}
         uncut |= {name: f"{UNCUT}without some of them its output would change" for name in masks if name in inexact}
     if not cuts:
-        raise ConversionError("nothing can be compacted:\n" + "\n".join(f"  {name}: {why}" for name, why in uncut.items()))
+        raise ConversionError(
+            "nothing can be compacted, so use the ensemble as it is:\n"
+            + "\n".join(f"  {name}: {why}" for name, why in uncut.items())
+        )
 
     compact = _compact_ensemble(ensemble, members, cuts, uncut, inputs)
     if _work(compact) > _work(ensemble):  # layers that are computed once for all members had better stay so
@@ -99,7 +102,9 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
         if comparison.same_without(apart):
             compact = _compact_ensemble(ensemble, members, apart, uncut, inputs)
     if not comparison.same_members(compact):
-        raise ConversionError(f"{type(ensemble.method).__name__} cannot be compacted: the outputs of members would change")
+        raise ConversionError(
+            f"{type(ensemble.method).__name__} cannot be compacted, since outputs would change: use the ensemble as it is"
+        )
     return compact
 
 
@@ -128,7 +133,10 @@ def _computed_once(structure: Structure, masked: Collection[str], before: bool) 
 
 
 def _cheapest(cut: ChannelCut, template: nn.Module, member: nn.Module, once: set[str]) -> ChannelCut:
-    """Returns the cut without its link where that saves no work, and with its whole weight for a layer computed once."""
+    """Returns the cheapest form of a cut: without its link, if cutting both linked layers saves no work.
+
+    A cut on the outputs of a layer that is computed once for all members gets that layer's whole weight.
+    """
     if cut.link is not None and not _saves_work(cut, cut.link, member, once):
         cut = replace(cut, link=None)
     if cut.before or cut.layer not in once:
@@ -138,7 +146,7 @@ def _cheapest(cut: ChannelCut, template: nn.Module, member: nn.Module, once: set
 
 
 def _saves_work(cut: ChannelCut, link: Link, member: nn.Module, once: set[str]) -> bool:
-    """Whether to cut both layers of a link: the first, if computed once for all members, would be computed for each."""
+    """Whether cutting both layers of a link saves work. The first may be computed once now, and then for each member."""
     if link.source not in once:
         return True
     members, ones = cut.kept.shape
@@ -150,7 +158,7 @@ def _saves_work(cut: ChannelCut, link: Link, member: nn.Module, once: set[str]) 
 
 
 def _is_data_dependent(member: nn.Module, inputs: Inputs) -> bool:
-    """Whether values decide which operations run: then one call does not show all uses of a channel."""
+    """Whether tensor values decide which operations run. Then one call does not show all uses of a channel."""
     watch = _DataDependence()
     call = fresh_inputs(inputs)
     with torch.no_grad(), plain_attention(), watch:
@@ -159,7 +167,7 @@ def _is_data_dependent(member: nn.Module, inputs: Inputs) -> bool:
 
 
 class _DataDependence(TorchFunctionMode):
-    """Detects functions by which values decide which operations run."""
+    """Records whether forward calls a function by which tensor values decide which operations run."""
 
     seen = False
 
@@ -210,7 +218,7 @@ class _Comparison:
         return outputs
 
     def with_constants(self, cut: ChannelCut) -> ChannelCut:
-        """Adds the constants that the link's second layer reads in dropped channels; removes the link if they vary."""
+        """Adds the constant inputs of the link's second layer in dropped channels. Removes the link if these inputs vary."""
         if cut.before or cut.link is None:
             return cut
         constants = []
@@ -282,7 +290,10 @@ def _random_inputs(ensemble: Ensemble) -> Inputs:
 
 
 def links(structure: Structure) -> list[Link]:
-    """Lists the pairs of layers of which the first feeds only the second, through operations on single channels and norms."""
+    """Lists the pairs of layers where the output of the first goes only to the second.
+
+    Only norms and channel-wise operations may lie between them.
+    """
     model, upstream = structure.model, _upstream_of_layers(structure)
     users = Counter(source for above in upstream.values() for source in above.layers)
     users.update(_upstream(structure, list(structure.output_nodes), set(upstream)).layers)
@@ -317,17 +328,17 @@ def _by_channel(node: Any, channel: int) -> bool:
 
 @dataclass(frozen=True)
 class _Upstream:
-    """The way from some nodes back to the nearest layers."""
+    """The path from some autograd nodes back to the nearest layers."""
 
     layers: set[str]
     norms: set[str] | None
-    """Norms and PReLU layers on the way; None if other parameters are used there."""
+    """Norms and PReLU layers on the path; None if it has other parameters."""
     nodes: list[Any]
-    """Autograd nodes on the way."""
+    """Autograd nodes on the path."""
 
 
 def _upstream_of_layers(structure: Structure) -> dict[str, _Upstream]:
-    """Returns the way back from each layer to the layers before it, in the order in which layers run."""
+    """Maps each layer, in the order in which layers run, to its path back to the nearest layers."""
     layers = structure.layers()
     return {
         name: _upstream(structure, [node for call in structure.inputs_of[name] for node in call], set(layers))
@@ -425,7 +436,7 @@ def _compact_plan(plan: Plan, engine: Engine, reasons: dict[str, str], inputs: I
 
 
 def _reason(name: str, cuts: list[ChannelCut], uncut: dict[str, str]) -> str:
-    """Returns the plan's text about a module that is cut, or should have been."""
+    """Returns the plan's text about a module that is cut, or that could not be cut."""
     for cut in cuts:
         count = cut.kept.shape[1]
         if cut.link is None and cut.layer == name:

@@ -33,7 +33,7 @@ def plan(
     batch_axis: BatchAxis = 0,
     chunk: int | None = None,
 ) -> Plan:
-    """Shows what `ensemble` would do with the same arguments: modules converted, shared or refused; executors; cost."""
+    """Shows what `ensemble` would do with the same arguments: the modules it converts, shares or refuses; executors; cost."""
     draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
     return draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))
 
@@ -55,15 +55,17 @@ def ensemble(
 ) -> Ensemble:
     """Turns a model into an ensemble; the given model is left untouched.
 
-    model       any nn.Module, or a factory `lambda ratio: Net(...)`, which is also called for each member's fresh weights
+    model       any nn.Module, or a factory `lambda ratio: Net(...)` that builds the network at `ratio` times its width; with
+                start="fresh" it is called once per member
     method      the method with its settings: Deep(members=4), TreeNet(split="layer4"), ...
     example     a batch that the model takes: a tensor, or mt.Inputs(...) for several arguments
     keep        globs of modules to leave unconverted: members share them
     at          other settings for some layers, {glob: method}
     task        the meaning of the outputs: classes, binary, multilabel, gaussian, regression
     seed        seed of the members' fresh weights; None draws one from torch's global generator
-    start       "fresh": converted layers are initialised anew for each member; "copies": members start as the given model
-    batch_axis  the axis of the rows in each tensor input; a list, with None for inputs without rows
+    start       "fresh": converted layers are initialised anew for each member; "copies": members start as copies of the model
+    batch_axis  the batch axis of the tensor inputs: one int for all, or a list with one entry per tensor, None for tensors
+                without a batch axis
     chunk       the largest number of members to run at once; None runs all
     check       whether to prove the laws of `mt.check` on the example; False saves time for very large models
 
@@ -90,5 +92,5 @@ def _refusal_text(planned: Plan) -> str:
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
     names = [entry.name for entry in planned.refused if entry.name]
     if names and planned.method.keeps_layers and not any("tied to" in entry.reason for entry in planned.refused):
-        lines.append(f"Or let members share them:  ensemble(model, {planned.method}, x, keep={names})")
+        lines.append(f"To let members share them instead:  ensemble(model, {planned.method}, x, keep={names})")
     return "\n".join(lines)

@@ -58,7 +58,7 @@ class Cost:
 def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
     """Measures the cost of the ensemble and of its base model on the batch `x`.
 
-    Latency is the median of `repeats` calls in eval mode, in which ensemble and base model take turns.
+    Latency is the median of `repeats` calls in eval mode. Calls of the ensemble and of the base model alternate.
     """
     inputs = checked_example(ensemble.template, x, ensemble.engine.batch_axis, rows_at_least=1)
     if repeats < 1:
@@ -86,7 +86,9 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10) -> Cost:
     try:
         call_ensemble()
     except RuntimeError as error:
-        raise InputError(f"the model rejects {inputs}: {error}") from error
+        raise InputError(
+            f"the model fails on the batch {inputs}: {error}. Give a batch like the example of the conversion"
+        ) from error
     seconds = _latencies([call_ensemble, call_base], repeats, inputs)
     return Cost(
         ensemble=_cost_row(ensemble, call_ensemble, training_step, seconds[0]),

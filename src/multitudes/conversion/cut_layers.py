@@ -18,15 +18,15 @@ from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
 ADDED = ("reads", "gives", "one")
 """Buffers that a cut layer adds.
 
-reads   the input channels that it gathers
+reads   the input channels that the layer gathers
 gives   for each output channel, its place in the outputs of the thin layer; one past the last means zeros
-one     the 1 that fills a further input channel, which carries constants
+one     the 1 that fills an extra input channel; the weights of that channel are the contribution of removed constants
 """
 
 
 @dataclass(frozen=True)
 class Link:
-    """Two layers, of which the first feeds only the second, and the norms between them."""
+    """Two layers and the norms between them. The output of the first layer goes only to the second."""
 
     source: str
     target: str
@@ -43,15 +43,15 @@ class ChannelCut:
     before: bool
     """Whether the mask is on the layer's input; else it is on its output."""
     link: Link | None = None
-    """The link whose two layers both lose the channels; None cuts only at the mask."""
+    """The link to cut: both of its layers lose the channels. None cuts only the layer with the mask."""
     whole: tuple[Tensor, Tensor | None] | None = None
     """Uncut weight and bias, for a layer that is computed once for all members and masked at its output."""
     constants: Tensor | None = None
-    """For each member, the constants that the link's second layer reads in dropped channels, ``[M, C]``; None if all are 0."""
+    """For each member, the constant inputs of the link's second layer in dropped channels, ``[M, C]``; None if all are 0."""
 
 
 def cuttable(layer: nn.Module) -> bool:
-    """Whether single channels can be removed from a layer: a known one without groups or parametrizations."""
+    """Whether single channels can be removed from a layer: its type is known, and it has no groups or parametrizations."""
     return product_of(layer) is not None and getattr(layer, "groups", 1) == 1 and not hasattr(layer, "parametrizations")
 
 
@@ -109,7 +109,11 @@ def _cut_link(network: nn.Module, link: Link, kept: Tensor, constants: Tensor | 
 
 
 def _keep_with_constants(layer: Any, kept: Tensor, constants: Tensor) -> None:
-    """Keeps these input channels, and adds the constants of the others to the bias, or by a further channel of ones."""
+    """Keeps only the input channels `kept`; the others are constant, and their contribution stays.
+
+    The bias of a Linear layer takes the contribution. Other layers get an extra input channel of ones, with the contribution
+    as its weight.
+    """
     axis = _weight_axis(layer, reads=True)
     weight = layer.weight.detach()
     shape = [-1 if at == axis else 1 for at in range(weight.ndim)]
@@ -132,7 +136,7 @@ def _set_weights(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _keep_channels(layer: Any, kept: Tensor, reads: bool) -> None:
-    """Removes all other input channels (`reads`) or output channels than these."""
+    """Keeps only these input channels (`reads`) or output channels."""
     layer.weight = as_same_kind(layer.weight, layer.weight.detach().index_select(_weight_axis(layer, reads), kept))
     if not reads and layer.bias is not None:
         layer.bias = as_same_kind(layer.bias, layer.bias.detach()[kept])
@@ -160,12 +164,12 @@ def update_sizes(layer: Any) -> None:
 
 
 class CutLayer:
-    """Mixin before a layer's class: a layer without some of its channels."""
+    """Mixin, placed before the layer's class, for a layer with channels removed. Inputs and outputs have the uncut shape."""
 
     _buffers: dict[str, Tensor | None]
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Gathers input channels, runs the thin layer, scatters its output channels. Shapes are those of the uncut layer."""
+        """Gathers input channels, runs the thin layer, and scatters its output channels."""
         axis, (reads, gives, one) = channel_axis(self), map(self._buffers.get, ADDED)
         x = input if reads is None else input.index_select(axis, reads)
         x = x if one is None else torch.cat([x, one.expand(_one_channel(x, axis))], axis)
@@ -186,9 +190,9 @@ def _as_cut_layer(layer: nn.Module) -> None:
 
 
 def empty_compact_network(network: nn.Module, tensors: Mapping[str, Tensor], owned: frozenset[str]) -> nn.Module:
-    """Returns a copy of a plain network as one member of a compact ensemble, in the shapes of its tensors.
+    """Returns a copy of a plain network as the first member of a compact ensemble with these `tensors`.
 
-    Layers become cut layers where `tensors` has their buffers. Values are those of the first member.
+    A layer becomes a cut layer if `tensors` has the buffers of one for it.
     """
     new = detached_copy(network, {})
     for name, tensor in tensors.items():

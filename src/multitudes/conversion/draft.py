@@ -56,7 +56,7 @@ class Draft:
     """Whether the weights of converted layers are read by these layers only."""
 
     def prepared(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
-        """Returns the draft with the network of one member of `method`; the modules `kept` are left unconverted."""
+        """Returns a copy for `method`, with its network of one member. The modules named in `kept` stay plain."""
         network = method.prepare(self.given.with_settings(at))
         for name in kept:
             method.bake(network.get_submodule(name))
@@ -64,7 +64,7 @@ class Draft:
         return replace(self, method=method, network=network)
 
     def neutral(self) -> Draft:
-        """Returns the draft of the method's neutral settings, under which the ensemble must equal the given model."""
+        """Returns the draft with the method's neutral settings, under which the ensemble must equal the given model."""
         return replace(self.prepared(self.method.neutral(), {}), start="copies")
 
     @property
@@ -85,12 +85,12 @@ class Draft:
 
     @property
     def trial_members(self) -> int:
-        """Number of members that executors are tried on; not the number of rows, so that axes cannot be mixed up."""
+        """Number of members that executors are tried on. It differs from the number of rows: axes cannot be confused."""
         few = 2 if count_rows(self.given.inputs, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a training step may have more draws than members
 
     def stack(self, members: int) -> Engine:
-        """Builds the engine: the network, in which every tensor that belongs to members has a member axis."""
+        """Builds an engine of `members` members: every tensor that belongs to members gets a member axis."""
         tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         for m in range(members) if stacked and not self.on_meta else ():
@@ -128,7 +128,10 @@ class Draft:
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.network, network))
         if ours != theirs:
             differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
-            raise InputError(f"the factory makes different networks from call to call: they differ in {differ[:4]}")
+            raise InputError(
+                "the factory must return the same architecture on every call, but these tensors differ in shape or are missing:"
+                f" {differ[:4]}. Remove random choices and state from the factory"
+            )
         return network, dict.fromkeys(ours, "the factory")
 
 
@@ -167,7 +170,7 @@ def make_draft(
     draft = draft.prepared(method, given.at, kept)
     if start == "copies" and not draft.full_width and not method.shares_weights:
         raise InputError(
-            f"start='copies': members of {method} have another width than the model, so they cannot be copies of it"
+            f"start='copies': members of {method} have another width than the model and cannot be copies: use start='fresh'"
         )
     same = draft.network is given.model
     structure = given.structure if same else replace(given, model=draft.network).structure
@@ -182,9 +185,13 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
     """Returns the draft with the tensors that belong to members, by the method's layout, and the plan's entries."""
     method, owned = draft.method, _owned(draft.network, layout)
     if kept and method.keeps_weights and not method.shares_weights:
-        raise InputError(f"keep={list(kept)}: members of {method} keep different channels, so they cannot share a layer")
+        raise InputError(
+            f"keep={list(kept)}: members of {method} keep different channels, so they cannot share a layer: leave keep= out"
+        )
     if kept and not owned and method.members > 1:
-        raise InputError(f"keep={list(kept)} leaves nothing for {method} to convert: members would all be equal")
+        raise InputError(
+            f"keep={list(kept)} leaves nothing for {method} to convert, so all members would be equal: keep fewer modules"
+        )
     converted = {owning_module(name) for name in owned}
     return replace(
         draft,
@@ -211,7 +218,7 @@ def with_norms(model: nn.Module, layout: Layout) -> Layout:
 
 
 def _all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Lists tensors under each of their names (a tied tensor has several); a module reached twice counts by its first name."""
+    """Lists tensors under each of their names (a tied tensor has several); a module that is registered twice is listed once."""
     first: dict[int, str] = {}
     tensors = []
     for alias, module in model.named_modules(remove_duplicate=False):
@@ -233,7 +240,7 @@ def _owned(model: nn.Module, layout: Layout) -> frozenset[str]:
 
 
 def _tied_across(model: nn.Module, layout: Layout) -> dict[str, str]:
-    """Names modules of members with a tensor tied to a shared one, each with the reason for its refusal."""
+    """Names the modules that belong to members but have a tensor tied to a shared one, with the reason for the refusal."""
     names: dict[int, list[str]] = {}
     for name, tensor in _all_names(model):
         names.setdefault(id(tensor), []).append(name)
@@ -242,13 +249,13 @@ def _tied_across(model: nn.Module, layout: Layout) -> dict[str, str]:
         ours, theirs = [n for n in tied if _belongs(n, layout)], [n for n in tied if not _belongs(n, layout)]
         if ours and theirs:
             reasons[owning_module(ours[0])] = (
-                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give it a tensor of its own"
+                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give the layer its own tensor"
             )
     return reasons
 
 
 def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None = None) -> Entry:
-    """Makes the plan's entry for a module; `kind` is its type in the given model, if it has another now."""
+    """Makes the plan's entry for a module; `kind` is its type in the given model, if conversion changed it."""
     module = model.get_submodule(name)
     scripted = isinstance(module, torch.jit.ScriptModule)
     parameters = [p for p in ({} if scripted else own_tensors(module)).values() if isinstance(p, nn.Parameter)]

@@ -36,7 +36,7 @@ class Counts:
     """Multiply-adds that one more member adds."""
 
     def with_fewer(self, fewer: int) -> Counts:
-        """Returns the counts of an ensemble with `fewer` members less."""
+        """Returns the counts after removing `fewer` members."""
         return replace(
             self,
             parameters=self.parameters - fewer * self.parameters_each,
@@ -68,9 +68,9 @@ class Plan:
     example: dict[str, Any] = field(default_factory=dict)
     """Description of the example: its structure, shapes and dtypes."""
     at: dict[str, Method] = field(default_factory=dict)
-    """Modules with other settings of the method, matched by at=."""
+    """The method with other settings, for each module that at= matches."""
     keep: tuple[str, ...] = ()
-    """Modules left unconverted, matched by keep=."""
+    """Modules that keep= matches: they are left unconverted."""
 
     def cost_line(self) -> str:
         """Returns parameters and multiply-adds, as multiples of the base model's, in one line."""

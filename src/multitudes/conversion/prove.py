@@ -19,7 +19,10 @@ from multitudes.errors import ConversionError, RunError
 
 
 def prove(draft: Draft, engine: Engine) -> Plan:
-    """Proves executors on a few members and sets those of `engine`. Returns the plan with executors, rules and costs."""
+    """Tests on a few members which executors give correct results, and sets the executors of `engine` accordingly.
+
+    Returns the plan with executors, initialisation rules and costs.
+    """
     few = engine if draft.on_meta else _with_executors(draft, engine)
     counts, memory, bytes_each = _costs(draft, engine, first_members(few, draft.trial_members))
     engine.input_bytes = bytes_each / max(sum(tensor.numel() for tensor in draft.given.inputs.tensors()), 1)
@@ -37,7 +40,7 @@ def prove(draft: Draft, engine: Engine) -> Plan:
 
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
-    """Tries the executors on a few members, and sets those of `engine`. Returns the engine of these few members."""
+    """Tests executors on a few members, and sets those of `engine` accordingly. Returns the engine of the few members."""
     more = draft.method.draws and engine.members < draft.trial_members
     few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
     if draft.method.draws and few.members > 1:

@@ -43,7 +43,7 @@ FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchEnsemble(Method):
-    """Rank-1 factors on every layer: ``[M, B, ...]``."""
+    """One network; two vectors of factors for each member and layer: ``[M, B, ...]``."""
 
     init: Literal["normal", "signs", "ones"] = "normal"
     """Initial factors: "normal" is N(1, 0.5²), "signs" is 1 or -1 at random, "ones" makes all members equal."""
@@ -69,7 +69,7 @@ class BatchEnsemble(Method):
         return new
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
-        """Draws member m's factors."""
+        """Returns a copy of the network with the factors of member m."""
         new = detached_copy(network, {})
         generator = torch.Generator().manual_seed(member_seed(given.seed, m))
         with torch.no_grad():
@@ -79,7 +79,7 @@ class BatchEnsemble(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the factors and biases of converted layers."""
+        """Gives each member its own factors and biases in converted layers."""
         tensors = set()
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Scaled):
@@ -95,11 +95,11 @@ class BatchEnsemble(Method):
                 layer.form()
 
     def neutral(self) -> BatchEnsemble:
-        """One member with all factors at one."""
+        """Returns settings for one member with all factors at one."""
         return replace(self, members=1, init="ones")
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """With feed="split", each row goes to one member."""
+        """Prepares a training step; with feed="split" each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
@@ -121,7 +121,7 @@ class BatchEnsemble(Method):
 
 
 def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
-    """Draws initial factors."""
+    """Draws initial factors by the rule `init`."""
     if init == "ones":
         return torch.ones(shape)
     if init == "signs":
@@ -133,7 +133,7 @@ class Scaled:
     """Mixin of a layer with factors; it is placed before the layer's own class."""
 
     def form(self) -> None:
-        """Turns into the plain layer, with the factors in its weights."""
+        """Turns this layer into a plain one, with the factors multiplied into its weights."""
         raise NotImplementedError
 
 
@@ -148,14 +148,14 @@ class ScaledProduct(Scaled):
     product: Any
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Shape: as the layer's own."""
+        """Runs the layer with scaled inputs and outputs; shapes are those of the plain layer."""
         layer: Any = self
         y = self.product(self, input * along_channels(layer, self.alpha, input), *args, **kwargs)
         y = y * along_channels(layer, self.gamma, y)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
     def form(self) -> None:
-        """Turns into the plain layer, with the factors in its weights."""
+        """Turns this layer into a plain one, with the factors multiplied into its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.alpha, self.gamma)
         del layer.alpha, layer.gamma
@@ -185,14 +185,14 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
         return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
-        """The weights of query, key and value, and of the output projection."""
+        """Returns the scaled weights of query, key and value, and of the output projection."""
         alpha = self.alpha.split([self.embed_dim, self.kdim, self.vdim])
         factors = zip(projections(self), self.gamma.view(3, -1, 1), alpha, strict=True)
         out = self.out_proj.weight * self.gamma_out[:, None] * self.alpha_out
         return [w * s * r for w, s, r in factors], out
 
     def form(self) -> None:
-        """Turns into plain attention, with the factors in its weights."""
+        """Turns this module into plain attention, with the factors multiplied into its weights."""
         weights, out = self.weights()
         for name in FACTORS:
             delattr(self, name)
@@ -200,7 +200,7 @@ class ScaledAttention(Scaled, nn.MultiheadAttention):
 
 
 def scale(layer: Any) -> None:
-    """Adds factors of one to a layer, in place. Its own tensors keep their names."""
+    """Adds factors of one to a layer, in place. Its other tensors keep their names."""
     weight = next(layer.parameters())
     options = {"dtype": weight.dtype, "device": weight.device}
 

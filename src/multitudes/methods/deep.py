@@ -29,7 +29,7 @@ class Deep(Method):
     """M separate networks: ``[M, B, ...]``."""
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members every tensor."""
+        """Gives each member its own copy of every tensor."""
         return Layout(modules=owned_modules(structure.model, lambda name: True))
 
     @staticmethod

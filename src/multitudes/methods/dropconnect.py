@@ -39,7 +39,7 @@ from multitudes.settings import Count, Rate
 
 @dataclass(frozen=True, kw_only=True)
 class DropConnect(Method):
-    """A mask over weights for each member and layer: ``[M, B, ...]``."""
+    """One network; a mask over weights for each member and layer: ``[M, B, ...]``."""
 
     members: Count = 10
 
@@ -63,7 +63,7 @@ class DropConnect(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the masks and the seeds."""
+        """Gives each member its own masks and seed."""
         layers = dict(drawing_layers(structure.model))
         because = dict.fromkeys(layers, f"each weight dropped with probability {self.p:g}")
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because)
@@ -73,25 +73,25 @@ class DropConnect(Method):
         bake_draws(member)
 
     def neutral(self) -> DropConnect:
-        """One member that drops nothing."""
+        """Returns settings for one member that drops nothing."""
         return replace(self, members=1, p=0.0)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """One draw for the whole step."""
+        """Prepares a training step with one draw for all rows."""
         whole = super().batch(inputs, target, rng, per_member, count)
         if per_member:
             return whole
         return replace(whole, kwargs={**whole.kwargs, "draws": torch.randint(2**62, (1,), generator=rng).tolist()})
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
-        """The mean over draws."""
+        """Returns the mean loss over draws; with separate data for each member, combines the members' losses."""
         if "draws" not in batch.kwargs:
             return super().loss(outputs, batch, criterion)
         losses = [criterion(tree.take(outputs, d), batch.target) for d in range(len(tree.tensors(outputs)[0]))]
         return torch.stack(losses).mean()
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """2 to the number of masked weights."""
+        """Returns 2 to the power of the number of masked weights."""
         layers: Any = dict(drawing_layers(ensemble.template)).values()
         weights = sum(stored_weight(layer, key).numel() for layer in layers for key in layer.replaced)
         return int(2**weights)
@@ -105,7 +105,7 @@ class Connected(Drawing):
     p: float
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws which weights are kept."""
+        """Draws masks, True for the weights to keep."""
         found = {}
         for key in self.replaced:
             found[_mask(key)] = torch.rand(stored_weight(self, key).shape, generator=generator) >= self.p
@@ -120,12 +120,12 @@ class Connected(Drawing):
         bake_weights(self, self.weights())
 
     def weights(self) -> dict[str, Tensor]:
-        """Masked weights W ∘ mask / (1 − p), by name."""
+        """Returns the masked weights W ∘ mask / (1 − p), by name."""
         return {key: stored_weight(self, key) * getattr(self, _mask(key)) / (1 - self.p) for key in self.replaced}
 
 
 def stored_weight(layer: Any, key: str) -> Tensor:
-    """Returns a layer's stored weight, which its masks leave unchanged."""
+    """Returns a layer's stored weight, without the mask."""
     register, name = parameter_place(layer, key)
     weight: Tensor = register[name]
     return weight

@@ -17,6 +17,6 @@ from multitudes.methods.layers.patches import Patching
 
 @dataclass(frozen=True, kw_only=True)
 class ECMP(Patching, Method):
-    """One component for each element of patched layers: ``[M, B, ...]``."""
+    """One network; a member draws one component for each element of patched layers: ``[M, B, ...]``."""
 
     elementwise: ClassVar[bool] = True

@@ -19,6 +19,6 @@ from multitudes.methods.layers.patches import Patching
 
 @dataclass(frozen=True, kw_only=True)
 class EMP(Patching, Method):
-    """One component for each patched layer: ``[M, B, ...]``."""
+    """One network; a member draws one component for each patched layer: ``[M, B, ...]``."""
 
     elementwise: ClassVar[bool] = False

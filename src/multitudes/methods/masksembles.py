@@ -48,7 +48,7 @@ from multitudes.settings import Count, above, at_least, check_rules
 
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(Method):
-    """A mask for each member and layer: ``[M, B, ...]``."""
+    """One network; a mask over channels for each member and layer: ``[M, B, ...]``."""
 
     scale: Annotated[float, at_least(1)] = 2.0
     """S, at least 1: the larger, the less the masks overlap."""
@@ -83,7 +83,7 @@ class Masksembles(Method):
         check_rules(self, (self.width == "same" and self.capacity != 1.0, "width capacity", "capacity is for width='grow'"))
 
     def prepare(self, given: Given) -> nn.Module:
-        """Widens the model if asked to, and adds masks, which are all ones at first."""
+        """Widens the model if width="grow", and adds masks, which are all ones at first."""
         grows = self.width == "grow" and self.ratio != 1
         new = detached_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model, {})
         structure = given.structure
@@ -102,7 +102,9 @@ class Masksembles(Method):
         without_fast_path(new, Masked)
         unheard = [n for n in given.at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
         if unheard and len(unheard) == len(given.at):
-            raise InputError(f"at={sorted(given.at)}: no layer there can have masks")
+            raise InputError(
+                f"at={sorted(given.at)}: these modules have no layer with masks; name linear layers, convolutions or attention"
+            )
         if not any(isinstance(part, Masked) for part in new.modules()):
             where = "after the first" if self.position == "before" else "before the last"
             advice = "; Masksembles(fewest=2) masks narrower layers" if self.fewest > 2 else ""
@@ -118,13 +120,13 @@ class Masksembles(Method):
         return self.capacity * columns_per_one(members, self.scale) if self.width == "grow" else 1.0
 
     def _width(self, layer: Any) -> int:
-        """The number of channels that a layer's mask covers."""
+        """Returns the number of channels that a layer's mask covers."""
         if isinstance(layer, nn.MultiheadAttention):
             return layer.embed_dim
         return channels(layer)[0 if self.position == "before" else 1]
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
-        """Sets member m's masks."""
+        """Returns a copy of the network with the masks of member m."""
         new = detached_copy(network, {})
         for layer, key, own in _sites(new, given.seed):
             buffer = getattr(layer, key)
@@ -132,7 +134,7 @@ class Masksembles(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the masks. The plan says how many ones they have, and why a layer has none."""
+        """Gives each member its own masks. The plan states their number of ones, and why a layer has no masks."""
         tensors, because = set(), {}
         ends = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in structure.model.named_modules():
@@ -152,7 +154,7 @@ class Masksembles(Method):
         return Layout(tensors=frozenset(tensors), because=because, note=note)
 
     def subset(self, count: int) -> Masksembles:
-        """Fewer members with layers of the same width."""
+        """Returns settings for fewer members with layers of the same width."""
         return replace(self, members=count, of=self.of or self.members)
 
     def bake(self, member: nn.Module) -> None:
@@ -167,11 +169,11 @@ class Masksembles(Method):
         return compact_members(ensemble, masked, self.position)
 
     def neutral(self) -> Masksembles:
-        """One member whose masks are all ones."""
+        """Returns settings for one member whose masks are all ones."""
         return replace(self, members=1, scale=1.0, width="same", capacity=1.0, of=None)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """With feed="split", each row goes to one member."""
+        """Prepares a training step; with feed="split" each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
@@ -189,17 +191,17 @@ class Masked:
     overlap: dict[str, float]
 
     def work_in(self) -> None:
-        """Turns into the plain layer, with the mask in its weights."""
+        """Turns this layer into a plain one, with the mask multiplied into its weights."""
         raise NotImplementedError
 
 
 def masks_in(layer: Any) -> list[str]:
-    """The names of a layer's masks."""
+    """Returns the names of a layer's masks."""
     return [key for key, _ in layer.named_buffers(recurse=False) if key in ("mask", "mask_out")]
 
 
 def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:
-    """Yields each mask's layer, its name, and the seed that it is drawn by."""
+    """Yields for each mask its layer, its name, and its seed."""
     for index, layer in enumerate(part for part in network.modules() if isinstance(part, Masked)):
         for key in masks_in(layer):
             yield layer, key, member_seed(seed, 2 * index + (key != "mask"))
@@ -217,12 +219,12 @@ class MaskedBefore(Masked):
     takes_rows = True
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Shape: as the layer's own."""
+        """Runs the layer on masked inputs; shapes are those of the plain layer."""
         layer: Any = self
         return super().forward(input * along_channels(layer, self.mask, input), *args, **kwargs)  # type: ignore[misc]
 
     def work_in(self) -> None:
-        """Turns into the plain layer, with the mask in its weights."""
+        """Turns this layer into a plain one, with the mask multiplied into its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask, self.mask.new_ones(channels(layer)[1]))
         _unmasked(layer)
@@ -235,13 +237,13 @@ class MaskedAfter(Masked):
     takes_rows = True
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Shape: as the layer's own."""
+        """Runs the layer and masks its outputs; shapes are those of the plain layer."""
         layer: Any = self
         y = super().forward(input, *args, **kwargs)  # type: ignore[misc]
         return y * along_channels(layer, self.mask, y)
 
     def work_in(self) -> None:
-        """Turns into the plain layer, with the mask in its weights."""
+        """Turns this layer into a plain one, with the mask multiplied into its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.mask.new_ones(channels(layer)[0]), self.mask)
         bias = None if layer.bias is None else layer.bias * self.mask
@@ -269,12 +271,12 @@ class MaskedAttention(Masked, nn.MultiheadAttention):
         return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
-        """The weights of query, key and value, and of the output projection."""
+        """Returns the masked weights of query, key and value, and of the output projection."""
         read = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
         return read, self.out_proj.weight * self.mask_out
 
     def work_in(self) -> None:
-        """Turns into plain attention, with the masks in its weights."""
+        """Turns this module into plain attention, with the masks multiplied into its weights."""
         weights, out = self.weights()
         _unmasked(self)
         restore_projections(self, weights, out)
@@ -284,12 +286,12 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
     """Attention with a mask on its outputs."""
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Shape: as the module's own."""
+        """Runs attention and masks its outputs; shapes are those of plain attention."""
         output, maps = super().forward(*args, **kwargs)
         return output * self.mask, maps
 
     def work_in(self) -> None:
-        """Turns into plain attention, with the mask in its weights."""
+        """Turns this module into plain attention, with the mask multiplied into its weights."""
         out, bias = self.out_proj.weight * self.mask[:, None], self.out_proj.bias
         if bias is not None:
             self.out_proj.bias = nn.Parameter((bias * self.mask).detach(), requires_grad=bias.requires_grad)

@@ -39,7 +39,7 @@ ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(Method):
-    """A mask for each member and dropout: ``[M, B, ...]``."""
+    """One network; a mask for each member and each dropout: ``[M, B, ...]``."""
 
     members: Count = 10
 
@@ -69,7 +69,7 @@ class MCDropout(Method):
         check_rules(self, (empty, "position", "position must name a place: 'layers', 'norm', or globs of modules"))
 
     def sites(self, structure: Structure) -> list[str]:
-        """The names of the dropout modules, or of the modules that get dropout before them."""
+        """Names the dropout modules to convert, or the modules that get dropout before them."""
         model = structure.model
         existing = self._existing(structure)
         where = self.position
@@ -77,43 +77,44 @@ class MCDropout(Method):
             where = "existing" if existing else "layers"
         if where == "existing":
             found = existing
-            missing = "no dropout module with a rate above 0; MCDropout(position='layers') would add dropout before layers"
+            missing = "no dropout module with a rate above 0: position='layers' adds dropout before layers"
         elif where == "layers":
             first = first_layers(structure)
             known = [n for n, part in known_layers(model) if not isinstance(part, nn.MultiheadAttention)]
             found = [n for n in known if n not in first and n in structure.order]
-            missing = "no layer after the first"
+            missing = "no linear layer or convolution after the first: name modules by globs"
         elif where == "norm":
             found = [n for n, part in model.named_modules() if is_norm(part) and n in structure.order]
-            missing = "no norm layer"
+            missing = "no norm layer: position='layers' adds dropout before layers"
         else:
             globs = [where] if isinstance(where, str) else list(where)
             names = [n for n, _ in model.named_modules() if n]
             hits = names_matching(names, globs, f"MCDropout(position={self.position!r})")
             found = [n for n in names if any(n in hit for hit in hits.values())]
-            missing = "nothing"
+            missing = "no such module"
         if not found:
-            raise ConversionError(f"MCDropout(position={self.position!r}): there is {missing}")
+            raise ConversionError(f"MCDropout(position={self.position!r}): the model has {missing}")
         return found
 
     def refused(self, structure: Structure) -> dict[str, str]:
-        """With dropout before layers, refuses layers of unknown types."""
+        """Refuses layers of unknown types if dropout is added before layers."""
         before_layers = self.position == "layers" or (self.position == "auto" and not self._existing(structure))
         return unknown_layers(structure) if before_layers else {}
 
     def _existing(self, structure: Structure) -> list[str]:
-        """The dropout modules that the example runs, with a rate above 0."""
+        """Names the dropout modules that run on the example, with a rate above 0."""
         parts = [(n, part) for n, part in structure.model.named_modules() if n in structure.order]
         return [n for n, part in parts if isinstance(part, _DropoutNd) and not isinstance(part, ALPHA) and part.p > 0]
 
     def prepare(self, given: Given) -> nn.Module:
-        """Makes dropout live; no mask is drawn yet."""
+        """Makes dropout active at prediction too, and adds it where `position` says. Masks are drawn later."""
         new = detached_copy(given.model, {})
         for name in self.sites(given.structure):
             part: Any = new.get_submodule(name)
             if isinstance(part, ALPHA):
                 raise ConversionError(
-                    f"{name} is a {type(part).__name__}, which is not a mask: it shifts the units that it keeps"
+                    f"MCDropout cannot convert {name} ({type(part).__name__}): it also shifts and scales the kept units, so it"
+                    " is not a mask. Replace it with nn.Dropout, or leave it out of position="
                 )
             if isinstance(part, _DropoutNd):
                 rate = part.p if self.p is None else self.p
@@ -133,17 +134,17 @@ class MCDropout(Method):
         return measure(network, inputs, batch_axis)
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the masks and the seeds. The plan names dropout that stays off at prediction."""
+        """Gives each member its own masks and seed. The plan names dropout that is off at prediction."""
         because = {
             name: f"dropped with probability {layer.rate:g} {'there' if isinstance(layer, _DropoutNd) else 'before it'}"  # type: ignore[attr-defined]
             for name, layer in drawing_layers(structure.model)
         }
         quiet = sorted(set(structure.functional_dropout) | {n for n, part in structure.model.named_modules() if _quiet(part)})
-        note = f"not live at prediction: dropout in {', '.join(quiet)}" if quiet else ""
+        note = f"off at prediction: dropout in {', '.join(quiet)}" if quiet else ""
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because, note=note)
 
     def bake(self, member: nn.Module) -> None:
-        """Keeps the masks of a member, since no weight can hold them; restores the layers of a part that keep= excludes."""
+        """Leaves masks in a whole member, since no weight can hold them; makes the layers of a kept submodule plain."""
         if SEEDS in member._buffers:
             delattr(member, SEEDS)
             if any(len(layer.calls) > 1 for _, layer in drawing_layers(member)):  # type: ignore[attr-defined]
@@ -153,33 +154,33 @@ class MCDropout(Method):
             remove_draws(layer)
 
     def neutral(self) -> MCDropout:
-        """One member that drops nothing."""
+        """Returns settings for one member that drops nothing."""
         return replace(self, members=1, p=0.0)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """One pass of ordinary dropout."""
+        """Prepares one pass with ordinary dropout."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member else replace(whole, kwargs={**whole.kwargs, "draws": [0]})
 
     def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """Empty masks: in training, torch drops each unit of each row."""
+        """Returns empty masks: in training, torch's dropout draws for each unit of each row."""
         buffers = dict(network.named_buffers())
         return {name: buffers[name].new_zeros(1, 0) for name in drawn_names(network)}
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
-        """The loss of the one pass."""
+        """Returns the loss of the one pass; with separate data for each member, combines the members' losses."""
         if "draws" not in batch.kwargs:
             return super().loss(outputs, batch, criterion)
         return criterion(tree.take(outputs, 0), batch.target)
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """2 to the number of masked units."""
+        """Returns 2 to the power of the number of masked units."""
         masks = [b for n, b in ensemble.template.named_buffers() if n in drawn_names(ensemble.template)]
         return int(2 ** sum(mask[0].numel() for mask in masks))
 
 
 def _quiet(part: nn.Module) -> bool:
-    """Whether a module may drop units in training, and not at prediction."""
+    """Whether a module drops units in training but not at prediction: it has dropout that was not converted."""
     if isinstance(part, nn.MultiheadAttention):
         return part.dropout > 0
     if isinstance(part, nn.RNNBase):

@@ -31,7 +31,7 @@ from multitudes.settings import Count, between
 
 @dataclass(frozen=True, kw_only=True)
 class MIMO(Method):
-    """M slots in, M heads out: ``[M, B, ...]``."""
+    """One network with M input slots and M heads: ``[M, B, ...]``."""
 
     members: Count = 3
 
@@ -67,7 +67,9 @@ class MIMO(Method):
         around = reaches_around(given.model, given.inputs, first)
         if not first or around:
             why = around or "no layer with a weight reads its input"
-            raise ConversionError(f"MIMO cannot convert this {type(given.model).__name__}: {why}")
+            raise ConversionError(
+                f"MIMO cannot convert this {type(given.model).__name__}: {why}. Use another method, such as MultiHead"
+            )
         new = detached_copy(given.model, {})
         for name in first:
             layer: Any = new.get_submodule(name)
@@ -77,7 +79,7 @@ class MIMO(Method):
         return new
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the first layers' weights, and the heads."""
+        """Gives each member its own weights in the first layers, and its own heads."""
         slotted = {name for name, part in structure.model.named_modules() if isinstance(part, Slotted)}
         last, loose = heads(structure)
         modules = owned_modules(structure.model, lambda name: inside(name, frozenset(last)))
@@ -104,7 +106,7 @@ class MIMO(Method):
         return replace(super().batch(inputs, target, rng, per_member, count), slots=self.slots(count, by_rank(rng)))
 
     def slots(self, count: int, rng: torch.Generator) -> Tensor:
-        """The rows in each slot, ``[M, L]`` with L = count · repeat: each slot shuffles its first int(L (1 − rho)) rows."""
+        """Returns the rows in each slot, ``[M, L]`` with L = count · repeat: each slot shuffles the first int(L (1 − rho))."""
         common = torch.arange(count).repeat(self.repeat)
         common = common[torch.randperm(len(common), generator=rng)]
         free = int(len(common) * (1 - self.rho))
@@ -147,7 +149,10 @@ class Slotted:
     product: Any
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Shape: as the layer's own. Weights of all slots ``[M, ...]`` are summed: all slots hold the same example."""
+        """Returns the sum of the outputs of all slots, in the shape of the plain layer's output.
+
+        If the weight has a slot axis, ``[M, ...]``, all slots hold the same example, and the weight is summed first.
+        """
         layer: Any = self
         stored = self.weight
         usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
@@ -161,7 +166,7 @@ class Slotted:
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
     def join(self) -> None:
-        """Turns into the plain layer with the sum of the slots' weights."""
+        """Turns this layer into a plain one with the sum of the slots' weights."""
         layer: Any = self
         usual = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
         if self.weight.ndim > usual:

@@ -25,7 +25,7 @@ class MultiHead(Method):
     """The last layer, by name or glob; None finds it by running the example."""
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the last layer, and loose parameters between it and the output."""
+        """Gives each member its own last layer, and its own parameters between that layer and the output."""
         names = [name for name, _ in structure.model.named_modules() if name]
         if self.head is not None:
             found = set(names_matching(names, [self.head], f"MultiHead(head={self.head!r})")[self.head])

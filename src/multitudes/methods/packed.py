@@ -58,7 +58,7 @@ class Packed(Method):
         most = self.of or self.members
         check_rules(
             self,
-            (most < self.members, "members of", "of must be at least members, which are a subset of it"),
+            (most < self.members, "members of", "of must be at least members: it is the number of members before subset()"),
             (self.alpha > most, "members alpha", f"alpha must be a number from 1 to {most}"),
         )
 
@@ -71,7 +71,7 @@ class Packed(Method):
         """Makes one member: the model at α/M of its width, in γ groups."""
         if self.pretrained:
             if given.factory is not None:
-                raise InputError("Packed(pretrained=True) needs a trained model, not a factory")
+                raise InputError("Packed(pretrained=True) needs a trained model: give it instead of the factory")
             return self.start(given, given.model, 0)
         same = self.ratio == 1
         thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed)
@@ -83,25 +83,27 @@ class Packed(Method):
         return self.pretrained
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
-        """Keeps a subset of the given model's channels, chosen by the member's seed."""
+        """Makes member m from a subset of the given model's channels, chosen by the member's seed."""
         choose = important_and_random(member_seed(given.seed, m))
         try:
             thin = pruned(given.structure, self.ratio, choose) if self.ratio < 1 else detached_copy(given.model, {})
         except ConversionError as error:
-            what = str(error).replace(ADVICE, "Packed(pretrained=False) starts with fresh weights, and also takes a factory")
+            what = str(error).replace(
+                ADVICE, "Use Packed(pretrained=False), which starts with fresh weights and also takes a factory"
+            )
             raise ConversionError(what) from error
         return self._grouped(reported(given.structure, thin, self.ratio, "channels, whose weights are kept"), given)
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members every tensor."""
+        """Gives each member its own copy of every tensor."""
         return Layout(owned_modules(structure.model, lambda _: True), note=str(getattr(structure.model, "resizing", "")))
 
     def neutral(self) -> Packed:
-        """One member of the full width."""
+        """Returns settings for one member of the full width."""
         return replace(self, members=1, alpha=1.0, gamma=1, pretrained=False, of=None)
 
     def subset(self, count: int) -> Packed:
-        """Fewer members of the same width."""
+        """Returns settings for fewer members of the same width."""
         return replace(self, members=count, of=self.of or self.members)
 
     def _grouped(self, thin: nn.Module, given: Given) -> nn.Module:
@@ -131,7 +133,7 @@ def important_and_random(seed: int) -> Chooser:
 
 
 def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[str, int]:
-    """The number of groups of each layer to divide: by γ and its rules, or by `at` for the modules that it names."""
+    """Returns the number of groups of each layer to divide: from `at` if it names the layer, else from γ."""
     skipped = {*structure.layers()[:1], *(block_starts(structure) if gamma > 1 else ())}
     found, unheard = {}, set(at.values())
     for name in structure.layers():
@@ -144,7 +146,9 @@ def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[s
         if said:
             groups = own * said[-1]
             if any(side % groups for side in sides):
-                raise InputError(f"at= gives {name} gamma={said[-1]}, but {groups} groups do not divide its {sides} channels")
+                raise InputError(
+                    f"at= gives {name} gamma={said[-1]}, but {groups} groups do not divide its channels {sides}: use another"
+                )
         else:
             allowed = [own * t for t in range(1, gamma + 1) if not any(s % (own * t) for s in sides)]
             wide = [g for g in allowed if min(sides) // g >= CHANNELS_PER_GROUP]
@@ -154,13 +158,13 @@ def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[s
     if unheard:
         names = [name for name, times in at.items() if times in unheard]
         raise InputError(
-            f"at= gives gamma to {', '.join(names)}, which has no Linear or Conv1d to Conv3d layer: only these take it"
+            f"at= gives gamma to {', '.join(names)}, which has no Linear, Conv1d, Conv2d or Conv3d layer: name modules with one"
         )
     return found
 
 
 def _sides(layer: Any) -> tuple[int, tuple[int, int]]:
-    """A layer's number of groups, and its numbers of inputs and outputs."""
+    """Returns a layer's number of groups, and its numbers of inputs and outputs."""
     if isinstance(layer, nn.Linear):
         return 1, (layer.in_features, layer.out_features)
     return layer.groups, (layer.in_channels, layer.out_channels)
@@ -174,7 +178,7 @@ class GroupedLinear(nn.Linear):
         self.in_features, self.groups = inputs, groups
 
     def extra_repr(self) -> str:
-        """That of a linear layer, with the number of groups."""
+        """Returns the text of nn.Linear, with the number of groups."""
         return f"{super().extra_repr()}, groups={self.groups}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,7 +190,7 @@ class GroupedLinear(nn.Linear):
 
 
 def regrouped(model: nn.Module, groups: Mapping[str, int]) -> nn.Module:
-    """Copies a model with the named layers in groups; their weights keep the diagonal blocks."""
+    """Returns a copy of a model with the named layers divided into groups; the diagonal blocks of their weights stay."""
     new = detached_copy(model, {})
     for name, count in groups.items():
         layer: Any = new.get_submodule(name)

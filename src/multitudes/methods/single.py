@@ -17,8 +17,10 @@ class Single(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self, (self.members != 1, "members", f"it is one network; for several, Deep(members={self.members})"))
+        check_rules(
+            self, (self.members != 1, "members", f"Single is one network: for several, use Deep(members={self.members})")
+        )
 
     def layout(self, structure: Structure) -> Layout:
-        """No tensor gets a member axis: the given tensors are the member's."""
+        """Adds no member axis: the one member uses the given tensors."""
         return Layout(note="the given network, with its weights")

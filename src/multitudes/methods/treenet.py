@@ -27,11 +27,11 @@ class TreeNet(Method):
     blocks."""
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members every module that first runs at the split or later."""
+        """Gives each member its own copy of every module that first runs at the split or later."""
         split = self._first(structure)
         start = structure.started(split)
         if start is None:
-            raise InputError(f"TreeNet(split={self.split!r}): {split!r} is not run by the example")
+            raise InputError(f"TreeNet(split={self.split!r}): {split!r} does not run on the example: name a module that runs")
 
         def behind(name: str) -> bool:
             first = structure.started(name)
@@ -50,5 +50,7 @@ class TreeNet(Method):
         starts = {name: structure.started(name) for name in hits}
         ran = [name for name in hits if starts[name] is not None]
         if not ran:
-            raise InputError(f"TreeNet(split={self.split!r}): {', '.join(hits)} is not run by the example")
+            raise InputError(
+                f"TreeNet(split={self.split!r}): {', '.join(hits)} does not run on the example: name a module that runs"
+            )
         return min(ran, key=lambda name: starts[name] or 0)

@@ -144,7 +144,7 @@ def test_an_error_inside_the_factory_is_not_hidden() -> None:
 def test_a_factory_that_makes_other_networks_is_refused() -> None:
     """All members must have the same shapes."""
     widths = itertools.count(3)
-    with pytest.raises(mt.InputError, match="different networks"):
+    with pytest.raises(mt.InputError, match="same architecture"):
         mt.ensemble(lambda ratio: nn.Sequential(nn.Linear(4, next(widths)), nn.Flatten()), mt.Deep(), torch.randn(2, 4), seed=0)
 
 

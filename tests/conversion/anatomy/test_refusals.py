@@ -57,7 +57,7 @@ def sparse() -> nn.Module:
 KINDS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "lazy": (lazy, "LazyLinear", "run the model once"),
     "quantised": (quantised, "Linear", "quantise the members afterwards"),
-    "scripted": (scripted, "RecursiveScriptModule", "Python module it was made from"),
+    "scripted": (scripted, "RecursiveScriptModule", "Python module"),
     "weight_norm": (old_weight_norm, "Linear", "torch.nn.utils.parametrizations.weight_norm"),
     "spectral_norm": (old_spectral_norm, "Linear", "torch.nn.utils.parametrizations.spectral_norm"),
     "sparse": (sparse, "Linear", "make it dense"),

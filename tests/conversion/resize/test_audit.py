@@ -1,4 +1,4 @@
-"""Auditing a resized network: weights that are read with other channels than their own are found, and heads that mix."""
+"""Auditing a resized network: finds weights that would multiply other channels, and mixed heads."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ IMAGES = torch.randn(3, 3, 4, 4)
 @pytest.mark.parametrize(
     ("net", "x", "why"),
     [
-        (Tied(), torch.randint(50, (3, 6)), "read with other channels"),
+        (Tied(), torch.randint(50, (3, 6)), "other channels"),
         (Heads(), torch.randn(3, 5, 32), "its heads would be mixed"),
-        (Mixed("flip"), IMAGES, "read with other channels"),
-        (Mixed("shuffle"), IMAGES, "read with other channels"),
-        (Mixed("last"), IMAGES, "read with other channels|does not run"),
+        (Mixed("flip"), IMAGES, "other channels"),
+        (Mixed("shuffle"), IMAGES, "other channels"),
+        (Mixed("last"), IMAGES, "other channels|does not run"),
     ],
     ids=["tied", "heads", "flip", "shuffle", "channels last"],
 )

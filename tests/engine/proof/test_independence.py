@@ -142,7 +142,7 @@ class TestLeaks:
                 return noise(super().forward(h)) if self.training else h
 
         net = nn.Sequential(nn.Linear(4, 6), Noisy("detached", True), nn.Linear(6, 3))
-        with pytest.raises(mt.MultitudesError, match=r"member|call to call"):
+        with pytest.raises(mt.MultitudesError, match="member"):
             mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
 
     @pytest.mark.parametrize("how", ["detached", "a class attribute"])

@@ -16,7 +16,7 @@ def settings(module: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _own_settings(part: nn.Module) -> dict[str, Any]:
-    """Returns a module's settings by name, or its `extra_repr` if its class wrote one."""
+    """Returns a module's settings by name, or its `extra_repr` if a class outside torch defines it."""
     if "Dropout" in type(part).__name__:
         return {}
     if not _of_torch(type(part).extra_repr):

@@ -15,7 +15,7 @@ from multitudes.engine.modules import detached_copy
 
 
 def first_layers(structure: Structure) -> set[str]:
-    """Names the layers on the network's inputs: those with no other layer upstream."""
+    """Names the layers that read the network's inputs: they have no other layer upstream."""
     layers = set(structure.layers())
     nodes = {node: name for node, (name, _) in structure.produced_by.items() if name in layers}
     names = set(nodes.values())
@@ -26,7 +26,7 @@ def first_layers(structure: Structure) -> set[str]:
 
 
 def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:
-    """Keeps the layers whose input depends on the network's inputs; that of a learned query does not."""
+    """Drops layers whose input does not depend on the network's inputs, but on a learned query, say."""
     if len(names) < 2:
         return names
     probe = detached_copy(structure.model, {}).eval().requires_grad_(False)
@@ -70,4 +70,4 @@ def reaches_around(model: nn.Module, inputs: Inputs, first: set[str]) -> str | N
         output = probe(*call.args, **call.kwargs)
     nodes = walk([t.grad_fn for t in tree.tensors(output)], stop=ends.__contains__)
     around = any(id(getattr(node, "variable", None)) in leaf_ids for node in nodes)
-    return "its input reaches the output around the first layer" if around else None
+    return "an input reaches the output without passing through the first layer" if around else None

@@ -33,7 +33,7 @@ from multitudes.errors import InputError
 def check_model(model: Any) -> None:
     """Checks that `model` is a module, or a factory of modules."""
     if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise InputError(f"the model must be an nn.Module or a factory lambda ratio: nn.Module, not {model!r}")
+        raise InputError(f"model={model!r}: give an nn.Module, or a factory such as lambda ratio: Net(width=round(64 * ratio))")
 
 
 def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
@@ -44,9 +44,11 @@ def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
         except TypeError as error:
             if "argument" not in str(error):
                 raise
-            raise InputError(f"the factory must take the width ratio, lambda ratio: Net(int(64 * ratio)): {error}") from error
+            raise InputError(
+                f"the factory must take the width ratio, as in lambda ratio: Net(int(64 * ratio)): {error}"
+            ) from error
     if not isinstance(model, nn.Module):
-        raise InputError(f"the factory returned a {type(model).__name__}, not an nn.Module")
+        raise InputError(f"the factory must return an nn.Module, but returned a {type(model).__name__}")
     return model
 
 
@@ -79,7 +81,7 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
 
 
 def _run(name: str, part: nn.Module, called: str, initialiser: Callable[[], Any], rules: dict[str, str]) -> bool:
-    """Runs an initialiser of a module, and adds the tensors that it changed to `rules`. Returns whether there are any."""
+    """Runs an initialiser of a module, and adds the tensors that it changed to `rules`. Returns whether it changed any."""
     before = {n: t.clone() for n, t in named_tensors(part)}
     initialiser()
     changed = []
@@ -117,7 +119,7 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _own_initialisers(part: nn.Module) -> list[tuple[str, Callable[[], Any]]]:
-    """Returns `init_weights` and `_init_weights`; one with an argument is applied to each module inside `part`."""
+    """Returns `init_weights` and `_init_weights`; one that takes a module is applied to every module inside `part`."""
     initialisers: list[tuple[str, Callable[[], Any]]] = []
     for name in ("init_weights", "_init_weights"):
         method = getattr(part, name, None)

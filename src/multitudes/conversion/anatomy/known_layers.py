@@ -1,6 +1,6 @@
 """Layers that methods with shared weights can convert: linear layers, convolutions and torch's attention.
 
-For each there is its product without the bias, its weight, and the axis of its channels. A layer is known by its exact type,
+This module gives the product without the bias, the weight, and the channel axis of each. A layer is known by its exact type,
 or as a subclass that inherits its parent's forward. A subclass with another forward may compute anything: it has an entry in
 `TAUGHT`, or is refused by name. It is never treated as its parent.
 """
@@ -118,7 +118,7 @@ def weight_of(layer: Any) -> Tensor:
 
 
 SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
-"""Layers that all members share, also where they have matrices."""
+"""Layers that all members share, even if they have matrices."""
 
 
 def product_of(layer: nn.Module) -> Product | None:
@@ -252,7 +252,7 @@ def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
 
 
 def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Restores the class that a converted layer had, with this weight and bias, in place.
+    """Turns a converted layer back into its class before conversion, with this weight and bias, in place.
 
     A layer that computes its weight, such as timm's StdConv2d, becomes a plain convolution.
     """
@@ -272,7 +272,7 @@ def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def restore_projections(layer: Any, weights: Sequence[Tensor], out: Tensor) -> None:
-    """Restores the class that converted attention had, with these weights for query, key and value, and `out`, in place."""
+    """Turns converted attention back into its class, with these weights for query, key, value and output, in place."""
     layer.__class__ = type(layer).made_of[1]
     if layer._qkv_same_embed_dim:
         layer.in_proj_weight = _parameter(torch.cat(list(weights)), layer.in_proj_weight)

@@ -35,7 +35,7 @@ def refusals(model: nn.Module) -> dict[str, str]:
 
 def _of_module(module: nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
-        return "a scripted module cannot be copied; pass the Python module it was made from"
+        return "a scripted module cannot be copied; give the Python module that was scripted"
     if ".quantized" in type(module).__module__:
         return "its weights are packed for quantised arithmetic; convert first, quantise the members afterwards"
     for hook in module._forward_pre_hooks.values():

@@ -44,7 +44,7 @@ class Structure:
     output_nodes: tuple[Any, ...]
     """Autograd nodes of the outputs."""
     produced_by: dict[Any, tuple[str, int]]
-    """For the autograd node of each module output: the module's name, and the time."""
+    """For the autograd node of each module output: the module's name, and the time when its call ended."""
     names: dict[int, str]
     """Names of the copy's parameters, by `id`."""
     inputs_of: dict[str, list[tuple[Any, ...]]]
@@ -57,7 +57,7 @@ class Structure:
     """The example."""
 
     def started(self, name: str) -> int | None:
-        """Time of the first call of a module or of one inside it; None if there was none."""
+        """Returns the time of the first call of a module, or of a module inside it; None if none was called."""
         times = [time for n, time in self.order.items() if name == "" or n == name or n.startswith(f"{name}.")]
         return min(times, default=None)
 
@@ -67,10 +67,10 @@ class Structure:
         return sorted(names, key=self.order.__getitem__)
 
     def walk_back(self, stop: Callable[[str, int], bool], loose: bool = False) -> tuple[set[str], set[str]]:
-        """Walks from the outputs back to the modules for which `stop(name, time)` is true.
+        """Walks from the outputs back to the module outputs for which `stop(name, time)` is true.
 
-        Returns these modules, and the parameters met on the way. With `loose` the walk also ends at a product with a loose
-        matrix, one that a module of several layers holds: that product is a layer too.
+        `time` is when the module's call ended. Returns these modules, and the parameters met on the way. With `loose` the walk
+        also stops at products with a loose matrix: a parameter of a module that contains layers. Such a product is a layer too.
         """
         return self._walk(self.output_nodes, stop, loose)
 
@@ -123,7 +123,7 @@ class Structure:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a module has a matrix itself and no parameters in modules inside it; torch's attention is a layer too."""
+    """Whether a module holds a matrix and has no parameters in submodules. torch's attention is a layer too."""
     if isinstance(module, NORMS) or not any(p.ndim >= 2 for p in own_tensors(module).values()):
         return False
     inner = any(isinstance(p, nn.Parameter) and owning_module(n) != "" for n, p in named_tensors(module))
@@ -197,24 +197,26 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
 
 
 def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
-    """Observes a model on the user's example; an example that the model rejects is an InputError."""
+    """Observes a model on the user's example. Raises InputError if the model fails on it."""
     try:
         with seeded(seed, model):
             return observe(model, inputs)
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the model rejects the example {inputs}: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes"
+        ) from error
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
-    """Names the layers nearest to the outputs, and the parameters outside layers between them and the outputs."""
+    """Names the last layers before the outputs, and the parameters after these layers that belong to no layer."""
     layers = set(structure.layers())
     return structure.walk_back(lambda module, _: module in layers, loose=True)
 
 
 def heads(structure: Structure) -> tuple[set[str], set[str]]:
-    """Names the classifier in a timm model's configuration; for other models returns `last_layers`."""
+    """Returns the classifier that a timm model's configuration names; for other models `last_layers`."""
     named = _classifier_of_timm(structure)
     return (named, set()) if named is not None else last_layers(structure)
 
@@ -230,9 +232,9 @@ def _classifier_of_timm(structure: Structure) -> set[str] | None:
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """Names the blocks of a network: the innermost elements of containers that consist of layers.
+    """Names the blocks of a network: the elements of containers, such as nn.Sequential, that have layers inside.
 
-    A network without such elements has its layers as blocks.
+    Of nested blocks only the innermost count. In a network without such elements, each layer is a block.
     """
     names = []
     for name, module in model.named_modules():
@@ -248,8 +250,8 @@ def blocks(model: nn.Module) -> list[str]:
 def last_third(structure: Structure) -> str:
     """Names the module with which the last third of the network begins.
 
-    Together with the modules that run after it, it holds at least a third of the blocks. If these are more than two thirds,
-    the search continues among its children.
+    This module and the modules that run after it hold at least a third of the blocks. If they hold more than two thirds, the
+    search continues among the children of this module.
     """
     names = blocks(structure.model)
 
@@ -272,7 +274,7 @@ def last_third(structure: Structure) -> str:
 
 
 def block_starts(structure: Structure) -> set[str]:
-    """Names the first layers of every residual block, its shortcut excepted.
+    """Names the first layers of every residual block, except on its shortcut.
 
     A residual sum joins branches that fork at a common tensor; the branch with the fewest layers is the shortcut. Blocks are
     found in the autograd graph, so it does not matter how the network is written.
@@ -301,7 +303,7 @@ def block_starts(structure: Structure) -> set[str]:
 
 
 def _summands(node: Any, users: dict[Any, int]) -> list[Any]:
-    """Lists the nodes that a sum adds, through inner sums without another user; an empty list if the node is no sum."""
+    """Lists the nodes that a sum adds; an inner sum that nothing else reads counts as its parts. Empty for other nodes."""
     kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
     parts = [source for source, _ in node.next_functions if source is not None]
     if kind in ("Sum", "Mean") and len(parts) == 1 and parts[0].name() in ("StackBackward0", "CatBackward0"):
@@ -330,7 +332,7 @@ def additive_parameters(structure: Structure) -> set[str]:
 
 
 def _only_entrywise(leaf: Any, consumers: dict[Any, list[Any]]) -> bool:
-    """Whether every operation that reads a parameter, directly or moved around, works entry by entry."""
+    """Whether every operation that reads a parameter, directly or reshaped, works entry by entry."""
     queue, seen = [leaf], set()
     while queue:
         for user in consumers.get(queue.pop(), []):

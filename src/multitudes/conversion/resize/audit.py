@@ -19,11 +19,11 @@ from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, plain_attention
 
 ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-"""Norms over several channels: without some of them their outputs change, as they should."""
+"""Norms over several channels: their outputs change, rightly, if channels are removed."""
 
 
 def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
-    """Reports outputs with another shape than before, and attention with other heads; hidden states may change their shape."""
+    """Reports outputs whose shape changed, and a changed number of attention heads. Hidden states may change their shape."""
     (before, heads), (after, heads_now) = (attention_maps(net, inputs) for net in (model, new))
     outputs = dict(tree.leaves(after))
     first = next((name for name, leaf in tree.leaves(before) if isinstance(leaf, Tensor)), "")
@@ -34,7 +34,7 @@ def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterato
             where = f"the output {name}" if name else "the output"
             yield f"{where} is {list(shape or ())} instead of {list(tensor.shape)}"
     if heads != heads_now:
-        yield f"attention would have other heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
+        yield f"attention would have another number of heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
 
 
 def _heads(shapes: list[tuple[int, int, int]]) -> str:
@@ -42,7 +42,7 @@ def _heads(shapes: list[tuple[int, int, int]]) -> str:
 
 
 def attention_maps(net: nn.Module, inputs: Inputs) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Returns the output in eval mode, and of each attention its number of maps (rows × heads) and their height and width."""
+    """Returns the output in eval mode, and a triple per attention: number of maps (rows × heads), their height and width."""
     softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
     with torch.no_grad(), plain_attention(), softmaxes:
         output = detached_copy(net, {}).eval()(*call.args, **call.kwargs)
@@ -95,7 +95,7 @@ def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[
             outputs.append(tree.tensors(net(*call.args, **call.kwargs)))
     for a, b in zip(*outputs, strict=True):
         if a.shape == b.shape and not a.is_meta and not torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max())):
-            yield "kept weights would be read with other channels than in the given model"
+            yield "kept weights would multiply other channels than in the given model"
 
 
 def inputs_of(layer: Any) -> int:
@@ -104,7 +104,7 @@ def inputs_of(layer: Any) -> int:
 
 
 def _mute_inputs(layer: Any, channels: list[int]) -> None:
-    """Sets the weights for all other input channels than these to zero."""
+    """Sets the weights of all input channels except `channels` to zero."""
     weight, groups = layer.weight.data, getattr(layer, "groups", 1)
     size = inputs_of(layer) // groups
     for channel in set(range(inputs_of(layer))) - set(channels):

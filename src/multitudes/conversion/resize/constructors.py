@@ -63,7 +63,7 @@ def _scaled_config(config: Any, ratio: float) -> Any:
 
 
 def by_timm(model: Any, ratio: float, device: torch.device = CPU) -> nn.Module | None:
-    """Rebuilds a timm model by its constructor, if that takes widths; None for other models."""
+    """Rebuilds a timm model by its constructor, if the constructor takes widths; None for other models."""
     config = getattr(model, "pretrained_cfg", None) or {}
     name = config.get("architecture") if isinstance(config, dict) else getattr(config, "architecture", None)
     if not type(model).__module__.startswith("timm.") or not name:

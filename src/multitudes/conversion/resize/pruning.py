@@ -29,7 +29,7 @@ from multitudes.models.network import nearest
 Chooser = Callable[[Tensor, int], list[int]]
 """choose(importance, count): the channels to keep, `count` of them."""
 
-ADVICE = "Give a factory that makes the network at any width instead of the model:  lambda ratio: Net(width=round(64 * ratio))"
+ADVICE = "Instead of the model, give a factory that makes it at any width:  lambda ratio: Net(width=round(64 * ratio))"
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Group:
     layer: Any
     """The layer that torch-pruning starts from; its output channels are those of the group."""
     handler: Any
-    """The function of torch-pruning that removes channels from it."""
+    """The function of torch-pruning that removes channels from this layer."""
     layers: frozenset[str]
     """All layers whose output channels belong to the group."""
     multiple: int
-    """Divisor of the number of channels: heads, groups."""
+    """The number of channels must be a multiple of this number: of heads or groups."""
 
 
 def first_channels(importance: Tensor, keep: int) -> list[int]:
-    """Chooses the first channels; any would do where weights are initialised anew."""
+    """Chooses the first channels. If weights are initialised anew, any choice is as good."""
     return list(range(keep))
 
 
@@ -58,7 +58,7 @@ def is_transformers(model: nn.Module) -> bool:
 
 @torch.enable_grad()
 def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels) -> nn.Module:
-    """Returns a copy with `ratio` of the channels of every layer but the last ones; remaining channels keep their weights."""
+    """Returns a copy in which every layer but the last ones keeps `ratio` of its channels, with their weights."""
     model, inputs = structure.model, structure.inputs
     new = detached_copy(model, {}).eval()
     for parameter in new.parameters():
@@ -97,7 +97,7 @@ def _thin(
     expected: dict[str, int],
     choose: Chooser,
 ) -> dict[str, list[int]]:
-    """Removes channels from every group, in place, and adds the width that each layer should have to `expected`.
+    """Removes channels from every group, in place, and records in `expected` the width that each layer should have.
 
     Returns the input channels that each layer still reads, by name.
     """
@@ -139,7 +139,7 @@ def _groups(graph: Any, model: nn.Module, ends: set[str]) -> list[Group]:
 
 
 def _multiple(items: Any) -> int:
-    """Returns the divisor of a group's number of channels, from heads and groups of its modules."""
+    """Returns the number that must divide a group's number of channels: its modules have heads or groups."""
     multiple = 1
     for item in items:
         module = item.dep.target.module
@@ -153,9 +153,10 @@ def _multiple(items: Any) -> int:
 
 
 def _prune(graph: Any, group: Group, keep: int, choose: Chooser, read: dict[nn.Module, list[int]]) -> None:
-    """Removes all channels of a group but `keep` chosen ones, the same in each head or block of a grouped convolution.
+    """Keeps `keep` channels of a group, as `choose` selects, and removes the others.
 
-    Updates `read`, the input channels that each layer still reads.
+    Each head, or block of a grouped convolution, keeps the same positions. Updates `read`, the input channels that each layer
+    still reads.
     """
     import torch_pruning as tp
 
@@ -192,7 +193,7 @@ def width_of(layer: nn.Module) -> int:
 
 
 def _tie_again(model: nn.Module, new: nn.Module) -> Iterator[str]:
-    """Ties parameters of `new` that are tied in `model`, since torch-pruning unties them. Reports those of different shapes."""
+    """Ties parameters of `new` that are tied in `model`, since torch-pruning unties them. Reports pairs of unlike shape."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         tied_to = first.setdefault(id(parameter), name)
@@ -215,5 +216,5 @@ def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> It
         elif expected[name] != width:
             yield f"{label} has {width} channels instead of {expected[name]}"
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):
-        yield "it has no channels to lose: every layer is an output or too narrow"
+        yield "it has no channels to remove: every layer is an output or too narrow"
     yield from changed_outputs(model, new, structure.inputs)

@@ -58,7 +58,7 @@ class Resizing:
 
 @clean_autograd()
 def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None) -> nn.Module:
-    """Returns a freshly initialised model with every hidden width times `ratio`; its `resizing` shows rounded widths.
+    """Returns a freshly initialised model with every hidden width times `ratio`. Its attribute `resizing` lists rounded widths.
 
     >>> import torch, multitudes as mt
     >>> from multitudes.models import ResNet
@@ -85,7 +85,10 @@ def resized(structure: Structure, factory: Factory | None, ratio: float, seed: i
         new = build(factory, ratio, seed)
         problems = list(_problems(structure, new, ratio))
         if problems:
-            raise ConversionError(f"the factory's network at ratio {ratio:g} is wrong: {'; '.join(problems[:4])}")
+            raise ConversionError(
+                f"the factory's network at ratio {ratio:g} is wrong: {'; '.join(problems[:4])}. "
+                "The factory must multiply hidden widths by the ratio, and change nothing else"
+            )
         return reported(structure, new, ratio, "the factory")
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
@@ -101,17 +104,18 @@ def resized(structure: Structure, factory: Factory | None, ratio: float, seed: i
         elif rebuilt is not None:
             return reported(structure, rebuilt, ratio, name)
     if ratio > 1:
-        why = "\n".join(failures) or "  its constructor is unknown (known are our models, transformers and timm)"
+        why = "\n".join(failures) or "  its constructor is unknown (known: our models, transformers, timm)"
         raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n{why}\n{ADVICE}")
     try:
         thin = pruned(structure, ratio)
     except ConversionError as error:
-        raise ConversionError("\n".join([str(error), *failures])) from error
+        reasons = str(error).removesuffix(f"\n{ADVICE}")
+        raise ConversionError("\n".join([reasons, *failures, ADVICE])) from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
 
 
 def _by_way(way: Way, structure: Structure, ratio: float, seed: int) -> tuple[nn.Module | None, list[str]]:
-    """Tries one way to resize. Returns the new model, or None if the way does not apply, and the problems with it."""
+    """Tries one way to resize. Returns the new model (None if the way does not apply), and a list of its problems."""
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     with seeded(seed, model):
@@ -128,7 +132,7 @@ def _by_way(way: Way, structure: Structure, ratio: float, seed: int) -> tuple[nn
 
 
 def reported(structure: Structure, new: nn.Module, ratio: float, way: str) -> nn.Module:
-    """Sets the `resizing` of the new model, with its rounded widths."""
+    """Sets the attribute `resizing` of the new model, and returns it in the memory layout of the given model."""
     model = structure.model
     ends = last_layers(structure)[0]
     rounded = {}
@@ -178,7 +182,7 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
-    """Reports changes to the model since its construction, which a rebuilt model would lose; `same` is rebuilt at ratio 1."""
+    """Reports changes made to the model after construction, which `same`, the model rebuilt at ratio 1, does not have."""
     before, after = _described(model), _described(same)
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
@@ -225,7 +229,7 @@ def _problems(structure: Structure, new: nn.Module, ratio: float) -> Iterator[st
 
 
 def _unchanged(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
-    """Reports layers that should have another width and do not."""
+    """Reports layers whose width should have changed and did not."""
     model = structure.model
     ends = last_layers(structure)[0]
     heads = {getattr(part, name, None) for part in model.modules() for name in HEADS}

@@ -1,7 +1,7 @@
 """Dropout with masks that are drawn outside forward, one for each member and call.
 
-A mask has the shape of a row's activation. To learn it, the network is run with two numbers of rows: that shows how often each
-dropout is called, with which shapes, and which axis holds the rows.
+A mask has the shape of a row's activation. To find that shape, the network is run with two numbers of rows: this shows how
+often each dropout is called, with which shapes, and which axis holds the rows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(frozen=True)
 class CallShape:
-    """The shape of one call of a dropout, and where its rows are."""
+    """The input shape of one dropout call, and its axis of rows."""
 
     shape: tuple[int, ...]
     """The shape of the input, with 0 at the axis of rows."""
     axis: int | None
     """The axis of rows; None if there is none."""
     each: int
-    """The number of entries of a row along that axis."""
+    """The number of entries that each row has along that axis."""
 
     def fits(self, x: Tensor) -> bool:
         """Whether an input has this shape, for any number of rows."""
@@ -54,10 +54,12 @@ class MaskedDropout(Drawing):
     """The number of the next call."""
 
     def fit(self, found: list[CallShape], name: str, like: Tensor) -> None:
-        """Records the shapes of its calls, and adds a mask for each."""
+        """Records the shapes of the calls, and adds a mask for each call."""
         layer: Any = self
         if self.calls and len(found) != len(self.calls):
-            raise RunError(f"{name} is called {len(found)} times, but was called {len(self.calls)} times at conversion")
+            raise RunError(
+                f"{name} is called {len(found)} times, but {len(self.calls)} times at conversion: convert again with this input"
+            )
         first = not self.calls
         self.calls, layer.at = found, 0
         if first:
@@ -79,18 +81,20 @@ class MaskedDropout(Drawing):
         return found
 
     def _own(self) -> Any:
-        """The layer's class before conversion."""
+        """Returns the layer's class before conversion."""
         kind: Any = type(self)
         return kind.made_of[1]
 
     def _channel(self, shape: Sequence[int]) -> int:
-        """The axis of channels in an input of this shape."""
+        """Returns the axis of channels in an input of this shape."""
         layer: Any = self
         rank = len(shape)
         if isinstance(layer, nn.LayerNorm) and self._own().forward is not nn.LayerNorm.forward:
             sites = [at for at in range(1, rank) if shape[at] == layer.normalized_shape[-1]]
             if len(sites) != 1:
-                raise ConversionError(f"the channel axis of a {self._own().__name__} on {list(shape)} is unclear")
+                raise ConversionError(
+                    f"the channel axis of a {self._own().__name__} on {list(shape)} is unclear: use MCDropout(filterwise=False)"
+                )
             return sites[0]
         if isinstance(layer, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):
             return rank - 1
@@ -115,7 +119,10 @@ class MaskedDropout(Drawing):
             layer.at = (index + 1) % len(self.calls)
         slot, mask = self.calls[index], layer._buffers[f"mask{index}"]
         if not slot.fits(x):
-            raise RunError(f"a mask was drawn for {list(slot.shape)}, not {list(x.shape)}: call the ensemble, not its template")
+            raise RunError(
+                f"a mask was drawn for {list(slot.shape)} (0: any number of rows), not for {list(x.shape)}: call the ensemble,"
+                " which draws masks for other shapes, not its template or a member"
+            )
         if slot.axis is None or slot.each == 1 or mask.shape[slot.axis] == 1:
             return x * mask
         return (x.unflatten(slot.axis, (-1, slot.each)) * mask.unsqueeze(slot.axis)).flatten(slot.axis, slot.axis + 1)
@@ -133,7 +140,7 @@ class MaskedDropout(Drawing):
         return x * F.dropout(ones, self.rate, True)
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Shape: as the layer's own. A dropout module returns the units that are left; another layer runs on them."""
+        """Returns the input with units dropped; a layer other than dropout runs on this input, and its output is returned."""
         left = self.drop(input)
         if not isinstance(self, _DropoutNd):
             return super().forward(self.noise(input) if left is None else left, *args, **kwargs)  # type: ignore[misc]
@@ -143,11 +150,11 @@ class MaskedDropout(Drawing):
         return super().forward(input) if usual else self.noise(input)  # type: ignore[misc]
 
     def bake(self) -> None:
-        """Does nothing: a mask is over units, and no weight can hold it."""
+        """Does nothing: no weight can hold a mask over units."""
 
 
 def reset_call_counts(network: nn.Module, _: Any) -> None:
-    """Starts counting calls at 0, since a forward that failed may have stopped in between."""
+    """Sets the number of the next call to 0 in each dropout, since a failed forward may have stopped in between."""
     for _, layer in drawing_layers(network):
         layer.at = 0  # type: ignore[attr-defined]
 
@@ -165,7 +172,9 @@ def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
     for name, layer in drawing_layers(network):
         assert isinstance(layer, MaskedDropout)
         if len(few[name]) != len(many[name]):
-            raise ConversionError(f"the number of calls of {name} depends on the number of rows")
+            raise ConversionError(
+                f"{name} must be called equally often for any number of rows, but a row more changes it: change forward"
+            )
         before = layer.calls
         layer.fit(many[name], name, next(p.detach() for p in network.parameters() if p.is_floating_point()))
         changed |= layer.calls != before
@@ -205,17 +214,19 @@ def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor],
 
 
 def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
-    """The shape of a call, from its inputs with `count` rows and with the first row repeated at the end."""
+    """Returns the shape of a call from its input shape with `count` rows, and its input x with the first row repeated last."""
     try:
         axis = row_axis(small, x.shape, count)
     except ValueError as error:
-        raise ConversionError(f"the rows of what {name} drops from cannot be told apart: {error}") from error
+        raise ConversionError(f"MCDropout cannot drop at {name}: {error}. Leave it out of position=") from error
     if axis is None:
         return CallShape(small, None, 1)
     each = small[axis] // count
     if each > 1 and not x.is_meta:
         parts = x.unflatten(axis, (count + 1, each))
         if not torch.allclose(parts.select(axis, 0), parts.select(axis, count), equal_nan=True):
-            raise ConversionError(f"the rows of what {name} drops from cannot be told apart: a row's {each} parts lie apart")
+            raise ConversionError(
+                f"MCDropout cannot drop at {name}: a row's {each} entries lie apart in its input. Leave it out of position="
+            )
     shape = tuple(0 if at == axis else size for at, size in enumerate(small))
     return CallShape(shape, axis, each)

@@ -36,7 +36,7 @@ def masks(features: int, members: int, scale: float, generator: torch.Generator 
 
 
 def ones_for(features: int, members: int, scale: float) -> int:
-    """The number of ones of each mask, so that masks of this scale use about `features` features together."""
+    """Returns the number of ones per mask with which masks of this scale use about `features` features together."""
     for name, value in (("features", features), ("members", members)):
         check(name, value, Count)
     check("scale", scale, Annotated[float, at_least(1)])
@@ -45,12 +45,12 @@ def ones_for(features: int, members: int, scale: float) -> int:
 
 
 def columns_per_one(members: int, scale: float) -> float:
-    """The number of used columns per one of a mask: S (1 − (1 − 1/S)^N)."""
+    """Returns the expected number of used columns, divided by the ones of a mask: S (1 − (1 − 1/S)^N)."""
     return -scale * math.expm1(members * math.log1p(-1 / scale)) if scale > 1 else 1.0
 
 
 def effective_scale(features: int, members: int, ones: int) -> float:
-    """The scale at which masks with `ones` ones use exactly `features` features."""
+    """Returns the scale at which masks with `ones` ones are expected to use `features` features."""
     low, high = 1.0, 1e9
     if columns_per_one(members, high) * ones <= features:
         return math.inf
@@ -61,7 +61,7 @@ def effective_scale(features: int, members: int, ones: int) -> float:
 
 
 def overlap(matrix: Tensor) -> float:
-    """The mean IoU of all pairs of masks; 1 for a single mask."""
+    """Returns the mean IoU over all pairs of masks; 1 for a single mask."""
     common = matrix.double() @ matrix.double().T
     own = common.diagonal()
     iou = common / (own[:, None] + own[None, :] - common)
@@ -72,10 +72,7 @@ def overlap(matrix: Tensor) -> float:
 def masks_of(features: int, members: int, ones: int, generator: torch.Generator | None = None) -> Tensor:
     """Draws masks with `ones` ones each; all matrices without an empty column are equally likely."""
     if not ones <= features <= members * ones:
-        raise InputError(
-            f"{members} masks of {ones} ones cannot use {features} features: "
-            f"there must be between {ones} and {members * ones} of them"
-        )
+        raise InputError(f"features={features}: {members} masks of {ones} ones need features from {ones} to {members * ones}")
     used = _union_sizes(features, members, ones, generator)
     matrix = torch.zeros(members, features, device="cpu")
     for row, (before, after) in enumerate(zip([0, *used], used, strict=False)):
@@ -107,7 +104,7 @@ def _union_sizes(features: int, members: int, ones: int, generator: torch.Genera
 
 
 def _forward(before: Tensor, weight: Tensor, after: Tensor, ones: int, total: float) -> tuple[Tensor, Tensor]:
-    """The possible sizes after one more mask and their log-probabilities, up to a constant, without negligible ones."""
+    """Returns the likely sizes after one more mask, and their log-probabilities up to a constant."""
     new = torch.arange(float(after[0] - before[-1]), float(after[-1] - before[0]) + 1, dtype=torch.float64, device="cpu")
     left, middle, right = _step(before, new, after, ones, total)
     peak = before[weight.argmax()]
@@ -121,9 +118,10 @@ def _forward(before: Tensor, weight: Tensor, after: Tensor, ones: int, total: fl
 
 
 def _step(before: Tensor, new: Tensor, after: Tensor, ones: int, total: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-probability that one more mask adds `new` columns, as three terms: of before, of new, and of after.
+    """Returns the log-probability, up to a constant, that one more mask raises the used columns from `before` to `after`.
 
-    The mask takes `new` of the `total - before` unused columns, and its other ones among the used columns.
+    It is the sum of the three tensors returned: one depends only on `before`, one on `new`, one on `after`. The mask takes
+    `new` of the `total - before` unused columns; its other ones are among the used columns.
     """
     again = ones - new
     possible = (new >= 0) & (again >= 0)
@@ -134,7 +132,7 @@ def _step(before: Tensor, new: Tensor, after: Tensor, ones: int, total: float) -
 
 
 def _positions(features: int, members: int, ones: int) -> float:
-    """The number of positions at which masks use about `features` of them. It affects numerics, not the distribution."""
+    """Returns the number of positions of which masks use about `features`. It affects numerics, not the distribution."""
     low, high = float(features), 1e12
     for _ in range(200):
         middle = math.sqrt(low * high)
@@ -144,7 +142,7 @@ def _positions(features: int, members: int, ones: int) -> float:
 
 
 def _reachable(before: Tensor, k: int, features: int, members: int, ones: int, total: float) -> Tensor:
-    """The sizes of the union of k masks that are possible and not far from the expected size."""
+    """Returns the possible sizes of the union of k masks, without those far from the expected size."""
     least = max(float(before.min()), features - (members - k) * ones)
     most = min(float(before.max()) + ones, float(features))
     if features > 128:

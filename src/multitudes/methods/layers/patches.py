@@ -87,11 +87,11 @@ class Patched(Drawing):
         bake_weights(self, self.weights())
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters from the drawn components, by name."""
+        """Returns the parameters that the drawn components make, by name."""
         return {key: self._weight(key) for key in self.replaced}
 
     def _weight(self, key: str) -> Tensor:
-        """One parameter: the drawn component, or each element from the component drawn for it, plus noise."""
+        """Returns one parameter: the drawn component, or for each element the component drawn for it, plus noise."""
         layer: Any = self
         stored: Tensor = layer._parameters[key]
         if self.zero:
@@ -137,7 +137,7 @@ class Patching:
     """The probability of each component; None for equal ones."""
 
     zero_component: bool = False
-    """Whether the last component is held at zero."""
+    """Whether the last component is fixed at zero."""
 
     draw: Literal["step", "row"] = "step"
     """"step": one draw for a training step; "row": one for each row."""
@@ -155,7 +155,7 @@ class Patching:
     """With prior="elbo", the prior's precision for biases, ρ."""
 
     examples: Count | None = None
-    """With prior="elbo", the size of the training set: the loss is a mean over examples, eq. 6 belongs to their sum."""
+    """With prior="elbo", the size of the training set: eq. 6 is for a sum over examples, and the loss is their mean."""
 
     tau_output: Annotated[float, above(0)] | None = None
     """For regression, the precision of an observation: its inverse is added to the predictive variance (appendix B.3)."""
@@ -190,7 +190,7 @@ class Patching:
         )
 
     def patched(self, structure: Structure) -> list[str]:
-        """The names of the layers that get components, in the model's order."""
+        """Names the layers that get components, in the model's order."""
         model, name = structure.model, type(self).__name__
         has_own = {n for n, part in model.named_modules() if any(p is not None for p in part._parameters.values())}
         globs = [self.patch] if isinstance(self.patch, str) else list(self.patch)
@@ -204,15 +204,15 @@ class Patching:
             missing = [word for word in words if not found[word]]
             chosen = set().union(*(found[word] for word in words))
             if not chosen or (missing and self.patch != "norm+output"):
-                what = " nor ".join(missing)
-                raise ConversionError(f"{name}(patch={self.patch!r}): there is no {what} layer to patch; name layers by globs")
+                what = " or ".join(missing)
+                raise ConversionError(f"{name}(patch={self.patch!r}): the model has no {what} layer: name layers by globs")
         else:
             names = [n for n, _ in model.named_modules()]
             hits = names_matching(names, globs, f"{name}(patch={self.patch!r})")
             matched = {hit for found_here in hits.values() for hit in found_here}
             chosen = {n for n in has_own if any(n == m or n.startswith(f"{m}.") for m in matched)}
             if not chosen:
-                raise ConversionError(f"{name}(patch={self.patch!r}): the modules that match have no parameters")
+                raise ConversionError(f"{name}(patch={self.patch!r}): the modules that match have no parameters: name others")
         return [n for n, _ in model.named_modules() if n in chosen]
 
     def refused(self, structure: Structure) -> dict[str, str]:
@@ -223,7 +223,7 @@ class Patching:
             for register, key in held:
                 if len(held) > 1:
                     other = next(f"{places[id(r)]}.{k}" for r, k in held if (id(r), k) != (id(register), key))
-                    tied[id(register)] = f"its {key} is tied to {other}, which members share: give it a tensor of its own"
+                    tied[id(register)] = f"its {key} is tied to {other}, which members share: give the layer its own tensor"
         attention = [n for n, part in structure.model.named_modules() if isinstance(part, nn.MultiheadAttention)]
         found = {}
         for name in self.patched(structure):
@@ -273,7 +273,7 @@ class Patching:
         return new
 
     def _started(self, layer: nn.Module, key: str, own: list[Tensor], stored: int, seed: int) -> Tensor:
-        """The initial components of one parameter, ``[K, ...]``."""
+        """Returns the initial components of one parameter, ``[K, ...]``."""
         given = layer._parameters[key]
         assert given is not None
         value = given.detach().expand(stored, *given.shape).clone()
@@ -288,7 +288,7 @@ class Patching:
         return value + spread.to(value)
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives members the draws and the seeds."""
+        """Gives each member its own draws and seed."""
         names = drawn_names(structure.model)
         layers = dict(drawing_layers(structure.model))
         because = {name: f"{self.components} components, {self._what()}" for name in layers}
@@ -300,16 +300,16 @@ class Patching:
         return "one drawn for each element" if self.elementwise else "one drawn for the layer"
 
     def bake(self, member: nn.Module) -> None:
-        """Replaces each patched layer by the plain layer of its draw."""
+        """Turns each patched layer into a plain one, with the components that the member drew."""
         bake_draws(member)
 
     def neutral(self: P) -> P:
-        """One member whose components all equal the given layer."""
+        """Returns settings for one member whose components all equal the given layer."""
         same: dict[str, Any] = {"init": "copies", "sigma": 0.0, "zero_component": False, "gamma": None, "probabilities": None}
         return replace(self, members=1, components=max(self.components, 2), **same)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """One draw for the step, or one for each row, as `draw` says."""
+        """Prepares a training step with one draw, or with one for each row if draw="row"."""
         whole = Method.batch(self, inputs, target, rng, per_member, count)  # type: ignore[arg-type]
         if per_member:
             return whole
@@ -319,7 +319,7 @@ class Patching:
         return replace(whole, kwargs={**whole.kwargs, "draws": seeds, **more})
 
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
-        """The mean over draws."""
+        """Combines the losses of several draws into one, by `reduction`."""
         if "rows" in batch.kwargs or "draws" not in batch.kwargs:
             return Method.loss(self, outputs, batch, criterion)  # type: ignore[arg-type]
         count = len(tree.tensors(outputs)[0])
@@ -328,7 +328,7 @@ class Patching:
         return total.sum() if self.reduction == "sum" else total.mean()
 
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
-        """The prior on all learned parameters, for a step of `count` rows."""
+        """Returns the prior on all trainable parameters, for a step of `count` rows."""
         if self.prior == "none":
             return None
         patched = patched_names(ensemble.template)
@@ -347,7 +347,7 @@ class Patching:
         return torch.stack(terms).sum() if terms else None
 
     def _weights(self, squares: Tensor) -> Tensor:
-        """The probability of each learned component."""
+        """Returns the probability of each learned component."""
         if self.probabilities is None:
             return torch.full_like(squares, 1 / self.components)
         return squares.new_tensor(self.probabilities[: len(squares)])
@@ -366,7 +366,10 @@ class Patching:
         return groups
 
     def effective_size(self, ensemble: Ensemble) -> int:
-        """The number of networks that can be drawn: K to the number of patched layers, or of their elements."""
+        """Returns the number of different networks that can be drawn.
+
+        It is K to the power of the number of patched layers, or for ECMP of their elements.
+        """
         layers = dict(drawing_layers(ensemble.template)).values()
         if not self.elementwise:
             return int(self.components ** len(layers))
@@ -375,6 +378,6 @@ class Patching:
 
 
 def patched_names(network: nn.Module) -> frozenset[str]:
-    """The names of parameters with components."""
+    """Names the parameters that have components."""
     layers = ((name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched))
     return frozenset(join_name(name, key) for name, layer in layers for key in layer.replaced)
