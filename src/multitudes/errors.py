@@ -3,16 +3,16 @@
 MultitudesError
 ├── InputError        an argument, a setting or an example that cannot be used (also a ValueError)
 ├── ConversionError   layers that a method cannot convert, all named at once
-├── CheckError        a law that the ensemble breaks
-├── RunError          a call whose result would be wrong (also a RuntimeError)
-└── FileError         a file that is damaged, not ours, or of another architecture
+├── CheckError        a law of mt.check that the ensemble breaks
+├── RunError          a call that cannot run, or whose result would be wrong (also a RuntimeError)
+└── FileError         a file that is missing, damaged, not written by multitudes, or of another architecture
 """
 
 from __future__ import annotations
 
 
 class MultitudesError(Exception):
-    """Every error that multitudes raises on purpose."""
+    """Base class of all errors that multitudes raises."""
 
 
 class InputError(MultitudesError, ValueError):
@@ -24,12 +24,12 @@ class ConversionError(MultitudesError):
 
 
 class CheckError(MultitudesError):
-    """A law that the ensemble breaks."""
+    """A law of `mt.check` that the ensemble breaks."""
 
 
 class RunError(MultitudesError, RuntimeError):
-    """A call whose result would be wrong."""
+    """A call that cannot run, or whose result would be wrong."""
 
 
 class FileError(MultitudesError):
-    """A file that is damaged, not ours, or of another architecture."""
+    """A file that is missing, damaged, not written by multitudes, or of another architecture."""

@@ -1,4 +1,4 @@
-"""One checker of settings: a field's annotation says what it may be.
+"""Checks settings: the annotation of a dataclass field says which values are allowed.
 
 >>> @dataclasses.dataclass(frozen=True)
 ... class Mask:
@@ -28,31 +28,31 @@ from multitudes.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A bound of a number, for ``Annotated[float, above(0)]``."""
+    """A bound for numbers, as in ``Annotated[float, above(0)]``."""
 
     text: str
-    """The bound in words, as they follow "a number"."""
+    """The bound in words, to stand after "a number": "above 0"."""
 
     holds: Callable[[float], bool]
 
 
 def at_least(low: float) -> Bound:
-    """The number itself or a larger one."""
+    """Bound for numbers of at least `low`."""
     return Bound(f"of at least {low:g}", lambda value: value >= low)
 
 
 def above(low: float) -> Bound:
-    """A larger number."""
+    """Bound for numbers greater than `low`."""
     return Bound(f"above {low:g}", lambda value: value > low)
 
 
 def below(high: float) -> Bound:
-    """A smaller number."""
+    """Bound for numbers less than `high`."""
     return Bound(f"below {high:g}", lambda value: value < high)
 
 
 def between(low: float, high: float) -> Bound:
-    """A number from `low` to `high`, both included."""
+    """Bound for numbers from `low` to `high`, both included."""
     return Bound(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
@@ -66,10 +66,10 @@ KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "
 
 
 def check_settings(settings: Any) -> None:
-    """Checks every field of a dataclass against its annotation, and raises one InputError for all that are wrong.
+    """Checks every field of a dataclass against its annotation, and raises one InputError that lists all wrong fields.
 
     It knows numbers, strings, bools, classes, functions, ``Literal``, ``Annotated`` with the bounds above, and unions and
-    tuples of these. It does not check other annotations. A bool is no number, and a number is finite.
+    tuples of these. It does not check other annotations. A bool does not count as a number, and numbers must be finite.
     """
     kinds = _kinds(settings.__class__)
     wrong = {name: words(kind) for name, kind in kinds.items() if not fits(kind, getattr(settings, name))}
@@ -78,9 +78,9 @@ def check_settings(settings: Any) -> None:
 
 
 def check_rules(settings: Any, *rules: tuple[bool, str, str]) -> None:
-    """Checks settings against each other, and raises one InputError for all broken rules.
+    """Checks rules between settings, and raises one InputError that lists all broken rules.
 
-    A rule is (whether it is broken, the fields that it is about, what to do).
+    A rule is a tuple: whether it is broken, the names of its fields separated by spaces, and what to do.
     """
     broken = [(names.split(), text) for is_broken, names, text in rules if is_broken]
     if broken:
@@ -95,14 +95,14 @@ def check(name: str, value: Any, kind: Any) -> None:
 
 
 def as_tuple(settings: Any, name: str) -> None:
-    """Turns a field of a frozen dataclass into a tuple if it is a list, a range or another ordered iterable, but no string."""
+    """Turns a field of a frozen dataclass into a tuple, if it is a list or another ordered iterable but not a string."""
     value = getattr(settings, name)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
         object.__setattr__(settings, name, tuple(value))
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of the annotated kind."""
+    """Checks whether a value matches an annotation."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return fits(parts[0], value) and all(bound.holds(value) for bound in parts[1:] if isinstance(bound, Bound))
@@ -126,7 +126,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def words(kind: Any) -> str:
-    """An annotation in words, as they follow "must be"."""
+    """Describes an annotation in words, to stand after "must be"."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return f"{words(parts[0])} {' and '.join(bound.text for bound in parts[1:] if isinstance(bound, Bound))}".rstrip()
@@ -152,7 +152,7 @@ def _error(settings: Any, names: Any, text: str) -> InputError:
 
 @functools.cache
 def _kinds(kind: Any) -> dict[str, Any]:
-    """The annotation of each field of a dataclass, by name."""
+    """Returns the annotation of each field of a dataclass, by name."""
     hints: dict[str, Any] = {field.name: Any for field in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__):
         for name, hint in inspect.get_annotations(base).items():

@@ -21,11 +21,11 @@ UNFINISHED = ".part"
 """Suffix of a file that is still being written."""
 
 FORMAT = 1
-"""Version of the JSON in our files. Files of a newer version are refused."""
+"""Format version of the JSON in our files. Loading a newer version is an error."""
 
 
 def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors and JSON about them to a safetensors file. `kind` names its content, for `load_tensors`."""
+    """Writes tensors and JSON about them to a safetensors file. `kind` names the content, and `load_tensors` checks it."""
     from safetensors.torch import save as to_bytes
 
     plain = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -37,19 +37,21 @@ def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], 
     """Reads the JSON and the tensors of a file that `save_tensors` wrote."""
     header, tensors = _safetensors(Path(path))
     if kind not in header or "sha256" not in header:
-        raise FileError(f"{path} holds no {kind}")
+        raise FileError(f"{path} holds no {kind} of multitudes: give the path of a file that does")
     if digest(tensors, header[kind]) != header["sha256"]:
-        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest. Get or save it again")
     return described(header[kind], path, kind, FORMAT), tensors
 
 
 def described(text: str | bytes, path: str | PathLike[str], kind: str, known: int) -> dict[str, Any]:
-    """Parses the JSON of a file, and refuses a format newer than `known`."""
+    """Parses the JSON of a file. Raises an error if its format is newer than `known`."""
     try:
         about: dict[str, Any] = json.loads(text)
         newer = about["format"] > known
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FileError(f"{path} is damaged or does not describe a {kind}: {type(error).__name__}: {error}") from error
+        raise FileError(
+            f"{path} is damaged or does not describe a {kind} (get or save it again): {type(error).__name__}: {error}"
+        ) from error
     if newer:
         raise FileError(f"{path} has a newer format: update multitudes")
     return about
@@ -66,7 +68,9 @@ def write(target: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(name, target)
     except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+        raise FileError(
+            f"cannot write {target}: {error.strerror or error}. Check the folder, its permissions and the free disk space"
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             name.unlink(missing_ok=True)
@@ -76,7 +80,9 @@ def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise FileError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
+        raise FileError(
+            f"{path} is a folder: give a file in it" if path.is_dir() else f"there is no file {path}: check the path"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -88,7 +94,7 @@ def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    """SHA-256 of a text and of contiguous CPU tensors: their names, shapes, dtypes and numbers."""
+    """Returns the SHA-256 of a text and of contiguous CPU tensors: their names, shapes, dtypes and numbers."""
     total = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -354,7 +354,7 @@ def test_a_subclass_of_our_networks_is_not_loaded_as_its_parent(tmp_path: Path) 
     x = torch.randn(2, 3, 8, 8)
     ens = mt.ensemble(ResNet(18, width=0.0625), mt.Packed(), x, seed=0).eval()
     mt.save(ens, tmp_path / "a")
-    with pytest.raises(mt.FileError, match="give the architecture"):
+    with pytest.raises(mt.FileError, match=r"mt\.load\(.*model"):
         mt.load(tmp_path / "a")
     torch.testing.assert_close(mt.load(tmp_path / "a", ResNet(18, width=0.0625))(x), ens(x))
 
@@ -422,7 +422,7 @@ def test_tensors_of_a_kind(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert torch.equal(back[name], tensor)
         assert back[name].dtype == tensor.dtype
-    with pytest.raises(mt.FileError, match="a holds no prediction"):
+    with pytest.raises(mt.FileError, match="prediction"):
         storage.load_tensors(tmp_path / "a", "prediction")
 
 

@@ -138,7 +138,7 @@ def test_a_shared_batchnorm_that_only_the_loop_could_run_is_refused_in_training(
     ens = mt.ensemble(Averaged().double(), mt.Deep(), ZOO["resnet"].example(), keep=["bn1"], seed=0)
     assert "vmap" in ens.plan.proven["train"]
     prove_only(ens, "train", "loop")
-    with pytest.raises(mt.RunError, match=r"bn1 is shared by members.*fold cannot run this model"):
+    with pytest.raises(mt.RunError, match=r"bn1 .*members.*fold"):
         ens.train()(*ZOO["resnet"].example().args)
     assert ens.eval()(*ZOO["resnet"].example().args).shape == (4,)
 

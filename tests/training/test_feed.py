@@ -93,7 +93,7 @@ def test_a_set_for_each_member() -> None:
         (DATA, {"batch": 5, "ranks": 2}, "2 processes"),
         (TensorDataset(X[:1], torch.arange(1)), {"batch": 2, "ranks": 2}, "not enough"),
         ([DATA, DATA], {}, "2 training sets for 3 members"),
-        ([DATA, DATA, TensorDataset(X[:9], torch.arange(9))], {}, "length.*9 to 23"),
+        ([DATA, DATA, TensorDataset(X[:9], torch.arange(9))], {}, "9 to 23"),
         (3, {}, "cannot train on a int"),
         (iter([1]), {}, "with a length"),
     ],

@@ -32,10 +32,12 @@ def load_base(ensemble: Ensemble, state_dict: Mapping[str, Tensor], start: str) 
     if wrong and {n: t.shape for n, t in base.items()} == {n: t.shape for n, t in state_dict.items()}:
         raise InputError(
             f"the members of {ensemble.method} have other shapes than the base model: "
-            "load the checkpoint into the base model, and convert that"
+            "load the checkpoint into the base model, then convert the base model again"
         )
     if wrong:
-        raise InputError(f"the state dict does not fit the base model: {'; '.join(sorted(wrong))}")
+        raise InputError(
+            f"the state dict does not fit the base model ({'; '.join(sorted(wrong))}): give one of the same architecture"
+        )
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name not in owned or start == "copies":

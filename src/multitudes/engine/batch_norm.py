@@ -1,4 +1,4 @@
-"""Estimates BatchNorm's running statistics again, for members that start from parts of a trained network."""
+"""Estimates BatchNorm's running statistics anew, for members that start from parts of a trained network."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from multitudes.errors import InputError
 
 @torch.no_grad()
 def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
-    """Sets running means and variances to their averages over the batches; modes and weights stay unchanged.
+    """Sets the running means and variances of norms to averages over the batches. Modes and weights stay unchanged.
 
-    A batch is an input of the module, an `Inputs`, or a pair of input and target as a dataloader yields.
+    A batch is an input of the module, an `Inputs`, or a pair (input, target) from a dataloader.
     """
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
     modes = {part: part.training for part in module.modules()}
     momenta = [norm.momentum for norm in norms]
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     if isinstance(batches, torch.Tensor):
-        raise InputError("estimate_norms takes a list of batches, not one tensor: ens.estimate_norms([x])")
+        raise InputError("estimate_norms takes a list of batches, not one tensor: write ens.estimate_norms([x])")
     batch, done = None, False
     try:
         module.train()
@@ -50,4 +50,4 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
         for part, mode in modes.items():
             part.training = mode
     if not done:
-        raise InputError("estimate_norms got no batches, so BatchNorm's statistics are unchanged")
+        raise InputError("estimate_norms got no batches, so BatchNorm's statistics are unchanged: pass at least one batch")

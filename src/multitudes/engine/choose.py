@@ -1,4 +1,4 @@
-"""Chooses the executor of a call: the picked one, if it is right for this call."""
+"""Chooses the executor of a call: the picked one, unless it would give a wrong result for this call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Dropout modules, which a comparison of executors may switch off: their noise only multiplies their input."""
+"""Dropout modules. Comparisons of executors may switch them off, because their noise only multiplies the input."""
 
 CAN_ASK_FOR_EXPORT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 """Before torch 2.13, torch.compiler.is_exporting() was true for every graph of dynamo."""
 
 
 def choose(engine: Engine, per_member: bool = False) -> str:
-    """Returns the executor that a call would take now."""
+    """Returns the name of the executor for a call in the template's current mode."""
     training = engine.template.training
     compiling = torch.compiler.is_dynamo_compiling()
     if engine.members > 1 and engine.shared_norms and (coupled := batch_coupled(engine, per_member)):
@@ -28,9 +28,9 @@ def choose(engine: Engine, per_member: bool = False) -> str:
             return "vmap"
         if not right:
             raise RunError(
-                f"BatchNorm {', '.join(coupled)} is shared by members, so in training it needs all their rows at once, "
-                f"but fold cannot run this model: {engine.why.get('fold', 'not tried')}. "
-                "Let each member own it (leave it out of keep=), or put it into eval mode"
+                f"BatchNorm {', '.join(coupled)} is shared by members, so in training it must see all their rows at once. "
+                f"That needs fold, which cannot run this model: {engine.why.get('fold', 'not tried')}. "
+                "Let each member own this BatchNorm (leave it out of keep=), or put it into eval mode"
             )
         return "fold"
     picked = engine.picked["train" if training else "eval"]
@@ -42,10 +42,10 @@ def choose(engine: Engine, per_member: bool = False) -> str:
 
 
 def vmap_is_right(engine: Engine, per_member: bool) -> bool:
-    """Checks whether vmap may run this call.
+    """Checks whether vmap is proven and gives the right result for this call.
 
-    Proven or not, it is wrong under autocast (it keeps some operations in float32), in an export (it fixes the batch size), on
-    channels-last weights, with hooks, and in chunks if a shared norm would count each chunk.
+    Even a proven vmap is wrong under autocast (some operations stay in float32), in an export (the batch size gets fixed), on
+    channels-last weights, with hooks, and in chunks if a shared BatchNorm would count each chunk as a batch.
     """
     training = engine.template.training
     unsupported = engine.channels_last or (not torch.compiler.is_compiling() and bool(hooked(engine.template)))
@@ -57,7 +57,7 @@ def vmap_is_right(engine: Engine, per_member: bool) -> bool:
 
 
 def draws_in_trunk(engine: Engine) -> bool:
-    """Checks whether a shared trunk draws noise or sets a buffer, which a traced loop would do once per member."""
+    """Checks whether a shared trunk draws noise or writes a buffer: a compiled loop would do so once per member, not once."""
     if not engine.template.training or engine.members == 1 or not engine.shares:
         return False
     live = any(isinstance(part, DROPOUTS) and part.p > 0 for part in engine.template.modules())

@@ -1,4 +1,4 @@
-"""Converted layers: a mixin placed before a layer's class; the resulting class can be pickled."""
+"""Converted layers: classes made of a mixin and a layer's class. Their objects can be pickled."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def converted_class(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...] = ()) -> Any:
-    """Returns a subclass of a mixin and a layer's class, with class attributes; equal arguments give the same class.
+    """Returns a class with the bases (mixin, layer_class) and these class attributes. Equal arguments return the same class.
 
-    The mixin comes first, so that it can override the layer's forward. The class can be pickled and remembers these
-    arguments as `made_of`.
+    The mixin comes first, so that it can override the layer's forward. Objects of the class can be pickled. The class
+    stores its arguments as `made_of`.
     """
     return _converted_class(mixin, layer_class, attributes)
 

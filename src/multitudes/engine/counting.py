@@ -22,7 +22,7 @@ def multiply_adds(run: Callable[[], Any]) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts operations like torch's FlopCounterMode, which would import the compiler."""
+    """Counts floating-point operations as torch's FlopCounterMode does, but without importing the compiler."""
 
     flops = 0
 

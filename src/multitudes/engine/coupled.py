@@ -1,7 +1,7 @@
 """Shared BatchNorm in training under vmap: one set of statistics over the rows of all members.
 
-Inside vmap a layer sees the rows of one member. Two custom operators reach the others: `member_sum` sums a tensor over
-members, and `member_count` returns their number. Their results have no member axis.
+Inside vmap a layer sees the rows of one member. Two custom operators work across members: `member_sum` sums a tensor
+over members, and `member_count` returns the number of members. Their results have no member axis.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _(info: Any, dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, None]
 
 
 class CoupledNorms(TorchFunctionMode):
-    """Makes these norms use statistics over the rows of all members, in a with-block."""
+    """Makes the given BatchNorm layers use statistics over the rows of all members, in a with-block."""
 
     def __init__(self, norms: list[nn.Module]) -> None:
         super().__init__()

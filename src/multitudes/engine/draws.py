@@ -1,8 +1,8 @@
-"""Draws: random tensors (masks, choices, noise) that are drawn for each member outside forward, which only reads them.
+"""Draws: random tensors of each member (masks, choices, noise). They are drawn before forward, which only reads them.
 
-Draws are buffers that are not in the state dict. They are drawn again from the members' seeds, one integer per member, which
-are in the state dict as `draw_seeds`. In eval mode draws stay the same until `Ensemble.resample`, so predictions do not
-depend on how rows are split into batches.
+Draws are buffers outside the state dict. The state dict has the members' seeds instead, as `draw_seeds`: one integer per
+member, from which draws can be made again. In eval mode draws stay the same until `Ensemble.resample`, so predictions do
+not depend on how rows are split into batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Drawing:
     """Names of the attributes that `make_drawing` added to the layer."""
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws one member's values of these buffers, on the CPU."""
+        """Draws one member's values of the buffers in `draws`, by name, on the CPU."""
         raise NotImplementedError
 
     def bake(self) -> None:
@@ -73,7 +73,7 @@ def draw_all(network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
 
 
 def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> None:
-    """Draws in place, and draws again while members are equal: a trial on equal members proves nothing."""
+    """Draws for all members, in place, until members differ: a trial run on equal members proves nothing."""
     registers, buffers, generator = registers_of(network), dict(network.named_buffers()), torch.Generator().manual_seed(0)
     for name, layer in drawing_layers(network):
         for _ in range(16):
@@ -101,7 +101,7 @@ def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, 
 
 
 def drawn_member(network: nn.Module, seed: int) -> nn.Module:
-    """Returns a copy of a network with this seed and its draws."""
+    """Returns a copy of the network that has this seed and the draws made from it."""
     new = detached_copy(network, {})
     tensors = dict(named_tensors(new))
     for name, value in draw_all(new, [seed]).items():
@@ -149,7 +149,10 @@ def remove_draws(layer: Any) -> None:
 
 
 def make_drawing(layer: Any, kind: type[Drawing], **values: Any) -> None:
-    """Gives a layer draws, in place: puts the mixin `kind` before its class and sets attributes. Its tensors and names stay."""
+    """Gives a layer draws, in place: puts the mixin `kind` before its class, and sets `values` as attributes.
+
+    The layer's tensors and their names stay.
+    """
     layer.__class__ = converted_class(kind, type(layer), (("ADDED", ("draws", *values)),))
     vars(layer).update(values)
 
@@ -185,18 +188,20 @@ def redraw(engine: Engine) -> None:
 
 
 def checked_draws(engine: Engine, draws: Mapping[str, Tensor], any_shape: bool) -> dict[str, Tensor]:
-    """Checks the draws of one call. Returns them, with the first member's value of all other member buffers."""
+    """Checks draws= of one call. Returns these draws, and all other member buffers with the first member's value."""
     names = drawn_names(engine.template) & engine.owned
     buffers = engine.buffers()
     if not isinstance(draws, Mapping) or not all(isinstance(draws.get(name), Tensor) for name in names):
-        raise InputError("draws= must be the draws of ens.batch(...): a dict with one tensor for each of its buffers")
+        raise InputError("draws= must be a dict with one tensor per buffer of draws: pass the draws of ens.batch(...)")
     count = len(draws[next(iter(names))])
     axes_compared = 1 if any_shape else None  # the other sizes depend on the call
     expected = {name: (count, *buffers[name].shape[1:])[:axes_compared] for name in sorted(names)}
     wrong = [name for name, shape in expected.items() if draws[name].shape[:axes_compared] != shape]
     if wrong or not count:
         shown = ", ".join(f"{name} has shape {list(draws[name].shape)}" for name in wrong or sorted(names)[:1])
-        raise InputError(f"draws= must be the draws of ens.batch(...), equally many for each buffer, but {shown}")
+        raise InputError(
+            f"draws= must have equally many draws for each buffer, at least one: {shown}. Pass the draws of ens.batch(...)"
+        )
     rest = {name: buffer for name, buffer in buffers.items() if name in engine.owned and name not in names}
     draws = {name: draws[name] for name in names}
     return {**draws, **{name: buffer[:1].expand(count, *buffer.shape[1:]) for name, buffer in rest.items()}}

@@ -46,7 +46,10 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     unfolded = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None or tensor.ndim <= axis or tensor.shape[axis] != engine.members * count:
-            raise RunError(f"an output of shape {tuple(tensor.shape)} does not have one entry per row")
+            raise RunError(
+                f"fold needs one entry per row in every output, but an output has shape {tuple(tensor.shape)}: "
+                "return outputs with a batch axis"
+            )
         unfolded.append(torch.stack(tensor.split(count, dim=axis)))
     return tree.refill(output, unfolded)
 
@@ -57,7 +60,10 @@ def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
 
 
 def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
-    """Does the same in one pass, for layers that accept member tensors with one entry per row, ``[B, ...]``."""
+    """Runs each row by its member, as `run_fold_rows` does, but in one pass.
+
+    Every layer must accept member tensors with one entry per row, ``[B, ...]``.
+    """
     return call(engine, {name: t[members.to(t.device)] for name, t in _member_tensors(engine)}, inputs)[0]
 
 
@@ -71,7 +77,7 @@ def _member_tensors(engine: Engine) -> list[tuple[str, Tensor]]:
 
 
 def takes_rows(engine: Engine) -> bool:
-    """Checks whether every layer with member tensors accepts one entry of them per row.
+    """Checks whether every layer with member tensors accepts these with one entry per row, ``[B, ...]``.
 
     Such a layer's class has `takes_rows = True`, and its batch axis must be the first. Fold must be proven in eval mode.
     """
@@ -83,12 +89,15 @@ def takes_rows(engine: Engine) -> bool:
 
 
 def rows_lie_together(engine: Engine) -> bool:
-    """Checks whether each row has the same number of entries, next to each other. A proof of fold on the example shows it."""
+    """Checks whether all rows have equally many entries, next to each other.
+
+    That is so if fold is proven in eval mode, and no tensor's size depends on values.
+    """
     return "fold" in engine.proven["eval"] and not engine.traits.ragged
 
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
-    """Returns the outermost modules that hold member tensors directly, by name."""
+    """Returns the sites by name: the outermost modules that hold member tensors directly."""
     owners = {owning_module(name) for name in engine.owned if name != SEEDS}
     names = [n for n, _ in engine.template.named_modules() if n in owners]
     outermost = [n for n in names if not inside(n, frozenset(owners - {n}))]
@@ -108,14 +117,14 @@ def forbidden(engine: Engine) -> str | None:
 def learn_rows(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
     """Finds the batch axes in the inputs and outputs of each site, call by call.
 
-    One member runs at two batch sizes. The axis that grows is the batch axis; nothing is guessed from a size.
+    One member runs at two batch sizes: the axis whose size differs is the batch axis.
     """
     count = count_rows(inputs, engine.batch_axis)
     small, large = _shapes(engine, inputs), _shapes(engine, add_row(inputs, engine.batch_axis))
     learned: dict[str, list[Any]] = {}
     for name in small:
         if len(small[name]) != len(large[name]):
-            raise RunError(f"the number of calls of {name} depends on the number of rows")
+            raise RunError(f"the number of calls of {name} depends on the number of rows: call it once, on the whole batch")
         learned[name] = [
             [[_row_axis(name, *shapes, count) for shapes in zip(*side, strict=True)] for side in zip(*pair, strict=True)]
             for pair in zip(small[name], large[name], strict=True)
@@ -155,7 +164,7 @@ def _row_axis(name: str, small: tuple[int, ...], large: tuple[int, ...], count: 
     try:
         return row_axis(small, large, count)
     except ValueError as error:
-        raise RunError(f"a tensor of {name}: {error}") from error
+        raise RunError(f"cannot fold a tensor of {name}: {error}") from error
 
 
 def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = False) -> Tree:
@@ -169,7 +178,7 @@ def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = Fal
 
 @contextlib.contextmanager
 def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
-    """Makes each site run its members on their rows, in a with-block."""
+    """Makes each site run every member on the rows of that member, in a with-block."""
     parts = list(slices(engine))
     changed: list[tuple[nn.Module, bool, Any]] = []
     try:
@@ -190,7 +199,7 @@ def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _counted_once(engine: Engine) -> Iterator[None]:
-    """Shows each row once to BatchNorm layers of the trunk, in a with-block: all members' rows are equal there."""
+    """Runs BatchNorm layers of the shared trunk on one member's rows, in a with-block: all members have equal rows there."""
     changed = []
     norms = batch_norms(engine.template)
 
@@ -212,7 +221,7 @@ def _counted_once(engine: Engine) -> Iterator[None]:
 
 
 class _Inner(nn.Module):
-    """Wraps a site as a child, so that functional_call can replace its tensors without running its hooks twice."""
+    """Holds a site as its child, so that functional_call can replace the site's tensors without running its hooks twice."""
 
     def __init__(self, site: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -224,7 +233,7 @@ class _Inner(nn.Module):
 
 
 class _Fold:
-    """Runs one site in one pass: knows the rows of each member, and the batch axes of each call."""
+    """Runs one site for all members. Holds the row numbers of each member, and the batch axes of each call of the site."""
 
     def __init__(self, name: str, places: list[Tensor], total: int, calls: list[Any]) -> None:
         self.name = name
@@ -233,11 +242,14 @@ class _Fold:
         self.calls = iter(calls)
 
     def run(self, inner: _Inner, members: list[dict[str, Tensor]], *args: Any, **kwargs: Any) -> Tree:
-        """Returns the site's output; each member's rows are computed with its tensors."""
+        """Runs the site (a module that holds member tensors). Each row is computed with the tensors of its own member."""
         before, after = next(self.calls, ([], []))
         inputs = tree.tensors((args, kwargs))
         if not after or len(before) != len(inputs):
-            raise RunError(f"{self.name} is called differently than on the example, so its batch axes are unknown")
+            raise RunError(
+                f"{self.name} is called with other tensor arguments, or more often, than on the example, so its batch axes are "
+                "unknown: convert again with an example like this input"
+            )
         pieces = []
         for tensors, place in zip(members, self.places, strict=True):
             if len(place):
@@ -254,10 +266,13 @@ class _Fold:
         return tensor if axis is None else tensor.index_select(axis, self._index(tensor, axis, place))
 
     def _index(self, tensor: Tensor, axis: int, place: Tensor) -> Tensor:
-        """Returns the positions of these rows' entries: several per row where rows were split (attention windows)."""
+        """Returns the positions of the entries of rows `place`: several per row if rows were split (attention windows)."""
         each, rest = divmod(tensor.shape[axis], self.total)
         if rest or not each:
-            raise RunError(f"{self.name} has {tensor.shape[axis]} entries for {self.total} rows, which is no multiple")
+            raise RunError(
+                f"a tensor of {self.name} has {tensor.shape[axis]} entries along its batch axis, which is not a multiple of "
+                f"the {self.total} rows: keep the batch axis in forward"
+            )
         place = place.to(tensor.device)
         return place if each == 1 else (place[:, None] * each + torch.arange(each, device=place.device)).flatten()
 
@@ -267,7 +282,7 @@ class _Fold:
         joined = []
         for column, axis in zip(columns, axes, strict=True):
             if axis is None:
-                raise RunError(f"an output of {self.name} has no batch axis, so it cannot differ between members")
+                raise RunError(f"an output of {self.name} has no batch axis: fold needs outputs with one entry per row")
             whole = torch.cat(column, dim=axis)
             joined.append(whole.index_select(axis, self._index(whole, axis, order)))
         return tree.refill(pieces[0], joined)

@@ -80,7 +80,9 @@ def _like(description: Mapping[str, Any], device: torch.device) -> Any:
         return description["value"]
     if kind not in KINDS:
         kind = description["type"]
-        raise InputError(f"a file cannot describe the {kind} in the example: convert with plain tensors, lists and dicts")
+        raise InputError(
+            f"a file cannot store the {kind} in the example: convert with tensors, numbers, strings, lists and dicts"
+        )
     if kind == "dict":
         return {key: _like(part, device) for key, part in description["parts"].items()}
     return KINDS[kind](_like(part, device) for part in description["parts"])
@@ -96,7 +98,9 @@ def axes(call: Inputs, batch_axis: BatchAxis) -> list[int | None]:
     if batch_axis is None or isinstance(batch_axis, int):
         return [batch_axis] * count
     if len(batch_axis) != count:
-        raise InputError(f"batch_axis={list(batch_axis)} has {len(batch_axis)} entries, but the call has {count} tensors")
+        raise InputError(
+            f"batch_axis={list(batch_axis)} has {len(batch_axis)} entries, but the call has {count} tensors: give one for each"
+        )
     return list(batch_axis)
 
 
@@ -107,10 +111,12 @@ def count_rows(call: Inputs, batch_axis: BatchAxis) -> int:
         if axis is None:
             continue
         if not -tensor.ndim <= axis < tensor.ndim:
-            raise InputError(f"batch_axis={axis} does not exist in an input of shape {tuple(tensor.shape)}")
+            raise InputError(
+                f"batch_axis={axis} does not exist in an input of shape {tuple(tensor.shape)}: give its batch axis, or None"
+            )
         sizes.add(tensor.shape[axis])
     if not sizes:
-        raise InputError("no input tensor has a batch axis: give batch_axis= an axis for at least one")
+        raise InputError("no input tensor has a batch axis: set batch_axis= to an axis for at least one tensor")
     if len(sizes) > 1:
         raise InputError(
             f"the inputs {call} disagree about the number of rows ({sorted(sizes)}): "
@@ -140,7 +146,7 @@ def add_row(call: Inputs, batch_axis: BatchAxis) -> Inputs:
 
 
 def row_axis(small: Sequence[int], large: Sequence[int], count: int) -> int | None:
-    """Returns the batch axis of a tensor from its shapes at `count` rows and at one row more; None if the shape stays.
+    """Returns the batch axis of a tensor from its shapes at `count` rows and at one row more; None if the shapes are equal.
 
     The size along the axis must be a multiple of the number of rows; otherwise this raises a ValueError.
     """
@@ -148,7 +154,7 @@ def row_axis(small: Sequence[int], large: Sequence[int], count: int) -> int | No
     if not grown and len(small) == len(large):
         return None
     if len(small) != len(large) or len(grown) > 1 or small[grown[0]] * (count + 1) != large[grown[0]] * count:
-        raise ValueError(f"its batch axis is unclear: shape {list(small)} becomes {list(large)} with one more row")
+        raise ValueError(f"with one more row its shape {list(small)} becomes {list(large)}, but only the batch axis may grow")
     return grown[0]
 
 
@@ -186,14 +192,14 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
         raise InputError(f"the example is a {type(example).__name__} without a tensor: give an input of the model")
     for tensor in inputs.tensors():
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
-            raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input")
+            raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input: give finite ones")
     count = count_rows(inputs, batch_axis)
     if count == 0:
-        raise InputError(f"the example {inputs} has no rows")
+        raise InputError(f"the example {inputs} has no rows: give at least one")
     devices = {tensor.device.type for _, tensor in named_tensors(model)}
     others = {tensor.device.type for tensor in inputs.tensors()} - devices
     if len(devices) == 1 and others:
-        raise InputError(f"the model is on {devices.pop()}, the example on {others.pop()}: move one of them")
+        raise InputError(f"the model is on {devices.pop()}, the example on {others.pop()}: move one of them with .to(device)")
     return each_row(inputs, batch_axis, lambda tensor, axis: _distinct_rows(tensor, axis, max(count, rows_at_least)))
 
 

@@ -1,4 +1,7 @@
-"""The loop: calls the template once per member, with its tensors. It always works, and is the reference for the others."""
+"""The loop: calls the template once per member, with that member's tensors.
+
+It works for every model, and is the reference for the other executors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ OUTPUT = "(output)"
 
 
 def run_loop(engine: Engine, inputs: Inputs, per_member: bool = False, seed: int | None = None) -> Tree:
-    """Runs all members, one after another. Shape: ``[M, B, ...]``. With a seed, each member's noise has a seed of its own."""
+    """Runs all members, one after another. Shape: ``[M, B, ...]``. With `seed`, member m starts from the seed ``seed + m``."""
     outputs, changed = [], []
     for output, entries in members(engine, inputs, per_member, seed=seed):
         outputs.append(output)
@@ -84,7 +87,7 @@ def run_loop_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
 
 
 def output_axes(engine: Engine, output: Tree) -> list[int | None]:
-    """Returns the batch axis of each output tensor, as learned at conversion, otherwise 0."""
+    """Returns the batch axis of each output tensor, as found at conversion; 0 if that is unknown."""
     learned = engine.row_axes.get(OUTPUT)
     count = len(tree.tensors(output))
     return learned if learned is not None and len(learned) == count else [0] * count
@@ -96,7 +99,10 @@ def gather(pieces: list[Tree], order: Tensor, axes: list[int | None]) -> Tree:
     joined = []
     for column, axis in zip(columns, axes, strict=True):
         if axis is None or sum(part.shape[axis] if part.ndim > axis else 1 for part in column) != len(order):
-            raise RunError(f"an output of shape {tuple(column[0].shape)} does not have one entry per row")
+            raise RunError(
+                f"rows= needs one entry per row in every output, but this model returns an output of shape "
+                f"{tuple(column[0].shape)}: remove that output, or call without rows="
+            )
         whole = torch.cat(column, dim=axis)
         joined.append(whole.index_select(axis, order.to(whole.device)))
     return tree.refill(pieces[0], joined)
@@ -116,7 +122,7 @@ def _copied(inputs: Inputs) -> Inputs:
 
 
 def make_replay(engine: Engine) -> Replay | None:
-    """Returns a Replay of the shared tensors, or None if there is nothing to share or replay is not allowed."""
+    """Returns a Replay of the shared tensors; None if nothing is shared, or replay would be wrong."""
     if not engine.shares or engine.members == 1 or engine.traits.no_replay or torch.compiler.is_compiling():
         return None
     return Replay({n: t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n not in engine.owned})
@@ -124,7 +130,7 @@ def make_replay(engine: Engine) -> Replay | None:
 
 @contextlib.contextmanager
 def member_turn(replay: Replay | None, m: int) -> Iterator[None]:
-    """Runs member m in a with-block, recorded or replayed."""
+    """Records the shared operations of member 0 in a with-block, or replays them for member m > 0."""
     if replay is None:
         yield
         return

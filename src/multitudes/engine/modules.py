@@ -1,4 +1,4 @@
-"""Modules: look up their tensors by name, and copy them with other tensors."""
+"""Functions on modules: look up tensors by name, and copy a module with other tensors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tenso
 
 
 def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Maps the first name of each tensor to the registers and keys that hold it; a tied tensor has several."""
+    """Maps each tensor's first name to its places: a module's `_parameters` or `_buffers` dict, and the key there.
+
+    A tied tensor has several places.
+    """
     first: dict[int, str] = {}
     places: dict[str, list[tuple[dict[str, Any], str]]] = {}
     parts = list(module.named_modules())
@@ -100,7 +103,7 @@ def uses_batch(norm: _BatchNorm) -> bool:
 
 
 def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Copies a module. The copy holds the given tensors themselves, and shares only the tensors that are not given."""
+    """Copies a module. `tensors` replaces parameters and buffers by name, without cloning; the others stay shared."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
     for name, tensor in named_tensors(module):
         memo[id(tensor)] = tensors.get(name, tensor)
@@ -109,7 +112,7 @@ def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Returns tensors that are plain attributes of modules, also in lists and dicts, such as caches; with their names."""
+    """Returns (name, tensor) for tensors in plain attributes of modules, such as caches; also inside lists and dicts."""
     tensors = []
     for name, part in module.named_modules():
         for key, value in vars(part).items():
@@ -125,7 +128,7 @@ def as_same_kind(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Copies a module and all its tensors, detached; `tensors` replaces the values of some, by name."""
+    """Copies a module with detached clones of all its tensors. `tensors` gives other values for some, by name."""
     values = {n: as_same_kind(tensor, tensors.get(n, tensor).detach().clone()) for n, tensor in named_tensors(module)}
     return copy_with(module, values)
 
@@ -152,7 +155,7 @@ Factory = Callable[[float], nn.Module]
 
 
 def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dict[str, list[str]]:
-    """Maps each glob to the names that it matches. A glob without a match is an error, which names the nearest name."""
+    """Maps each glob to the names that it matches. Raises an error for globs without a match, with the nearest name."""
     from difflib import get_close_matches
     from fnmatch import fnmatchcase
 
@@ -180,5 +183,5 @@ def owned_modules(model: nn.Module, keep: Callable[[str], bool]) -> frozenset[st
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """Copies the architecture onto the meta device: enough to count and to rebuild, without memory."""
+    """Copies a module to the meta device, where tensors take no memory: enough to count costs and to rebuild it."""
     return copy_with(module, {name: as_same_kind(tensor, tensor.detach().to("meta")) for name, tensor in named_tensors(module)})

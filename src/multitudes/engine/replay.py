@@ -53,15 +53,15 @@ RESHAPES = frozenset("resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ tr
 """Functions that change a tensor's shape in place."""
 
 MARKS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
-"""Functions that change a tensor's role in backward, so they must act on it once."""
+"""Functions that change how backward treats a tensor. They must run once per tensor, not once per member."""
 
 
 class Diverged(BaseException):
-    """Raised when a member runs other writes into shared tensors than the first member did."""
+    """Raised when a member's writes into shared tensors differ from the first member's."""
 
 
 class ValueBeforeWrite:
-    """A copy of a result from before the first member wrote into it."""
+    """A copy of a result, made before the first member wrote into the result."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -83,7 +83,7 @@ class Replay(TorchFunctionMode):
         self.stateful: dict[int, int] = {}
         """For each storage written by stateful operations or in place, the number of those operations."""
         self.consumed: set[int] = set()
-        """Storages that were arguments of such operations."""
+        """Storages of the arguments of stateful and in-place operations."""
         self.read: set[int] = set()
         """Storages of common tensors that operations of a single member have read."""
         self.results: dict[Hashable, list[Any]] = defaultdict(list)
@@ -115,7 +115,7 @@ class Replay(TorchFunctionMode):
         self.seen = {}
 
     def end_member(self) -> None:
-        """Call it after each member. A member that skipped a write of the first one has read wrong values, so this raises."""
+        """Call it after each member. Raises Diverged if the member skipped a write of the first, so its values are wrong."""
         if not self.disabled and not self.first and any(self.seen.get(key, 0) < count for key, count in self.writes.items()):
             raise Diverged
 
@@ -182,7 +182,7 @@ class Replay(TorchFunctionMode):
     def _note_private(
         self, func: Callable[..., Any], name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Notes an operation of a single member. A common tensor that it writes into stops being common."""
+        """Notes an operation of a single member. If it writes into a common tensor, that tensor stops being common."""
         self.data_dependent |= name in STEERS or (name == "__getitem__" and any(t.dtype is torch.bool for t in tensors))
         self.disabled |= self.data_dependent
         for target in _written(func, name, args, kwargs):
@@ -192,7 +192,7 @@ class Replay(TorchFunctionMode):
         self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
 
     def _release(self, target: Tensor) -> None:
-        """Called before a member writes into a common tensor: the others compute it again, or get a copy of its value."""
+        """Prepares a member's write into a common tensor: other members compute it again, or get a copy of its old value."""
         storage = _storage(target)
         makers = [key for key, results in self.results.items() if any(result is target for result in results)]
         if storage not in self.stateful:

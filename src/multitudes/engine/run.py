@@ -30,7 +30,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) -> Any:
-    """Runs all members, ``[M, B, ...]``; if `members` names the member of each row, runs each row by it, ``[B, ...]``."""
+    """Runs all members, ``[M, B, ...]``.
+
+    With `members` ``[B]``, which names one member per row, runs each row by its member only, ``[B, ...]``.
+    """
     if members is not None:
         return run_by_rows(engine, call, members, per_member)
     if engine.summed and per_member:
@@ -45,10 +48,13 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:
-    """Runs members whose first layers are summed (MIMO), each with different inputs; only vmap can do that."""
+    """Runs members with summed first layers (MIMO), each on its own inputs. Only vmap can do that."""
     if not engine.traits.vmap_per_member:
         why = engine.why.get("vmap", "with equal inputs for all members its result differs from a plain call")
-        raise RunError(f"training with different inputs per member needs vmap, which cannot run this model: {why}")
+        raise RunError(
+            f"training with different inputs per member needs vmap, which cannot run this model: {why}. "
+            "Change this part of the model, or use another method than MIMO"
+        )
     return EXECUTORS["vmap"](engine, call, per_member=True)
 
 
@@ -69,14 +75,14 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
         raise RunError(
-            f"BatchNorm {', '.join(shared)} is shared by members, so in training it needs all rows at once, "
-            f"but fold cannot run this model: {why}. Put it into eval mode"
+            f"BatchNorm {', '.join(shared)} is shared by members, so in training it must see all rows at once. "
+            f"That needs fold, which cannot run this model: {why}. Put this BatchNorm into eval mode"
         )
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
 
 
 def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
-    """Checks that `rows=` names one member for each row."""
+    """Checks that rows= names one member for each row. Returns it as an int64 tensor."""
     count = count_rows(call, engine.batch_axis)
     members = torch.as_tensor(members)
     if members.shape != (count,) or members.dtype not in INTEGERS:
@@ -85,7 +91,7 @@ def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
         )
     members = members.long()
     if not torch.compiler.is_compiling() and count and not (int(members.min()) >= 0 and int(members.max()) < engine.members):
-        raise InputError(f"rows= must name members 0 to {engine.members - 1}")
+        raise InputError(f"rows= names a member that does not exist: members are 0 to {engine.members - 1}")
     return members
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_sharded(ensemble: Ensemble) -> bool:
-    """Checks whether the ensemble is sharded as a whole. Refuses sharded parts, by name."""
+    """Checks whether the ensemble is sharded as a whole. Raises an error if parts of it are sharded on their own."""
     if "torch.distributed.fsdp" not in sys.modules:  # nothing can be sharded without this import
         return False
     from torch.distributed.fsdp import FSDPModule
@@ -49,7 +49,7 @@ def shard_like(value: Tensor, tensor: Any) -> Tensor:
 
 
 def reshard(ensemble: Ensemble) -> None:
-    """Shards the weights again, where a call has left them gathered."""
+    """Shards the weights of a sharded ensemble again, if a call left them gathered."""
     if is_sharded(ensemble):
         ensemble.reshard()  # type: ignore[operator]
 
@@ -63,7 +63,7 @@ def load_full(ensemble: Ensemble, state: Mapping[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def gathered(ensemble: Ensemble) -> Iterator[None]:
-    """Gathers all weights in a with-block, which all processes must enter."""
+    """Gathers all weights in a with-block. All processes must enter it."""
     if not is_sharded(ensemble):
         yield
         return

@@ -30,13 +30,13 @@ class Traits:
     copy_per_member: bool = False
     """Backward runs forward again (checkpointing), so the loop makes a copy of the template for each member."""
     no_replay: bool = False
-    """The loop must compute the shared trunk again for each member, because replay cannot follow what forward writes."""
+    """The loop must compute the shared trunk again for each member, because replay would give wrong results."""
     mutates: bool = False
     """Forward writes into its inputs, so each member gets a copy of them."""
     coupled: frozenset[str] = frozenset()
     """Shared BatchNorm layers whose input depends on the member. In training they use statistics over all members' rows."""
     written_buffers: frozenset[str] = frozenset()
-    """Buffers, without BatchNorm's, that forward writes into or replaces. Forward gets copies, which are stored afterwards."""
+    """Buffers other than BatchNorm's that forward writes into or replaces. Forward gets copies, stored again after the call."""
     random: bool = False
     """The output in training depends on the seed, even with dropout modules switched off."""
     vmap_per_member: bool = False
@@ -53,7 +53,10 @@ class Traits:
 
 @dataclass
 class Engine:
-    """A template module: the base model, some of whose tensors have a leading member axis ``[M, ...]`` under the same names."""
+    """A template module, and the facts that executors need to run it.
+
+    The template is the base model. Some of its tensors have a leading member axis, ``[M, ...]``, under the same names.
+    """
 
     template: nn.Module
     members: int
@@ -67,7 +70,7 @@ class Engine:
     chunk: int | None = None
     """Largest number of members to run at once; None means all."""
     input_bytes: float = 0.0
-    """Memory in bytes that one member needs per number of its inputs; 0 if unknown."""
+    """Bytes of memory that one member needs per entry of the input tensors; 0 if unknown."""
     summed: frozenset[str] = frozenset()
     """Tensors with a member axis that layers sum over members (MIMO's first layers). With per_member=True vmap splits them."""
     traits: Traits = Traits()
@@ -134,7 +137,7 @@ class Engine:
         return [(name, places[0][0][places[0][1]]) for name, places in self.registers.items()]
 
     def refresh(self) -> None:
-        """Recomputes which integer buffers are equal for all members. Call it whenever buffers are set from outside."""
+        """Recomputes which integer buffers are equal for all members. Call it after buffers are set from outside."""
         names = self.owned - self.drawable
         integers = {n: b for n, b in self.buffers().items() if n in names and not (b.is_floating_point() or b.is_complex())}
         equal = (n for n, b in integers.items() if not b.is_meta and bool((b == b[:1]).all()))
@@ -143,7 +146,7 @@ class Engine:
         self.channels_last = any(is_channels_last(p[0] if n in self.owned else p) for n, p in self.parameters().items())
 
     def common_counts(self) -> dict[str, Tensor]:
-        """Returns copies of the buffers that are equal for all members, without the member axis: counters and index tables."""
+        """Returns copies of the buffers in `uniform` (counters and index tables) without the member axis, by name."""
         if torch.compiler.is_compiling():
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
         else:
@@ -185,7 +188,7 @@ def _mark(tensor: Tensor) -> Any:
 
 
 def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
-    """Does what torch.func.functional_call does, and also returns the tensors in the registers after forward."""
+    """Works like torch.func.functional_call, and also returns the tensors that modules hold after forward, by name."""
     places = [(register, key, tensor) for name, tensor in tensors.items() for register, key in engine.registers[name]]
     stored = [register[key] for register, key, _ in places]
     recurrent = _without_flattening(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
@@ -247,5 +250,5 @@ def shared_write(name: str) -> str:
     """Error message for a shared buffer that members would set to different values."""
     return (
         f"buffer {name} is shared, but each member's forward sets it to a different value: "
-        "let each member own its layer (leave it out of keep=), or put the layer into eval mode"
+        "let each member own the layer (leave it out of keep=), or put the layer into eval mode"
     )

@@ -102,13 +102,14 @@ def stack(outputs: Sequence[Tree]) -> Tree:
     if any(len(column) != len(names) for column in columns) or any(c != constants[0] for c in constants):
         raise RunError(
             "members return outputs of different structure, so they cannot be stacked: "
-            f"member 0 returns the constants {constants[0]} and tensors {names}"
+            f"member 0 returns tensors {names} and constants {constants[0]}. "
+            "Make forward return the same tensors and constants for every member"
         )
     return refill(first, [torch.stack(members) for members in zip(*columns, strict=True)])
 
 
 def plain(tree: Tree) -> dict[str, Any]:
-    """Returns the leaves that are not tensors, by name. Refuses objects that are neither tensors nor plain constants."""
+    """Returns the plain constants of a nested value, by name. Skips tensors. Raises an error for any other object."""
     constants = {}
     for name, leaf in leaves(tree):
         if isinstance(leaf, Tensor):
@@ -116,7 +117,7 @@ def plain(tree: Tree) -> dict[str, Any]:
         if not isinstance(leaf, PLAIN):
             raise RunError(
                 f"output {name or 'of the model'} is a {type(leaf).__name__}, which cannot be stacked over members. "
-                "Return tensors, or leave it out (for a Hugging Face cache: pass mt.Inputs(..., use_cache=False))"
+                "Return tensors, or leave this output out (for a Hugging Face cache: pass mt.Inputs(..., use_cache=False))"
             )
         constants[name] = leaf
     return constants

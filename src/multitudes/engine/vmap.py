@@ -26,9 +26,9 @@ from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
 MEMORY = {"cpu": 2**29}
-"""Bytes that the members run at once may take at prediction, unless chunk= is given. On a CPU more would be slower."""
+"""Memory limit, in bytes, for the members that run at once in eval mode; chunk= overrides it. On a CPU more would be slower."""
 DEVICE_MEMORY = 4 * 2**30
-"""The same on any other device."""
+"""The same limit for devices that are not in `MEMORY`."""
 
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
@@ -81,7 +81,10 @@ def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
     joined = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None:
-            raise RunError("rows= needs outputs with a batch axis, and this model returns one without")
+            raise RunError(
+                "rows= needs every output to have a batch axis, but this model returns an output without one: "
+                "remove that output, or call without rows="
+            )
         joined.append(tensor.squeeze(1 + axis).movedim(0, axis))
     return tree.refill(output, joined)
 
@@ -113,7 +116,10 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     tree.plain(structure[0])
     shared = [name for name in names if name not in engine.owned]
     if shared:
-        raise RunError(f"forward changes the shared buffer {', '.join(shared)}, so vmap cannot run it")
+        raise RunError(
+            f"forward changes the shared buffer {', '.join(shared)}, so vmap cannot run it: "
+            "let each member own its layer (leave it out of keep=)"
+        )
     with torch.no_grad():
         for name, value in zip(names, changed, strict=True):
             buffers[name][chunk].copy_(value)

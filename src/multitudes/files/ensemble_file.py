@@ -40,7 +40,9 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
 
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
-        raise FileError(f"{extra[0] or 'the model'} has extra state (get_extra_state), which a file of tensors cannot hold")
+        raise FileError(
+            f"{extra[0] or 'the model'} has extra state (get_extra_state), which a file cannot hold: store it in buffers"
+        )
     if type(ensemble.method).prepare is not Method.prepare and _arguments(ensemble.base) is None:
         Inputs.like(ensemble.plan.example, torch.device("meta"))  # refuses an example that load could not rebuild
     redrawn = drawn_names(ensemble.template)
@@ -56,28 +58,31 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) -> Ensemble:
-    """Loads an ensemble. `model`, or a factory of it, gives the base model's architecture; its weights are not used.
+    """Loads an ensemble. `model` (a module or a factory) gives the base model's architecture; its weights are not used.
 
-    The ensemble has the mode, dtypes and executors that it was saved with, on the model's device. For networks of
-    `multitudes.models` no model is needed: the file has their arguments.
+    The ensemble gets the mode, dtypes and executors with which it was saved, and the model's device. Networks of
+    `multitudes.models` need no `model`: the file has their arguments.
     """
     source = Path(path)
     about, tensors = _read(source)
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise InputError(f"model must be an nn.Module or a factory, not {model!r}")
+        raise InputError(f"model must be an nn.Module or a factory, lambda ratio: Net(...), not {model!r}")
     try:
         return _rebuilt(source, about, tensors, model or _network(source, about, tensors))
     except FileError:
         raise
     except Exception as error:  # the JSON may hold anything
-        raise FileError(f"{source} does not describe an ensemble: {type(error).__name__}: {error}") from error
+        raise FileError(
+            f"{source} does not describe an ensemble of this model: {type(error).__name__}: {error}. "
+            "Load it with the model and the version of multitudes that saved it"
+        ) from error
 
 
 def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """Rebuilds a network of `multitudes.models` from the arguments in the file."""
     kind = getattr(models, str(about["model"]), None)
     if about["arguments"] is None or not isinstance(kind, type) or not issubclass(kind, models.Network):
-        raise FileError(f"{source} has a {about['model']}: give the architecture, mt.load({source.name!r}, model)")
+        raise FileError(f"{source} holds an ensemble of a {about['model']}: pass such a model, mt.load({source.name!r}, model)")
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
     with torch.device("meta"):
         return kind(**about["arguments"]).to(dtype)
@@ -90,7 +95,7 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
     if type(method).prepare is Method.prepare:
         return base, base
     if wrong := _other_settings(about, base):
-        raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}")
+        raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}. Pass a model like the saved one")
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
     network = method.prepare(Given(base, inputs, factory, int(about["seed"]), _at(source, about)))
@@ -109,7 +114,7 @@ def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
 
 
 def _at(source: Path, about: dict[str, Any]) -> dict[str, Method]:
-    """Returns the method of each module that has other settings."""
+    """Returns the method of each module that has its own settings (at=)."""
     others = about["plan"]["at"]
     return {name: _method(source, {"method": about["method"], "settings": other}) for name, other in others.items()}
 
@@ -139,7 +144,10 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         engine.why, engine.row_axes = dict(about["why"]), dict(about["row_axes"])
     unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
     if unknown:
-        raise FileError(f"{source} names unknown executors: {', '.join(sorted(map(str, unknown)))}")
+        raise FileError(
+            f"{source} names executors that this version does not have: {', '.join(sorted(map(str, unknown)))}. "
+            "Load it with the version of multitudes that saved it"
+        )
     ens = Ensemble(
         engine,
         method,
@@ -165,12 +173,14 @@ def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, T
         new.load_state_dict(dict(state))
     except RuntimeError as error:
         where = "the state dict" if isinstance(checkpoint, Mapping) else str(checkpoint)
-        raise FileError(f"{where} is not a checkpoint of this {type(model).__name__}: {error}") from error
+        raise FileError(
+            f"{where} is not a checkpoint of this {type(model).__name__} (give one of the same architecture): {error}"
+        ) from error
     return new
 
 
 def _described(ensemble: Ensemble) -> dict[str, Any]:
-    """Describes an ensemble, apart from its tensors, as JSON."""
+    """Describes an ensemble as JSON, without its tensors."""
     from multitudes.version import __version__
 
     engine = ensemble.engine
@@ -207,7 +217,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _arguments(base: nn.Module) -> dict[str, Any] | None:
-    """Returns the arguments of a network of `multitudes.models`, from which `load` rebuilds it."""
+    """Returns the arguments of a network of `multitudes.models`, from which `load` rebuilds it; None for other networks."""
     ours = isinstance(base, models.Network) and getattr(models, type(base).__name__, None) is type(base)
     return base.arguments if ours else None  # type: ignore[return-value]
 
@@ -215,38 +225,46 @@ def _arguments(base: nn.Module) -> dict[str, Any] | None:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header, tensors = _safetensors(path)
     if "multitudes" not in header or "sha256" not in header:
-        raise FileError(f"{path} was not written by mt.save; for plain checkpoints use Deep.from_checkpoints")
+        raise FileError(
+            f"{path} was not written by mt.save: pass a file that was, or load checkpoints by Deep.from_checkpoints"
+        )
     if digest(tensors, header["multitudes"]) != header["sha256"]:
-        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest")
+        raise FileError(f"{path} is damaged or was altered: its contents do not match its digest. Get or save it again")
     try:
         about = json.loads(header["multitudes"])
         if about["format"] > FORMAT:
-            raise FileError(f"{path} has a newer format, of multitudes {about['multitudes']}: update multitudes")
+            raise FileError(f"{path} was saved by a newer version, multitudes {about['multitudes']}: update multitudes")
         missing = {"model", "method", "settings"} - about.keys()
         if missing:
-            raise FileError(f"{path} is incomplete: its header has no {', '.join(sorted(missing))}")
+            raise FileError(f"{path} is incomplete, its header has no {', '.join(sorted(missing))}: save it again")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FileError(f"{path} does not describe an ensemble: {error}") from error
+        raise FileError(f"{path} does not describe an ensemble (save it again): {error}") from error
     return about, tensors
 
 
 def _method(path: Path, about: dict[str, Any]) -> Method:
     known = {kind.__name__: kind for kind in Method.all()}
     if about["method"] not in known:
-        raise FileError(f"{path} has the unknown method {about['method']!r}: there are {', '.join(known)}")
+        raise FileError(
+            f"{path} has the unknown method {about['method']!r}: import the module that defines it, or load the file with the "
+            f"version of multitudes that saved it. Known are {', '.join(known)}"
+        )
     kind = known[about["method"]]
     fields = {field.name for field in dataclasses.fields(kind)}
     unknown = about["settings"].keys() - fields
     if unknown:
-        raise FileError(f"{path} has unknown settings of {about['method']}: {', '.join(sorted(unknown))}")
+        raise FileError(
+            f"{path} has settings that {about['method']} does not know: {', '.join(sorted(unknown))}. "
+            "Load it with the version of multitudes that saved it"
+        )
     try:
         return kind(**about["settings"])
     except (InputError, TypeError) as error:
-        raise FileError(f"{path} has wrong settings: {error}") from error
+        raise FileError(f"{path} is damaged or of another version of multitudes, its settings are wrong: {error}") from error
 
 
 def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[str, Tensor], others: list[str]) -> nn.Module:
-    """Returns a copy of the model with the file's tensors. `others` lists its other differences from the saved one."""
+    """Returns a copy of the model with the file's tensors. `others` lists differences in class and settings, for the error."""
     owned, frozen = {*about["owned"], *about.get("summed", ())}, set(about["frozen"])
     members = about["settings"]["members"]
     redrawn = drawn_names(model)
@@ -263,7 +281,10 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
             values[name] = as_same_kind(tensor, tensors[name].to(place, copy=True))  # copied into aligned memory
             values[name].requires_grad_(isinstance(tensor, nn.Parameter) and name not in frozen)
     if wrong or others:
-        raise FileError(f"{path} is of another architecture: {'; '.join([*others[:1], *wrong, *others[1:]][:6])}")
+        raise FileError(
+            f"{path} is of another architecture: {'; '.join([*others[:1], *wrong, *others[1:]][:6])}. "
+            "Pass a model like the saved one"
+        )
     template = copy_with(model, values)
     training = set(about["training"])
     for name, part in template.named_modules():

@@ -1,4 +1,4 @@
-"""TaskCriterion: the loss of a training step, by the caller's criterion or the task's."""
+"""TaskCriterion: the loss of a training step, from the caller's criterion or the task's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multitudes.training.losses import CRITERIA
 
 @dataclass
 class TaskCriterion:
-    """Called as criterion(output, target) with one member's outputs. It knows what outputs and targets mean."""
+    """The loss of one member, called as criterion(output, target): the caller's criterion, or the task's."""
 
     task: str
     custom: Criterion | None = None
@@ -33,21 +33,25 @@ class TaskCriterion:
     class_axis: Literal[1, -1] | None = None
     """Axis of the classes in one network's output; None stands for 1."""
     ignore: int | None = None
-    """Label of entries without a label, besides −100."""
+    """Label that marks entries to ignore, besides −100."""
     weights: Sequence[Tensor] = ()
-    """Weight of the accumulated part: its number of labels over the mean of all parts and processes. One for all members, or
-    one per member if members have their own batches."""
+    """Weight of the current part of an accumulated step: its number of labels, divided by the mean number over all parts and
+    processes. One weight for all members, or one per member if members have their own batches."""
     calls: int = 0
-    """Number of members whose loss was computed for this part."""
+    """Number of members whose loss was computed for the current part."""
     classes: int | None = None
     """Number of classes, once the first outputs are there."""
 
     def __post_init__(self) -> None:
         check("class_axis", self.class_axis, Literal[1, -1, None])
         if self.custom is not None and not callable(self.custom):
-            raise InputError(f"criterion={self.custom!r} must be a loss(output, target), such as nn.CrossEntropyLoss()")
+            raise InputError(
+                f"criterion={self.custom!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()"
+            )
         if self.ignore is not None and self.task not in CLASSES:
-            raise InputError(f"ignore={self.ignore} is for labels, and the task is {self.task}: drop these examples instead")
+            raise InputError(
+                f"ignore={self.ignore} needs class labels, but the task is {self.task}: drop these examples instead"
+            )
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """Returns the loss of one member."""
@@ -63,7 +67,7 @@ class TaskCriterion:
         return loss * self.weights[(self.calls - 1) % len(self.weights)]
 
     def _with_classes_second(self, target: Any) -> Any:
-        """Moves the class axis of probabilities ``[B, T, K]`` to place 1; labels stay."""
+        """Moves the class axis of probabilities ``[B, T, K]`` to axis 1; labels stay unchanged."""
         moved = isinstance(target, Tensor) and self._are_probabilities(target) and target.ndim > 2 and self.class_axis == -1
         return target.movedim(-1, 1) if moved else target
 
@@ -76,7 +80,7 @@ class TaskCriterion:
         return {"criterion": custom, "output": self.output, "class_axis": self.class_axis or 1, "ignore": self.ignore}
 
     def mark_ignored(self, target: Any, maybe_probabilities: bool = True) -> Any:
-        """Replaces `ignore` by −100, torch's mark. Probabilities of classes stay as they are."""
+        """Replaces the label `ignore` by −100, which torch ignores. Class probabilities stay unchanged."""
         if self.ignore is None or not isinstance(target, Tensor):
             return target
         if maybe_probabilities and self._are_probabilities(target):
@@ -87,8 +91,8 @@ class TaskCriterion:
     def weighted_parts(self, batches: Iterator[Any], count: int, fabric: Any, per_member: bool) -> Iterator[tuple[Any, Any]]:
         """Yields the `count` parts of a step, and sets the weight of each.
 
-        A loss is a mean over labelled entries. Its weight makes the step a mean over all labels of all parts and processes,
-        even if some parts have fewer.
+        The loss of a part is a mean over its labelled entries. With the weights, the loss of the step is a mean over all
+        labels of all parts and processes, even if some parts have fewer labels.
         """
         parts = ((x, self.mark_ignored(y) if self.custom is None else y) for x, y in islice(batches, count))
         if (count == 1 and fabric.world_size == 1) or self.custom is not None or self.task not in CLASSES:
@@ -106,14 +110,16 @@ class TaskCriterion:
         """Counts labelled entries: ``[1]`` for all members, or ``[M]``."""
         if not isinstance(target, Tensor):
             kind = type(target).__name__
-            raise InputError(f"targets are a {kind}, and task {self.task!r} needs a tensor: pass split= or criterion=")
+            raise InputError(
+                f"targets are a {kind}, but task {self.task!r} needs a tensor: select it with split=, or pass criterion="
+            )
         mask = labelled(target)
         if self._are_probabilities(target):
             mask = mask.select(-1 if self.class_axis == -1 else 1 + per_member, 0)
         return mask.flatten(1).sum(1).double() if per_member else mask.sum().double()[None]
 
     def check_target(self, target: Tensor) -> None:
-        """Checks targets before they reach a GPU: a label out of range would abort CUDA, other values train silently."""
+        """Checks targets before they reach a GPU: labels out of range abort CUDA, other wrong values go unnoticed."""
         ignore = UNLABELLED if self.ignore is None else self.ignore
         if self.custom is not None:
             return
@@ -134,7 +140,7 @@ class TaskCriterion:
         self.warn_if_ambiguous(shape[1], tuple(shape[2:]))
 
     def warn_if_ambiguous(self, classes: int, others: tuple[int, ...]) -> None:
-        """Warns once if outputs are ``[B, K, K]``, where either axis may be that of classes."""
+        """Warns once if outputs are ``[B, K, K]``, where either axis may be the class axis."""
         if self.class_axis is None and others == (classes,):
             self.class_axis = 1
             warnings.warn(
@@ -147,6 +153,6 @@ class TaskCriterion:
 def _scalar(loss: Any) -> Tensor:
     """Checks that a criterion returned one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        kind = f"{list(loss.shape)} numbers" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise InputError(f"the criterion returns {kind}, and must return one: a tensor with reduction='mean'")
+        kind = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise InputError(f"the criterion must return a tensor with one number, but returns {kind}: use reduction='mean'")
     return loss.reshape(())

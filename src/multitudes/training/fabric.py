@@ -1,4 +1,4 @@
-"""Devices and processes of a run by Lightning Fabric, and torch's global settings during a run."""
+"""Sets up devices and processes with Lightning Fabric, and torch's global settings during a run."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def fabric_for(ensemble: Ensemble, recipe: Recipe, loggers: Any) -> Any:
 
 
 def _is_sharded(ensemble: Ensemble, recipe: Recipe) -> bool:
-    """Whether the ensemble is sharded. If so, refuses settings that need whole tensors."""
+    """Checks whether the ensemble is sharded. If it is, raises an error for settings that need whole tensors."""
     if not is_sharded(ensemble):
         return False
     if recipe.clip is not None or recipe.channels_last:
         name = "clip" if recipe.clip is not None else "channels_last"
         raise InputError(
-            f"Recipe({name}={getattr(recipe, name)}) needs whole tensors, and the ensemble is sharded: train without {name}"
+            f"Recipe({name}={getattr(recipe, name)}) needs whole tensors, but the ensemble is sharded: train without {name}"
         )
     return True
 
@@ -60,19 +60,19 @@ def _is_sharded(ensemble: Ensemble, recipe: Recipe) -> bool:
 def check_fabric(fabric: Any, ensemble: Ensemble, recipe: Recipe) -> None:
     """Checks the caller's Fabric: one device or DDP, in the recipe's precision, and no sharded ensemble."""
     if _is_sharded(ensemble, recipe):
-        raise InputError("a sharded ensemble needs a special Fabric: leave out fabric=, and fit makes one under torchrun")
+        raise InputError("a sharded ensemble needs the Fabric that fit makes: leave out fabric=, and start with torchrun")
     kind = type(getattr(fabric, "strategy", fabric)).__name__
     if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
         raise InputError(f"fabric= must have one device or strategy='ddp', not {kind}; to shard, use fully_shard(ens)")
     actual, expected = str(fabric.strategy.precision.precision), PRECISIONS[recipe.precision]
     if actual != expected:
         raise InputError(
-            f"Recipe(precision={recipe.precision!r}) needs Fabric(precision={expected!r}), and it has {actual!r}: change one"
+            f"Recipe(precision={recipe.precision!r}) needs Fabric(precision={expected!r}), but it has {actual!r}: change one"
         )
 
 
 def replay_log(fabric: Any, lines: Sequence[Mapping[str, float]]) -> None:
-    """Logs the epochs of a resumed run again, for CSV loggers, which start a new file."""
+    """Logs the metrics of earlier epochs again, for CSV loggers: in a resumed run they start a new file."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Experiment logs directory")  # its lines are written again
         for logger in [one for one in fabric.loggers if type(one).__name__ == "CSVLogger"]:
@@ -98,7 +98,7 @@ def quiet_fabric() -> Iterator[None]:
 def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
     """Compiles the ensemble if recipe.compile is on; on a GPU with CUDA graphs.
 
-    Accumulated gradients would outlive the memory of a CUDA graph, so accumulate > 1 goes without.
+    Accumulated gradients would outlive the memory of a CUDA graph, so with accumulate > 1 there are none.
     """
     if not recipe.compile:
         return ensemble

@@ -1,7 +1,7 @@
 """Feed: the batches of an epoch, in an order that depends on the seed and the epoch only, so that runs can be resumed.
 
-A `multitudes.data.Data` makes a whole batch on the device, and is augmented there before it is normalised. Any other dataset is
-read by torch's DataLoader, and augmented after that.
+Batches of a `multitudes.data.Data` are made on the device, and augmented there before they are normalised. Any other dataset
+is read by torch's DataLoader, and its batches are augmented as they come.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Feed:
     """The batches of a training set: `feed.epoch(3)` yields pairs of inputs and targets.
 
     With `own`, each member shuffles in its own order, and tensors are ``[M, B, ...]``. With a list of M datasets, each member
-    has its own dataset; without `own`, all members take the same rows of theirs, as each would alone.
+    has its own dataset; without `own`, all members take the same row numbers.
     """
 
     def __init__(
@@ -69,19 +69,21 @@ class Feed:
         self.device, self.split = device, split or input_and_target
         self.count = min(len(one) for one in self.sets)
         if not self.count:
-            raise InputError("the training set is empty")
+            raise InputError("the training set is empty: give at least one example")
         if batch % ranks:
-            raise InputError(f"a batch of {batch} examples cannot be divided evenly among {ranks} processes")
+            raise InputError(
+                f"a batch of {batch} examples cannot be divided evenly among {ranks} processes: take a multiple of {ranks}"
+            )
         self.size = min(batch, self.count // ranks * ranks)
         if not self.size:
-            raise InputError(f"{self.count} examples are not enough for {ranks} processes")
+            raise InputError(f"{self.count} examples are not enough for {ranks} processes: use fewer processes")
 
     def __len__(self) -> int:
-        """Number of whole batches of an epoch. The remaining examples are dropped; each epoch drops others."""
+        """Number of whole batches in an epoch. The remaining examples are dropped, and they differ from epoch to epoch."""
         return self.count // self.size
 
     def epoch(self, number: int) -> Iterator[tuple[Inputs, Any]]:
-        """Yields the batches of an epoch, this process's share of each."""
+        """Yields this process's share of each batch of an epoch."""
         if not self.own:
             yield from self._read(self.sets[0], number, 0)
             return
@@ -91,7 +93,7 @@ class Feed:
             yield stacked, tree.stack([targets for _, targets in parts])
 
     def set_check(self, check: Callable[[Tensor], None]) -> None:
-        """From now on checks targets before they reach a GPU; those of a dataset in memory all at once."""
+        """Sets the check of targets, which runs before they reach a GPU. Targets of a dataset in memory are checked now."""
         # Augment keeps classes their numbers; another augmentation may give targets a new meaning.
         applies = self.augment is None or isinstance(self.augment, Augmentation)
         self.check, self.has_check = check if applies else None, True
@@ -100,7 +102,7 @@ class Feed:
                 check(data.targets)
 
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
-        """Row numbers of each batch, for member m."""
+        """Returns the row numbers of each batch, for member m."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, m))
         order = torch.randperm(self.count, generator=generator).to(device)
         share = self.size // self.ranks
@@ -121,9 +123,7 @@ class Feed:
         for batch in _batched(DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))):
             inputs, targets = self.split(batch)
             if targets is None:
-                raise InputError(
-                    "the training set has inputs without targets: it must yield pairs (input, target), or pass split="
-                )
+                raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass split=")
             if self.check is not None and isinstance(targets, Tensor):
                 self.check(targets)
             call = Inputs.of(inputs)
@@ -131,21 +131,21 @@ class Feed:
             targets = tree.apply(lambda t: t.to(self.device), targets)
             if self.augment is not None:
                 if len(tensors) != 1:
-                    raise InputError(f"augment= needs a model with one input, and this one has {len(tensors)}")
+                    raise InputError(f"augment= takes one input, but this model has {len(tensors)}: augment in the dataset")
                 tensors[0], targets = self.augment(tensors[0], targets, noise)
             yield call.refill(tensors), targets
 
 
 def _batched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yields a loader's batches. Explains examples that torch cannot collate."""
+    """Yields a loader's batches. Raises a clear error if torch cannot collate the examples."""
     try:
         yield from loader
     except TypeError as error:
         if "default_collate" not in str(error):
             raise
         raise InputError(
-            f"examples cannot be collated into a batch ({str(error).partition(':')[2].strip() or error}): give tensors, or "
-            "read images and dicts by data.of(dataset, input=..., target=...)"
+            f"examples cannot be collated into a batch ({str(error).partition(':')[2].strip() or error}): return tensors, "
+            "or wrap a dataset of images or dicts, data.of(dataset, input=..., target=...)"
         ) from error
 
 
@@ -158,12 +158,12 @@ def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
 
 
 def _is_set(one: Any) -> bool:
-    """Whether an entry of a list is a dataset, and not an example."""
+    """Checks whether an entry of a list is a dataset, not an example."""
     return hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, (tuple, list, str, Tensor, Mapping))
 
 
 def _sets(data: Any, members: int) -> list[Any]:
-    """Returns the dataset of all members, or one per member."""
+    """Returns a list of datasets: one for all members, or one per member."""
     if isinstance(data, Sequence) and not isinstance(data, (str, Tensor)):
         sets = list(data)
         if sets and all(_is_set(one) for one in sets):
@@ -173,7 +173,9 @@ def _sets(data: Any, members: int) -> list[Any]:
                 )
             lengths = sorted({len(one) for one in sets})
             if len(lengths) > 1:
-                raise InputError(f"training sets must have the same length, and have {lengths[0]} to {lengths[-1]} examples")
+                raise InputError(
+                    f"training sets have {lengths[0]} to {lengths[-1]} examples: make them equally long, with torch's Subset"
+                )
             return sets
     if isinstance(data, (str, Tensor, tuple, Mapping)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError(
@@ -183,11 +185,11 @@ def _sets(data: Any, members: int) -> list[Any]:
 
 
 def ignore_of(data: Any) -> int | None:
-    """Returns the label that datasets say to ignore, if they agree."""
+    """Returns the `ignore` label of the datasets, or None. Raises an error if datasets have different ones."""
     labels = {one.ignore for one in _data_of(data)}
     if len(labels) > 1:
         shown = " and ".join(sorted(map(str, labels)))
-        raise InputError(f"datasets have ignore={shown}: pass one for all, fit(..., ignore=...)")
+        raise InputError(f"datasets ignore different labels, {shown}: pass one for all, fit(..., ignore=...)")
     return next(iter(labels), None)
 
 
@@ -203,7 +205,7 @@ def _data_of(data: Any) -> list[Data]:
 
 @contextlib.contextmanager
 def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, subject: str = "the training set has") -> Iterator[None]:
-    """Adds both kinds of inputs to the error of a failing call, if they are unlike the example of the conversion."""
+    """Explains the error of a call in a with-block, if its inputs differ from the conversion's example in shape or dtype."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -213,4 +215,6 @@ def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, subject: str = "
         )
         if alike or isinstance(error, InputError):
             raise
-        raise RunError(f"{subject} {call}, and the ensemble was converted for {Inputs(*example)}: {error}") from error
+        raise RunError(
+            f"{subject} {call}, but the ensemble was converted for {Inputs(*example)} (convert with such inputs): {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Fingerprints: tell whether a resumed run has the same tensors, datasets and criterion as before."""
+"""Fingerprints: short digests that show whether a resumed run has the same datasets and criterion as before."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from multitudes.data.dataset import Data
 from multitudes.storage import digest
 
 LARGE = 2**28
-"""Of tensors with more bytes, only every n-th number is read."""
+"""Size in bytes of a large tensor: of one that is n times as large, only every n-th number is read."""
 
 
 def tensor_fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Digest of tensors; empty if there are none, or they cannot be read (sparse, or on the meta device)."""
+    """Returns a digest of tensors; "" if there are none, or they cannot be read (sparse, or on the meta device)."""
     try:
         numbers = {f"{index:06d}": _numbers(tensor) for index, tensor in enumerate(tensors)}
     except (RuntimeError, TypeError, NotImplementedError):
@@ -30,13 +30,13 @@ def tensor_fingerprint(tensors: Iterable[Tensor]) -> str:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """Returns a tensor's numbers as one contiguous row on the CPU; of a large tensor a sample."""
+    """Returns a tensor's numbers as one contiguous row on the CPU; for a large tensor, a sample of them."""
     some = tensor.detach().reshape(-1)[:: max(1, tensor.nbytes // LARGE)].cpu()
     return some.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def dataset_fingerprint(data: Any) -> str:
-    """Length of a dataset, and the digest of its tensors in memory. Nothing is read from disk."""
+    """Returns the length of a dataset and the digest of its tensors in memory, as text. Nothing is read from disk."""
     data = data.dataset if isinstance(data, DataLoader) else data
     try:
         length = f"{len(data)} examples"

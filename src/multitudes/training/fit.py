@@ -1,4 +1,4 @@
-"""fit: trains an ensemble by a recipe. Lightning Fabric does devices, precision and processes; the loop is here."""
+"""fit: trains an ensemble by a recipe. Lightning Fabric handles devices, precision and processes; the training loop is here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Run:
     def use_best(self) -> Ensemble:
         """Loads the weights of the best epoch into the ensemble, and returns it."""
         if self.best_state is None:
-            raise InputError("there is no best epoch: fit(..., val=...) finds it")
+            raise InputError("there is no best epoch, since fit ran without val=: pass fit(..., val=...)")
         load_full(self.ensemble, self.best_state)
         return self.ensemble
 
@@ -90,14 +90,16 @@ def fit(
     train       dataset of pairs (input, target), or a list with one dataset per member
     val         dataset that selects the best epoch
     out         folder of the run: settings, metrics, checkpoints, the best and the last ensemble
-    resume      continues the run in the folder from its last checkpoint, with the same result as without the stop
-    criterion   loss(output, target) with mean reduction; by default that of the task
+    resume      continues the run in the folder `out` from its last checkpoint, with the same result as an uninterrupted run
+    criterion   loss(output, target) with mean reduction; by default the task's loss
     fabric      Lightning Fabric for devices and processes; by default one for the ensemble's device
-    split       takes a batch of the dataloader apart into (input, targets)
+    loggers     loggers for that default Fabric
+    progress    whether to show a progress bar; by default only in a terminal
+    split       function that splits a batch of the dataloader into (input, targets)
     output      name of the output tensor for the task's criterion and the validation, if the model returns several
     class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
-    ignore      label of entries without a label; by default that of the training set, and -100. With criterion= it counts
-                for the validation only: the criterion has to ignore them itself
+    ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
+                it affects only the validation: your criterion must ignore these entries itself
     """
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
@@ -124,7 +126,7 @@ def fit(
 
 @contextlib.contextmanager
 def _same_layout(ensemble: Ensemble) -> Iterator[None]:
-    """At the end, undoes a recipe's channels_last, with which executors do not run all members at once."""
+    """On exit, restores the contiguous layout if the recipe set channels_last: vmap cannot run in channels_last."""
     channels_last = ensemble.engine.channels_last
     try:
         yield
@@ -135,9 +137,9 @@ def _same_layout(ensemble: Ensemble) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _closing(setup: _Setup) -> Iterator[None]:
-    """At the end, restores the modes of all modules, and closes loggers.
+    """On exit, restores the modes of all modules, and closes loggers.
 
-    After a failure in the first epoch it empties the folder, and after Ctrl-C it says how to resume.
+    After an error in the first epoch, removes the run's new files. After Ctrl-C, says how to resume.
     """
     run, folder = setup.run, setup.folder
     modes = {part: part.training for part in (run.ensemble, *run.ensemble.template.modules())}
@@ -175,7 +177,7 @@ class _Setup:
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps of an epoch."""
+        """Number of optimizer steps in an epoch."""
         return len(self.feed) // self.run.recipe.accumulate
 
     @property
@@ -203,11 +205,11 @@ def _set_up(
     fabric: Any,
     loggers: Any,
 ) -> _Setup:
-    """Prepares everything for the loop, and restores the last checkpoint of a resumed run."""
+    """Prepares everything for the training loop, and restores the last checkpoint of a resumed run."""
     if folder is None and resume:
         raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
     if fabric is not None and loggers is not None:
-        raise InputError("pass loggers to the Fabric, Fabric(loggers=...), or pass loggers= without fabric=")
+        raise InputError("loggers= has no effect on fabric=: pass Fabric(loggers=...), or loggers= without fabric=")
     if fabric is not None:
         check_fabric(fabric, ensemble, recipe)
     fabric = fabric or fabric_for(ensemble, recipe, loggers)
@@ -363,7 +365,7 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
 
 
 def _save(setup: _Setup, folder: RunFolder, epoch: int) -> None:
-    """Gathers a checkpoint from all processes, and writes it in the first."""
+    """Gathers a checkpoint from all processes; the first process writes it."""
     ensemble, average = setup.run.ensemble, setup.average
     reshard(ensemble)
     tensors, numbers = optimizer_tensors(setup.optimizer)
@@ -379,7 +381,7 @@ def _save(setup: _Setup, folder: RunFolder, epoch: int) -> None:
 
 
 def _restore(setup: _Setup, folder: RunFolder) -> bool:
-    """Loads the last checkpoint that can be read. Returns whether there is one."""
+    """Loads the last readable checkpoint. Returns whether there is one."""
 
     def warn(text: str) -> None:
         setup.log(text)
@@ -396,7 +398,10 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
 
     differences = tensor_differences(named("state."), run.ensemble.state_dict())
     if differences:
-        raise FileError(f"{folder.path} is of another model: {'; '.join(differences[:6])}")
+        raise FileError(
+            f"the run in {folder.path} trained another model: {'; '.join(differences[:6])}. "
+            "Resume with that model, or pass another out="
+        )
     load_full(run.ensemble, named("state."))
     restore_optimizer(setup.optimizer, tensors, about["numbers"])
     if average is not None:
@@ -415,7 +420,7 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
 
 
 def _write_ensembles(setup: _Setup) -> None:
-    """Leaves the ensemble with its last weights, or their moving average, and writes the last and the best to the folder."""
+    """Writes the last and the best ensemble to the folder. The ensemble keeps its last weights; with ema=, their average."""
     ensemble = setup.run.ensemble
     reshard(ensemble)
     if setup.average is not None:
@@ -437,7 +442,7 @@ def _write(setup: _Setup, folder: RunFolder, name: str) -> None:
 
 
 def _check_finite(setup: _Setup, loss: float, epoch: int, step: int) -> None:
-    """Stops a run whose loss is NaN or infinite. Without a folder, the ensemble gets the weights of its best epoch."""
+    """Stops a run whose loss is NaN or infinite. Without a checkpoint, the ensemble gets the weights of its best epoch."""
     if math.isfinite(loss):
         return
     rest = ""

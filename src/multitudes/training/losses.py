@@ -35,13 +35,15 @@ class GaussianNLL(nn.Module):
         """Returns the loss of outputs ``[B, 2 D, ...]`` and targets ``[B, D, ...]``, or ``[B]`` for D = 1."""
         if output.ndim < 2 or output.shape[1] % 2:
             raise InputError(
-                f"outputs are {list(output.shape)}, and must be means and raw variances side by side, [B, 2 D, ...]"
+                f"outputs have shape {list(output.shape)}, but must hold means and raw variances side by side, [B, 2 D, ...]"
             )
         mean, raw = output.chunk(2, 1)
         if target.shape != mean.shape and mean.shape[1] == 1 and target.shape == mean.shape[:1] + mean.shape[2:]:
             target = target.unsqueeze(1)
         if target.shape != mean.shape:
-            raise InputError(f"targets are {list(target.shape)}, and means are {list(mean.shape)}")
+            raise InputError(
+                f"targets have shape {list(target.shape)}, but must have the shape of the means, {list(mean.shape)}"
+            )
         loss = -log_normal(target, mean, variance_of(raw))
         return loss if self.reduction == "none" else loss.mean() if self.reduction == "mean" else loss.sum()
 
@@ -49,7 +51,7 @@ class GaussianNLL(nn.Module):
 def _classes(output: Tensor, target: Tensor) -> Tensor:
     """Cross entropy, averaged over the labelled entries; 0 if there are none.
 
-    CUDA aborts the process on a label out of range, so GPU labels are checked before they are moved there.
+    CUDA aborts the process on a label out of range, so labels for a GPU are checked earlier, before they are moved there.
     """
     check_class_shape(target, output)
     if target.device.type == "cpu":

@@ -27,7 +27,7 @@ class Recipe:
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
     epochs: Count = 10
-    """Passes over the training set. A pass drops the examples after its last whole batch; each pass has another order."""
+    """Passes over the training set, each in another order. A pass drops the examples after its last whole batch."""
 
     batch: Count = 128
     """Examples of one optimiser step, over all processes and accumulated parts."""
@@ -64,7 +64,7 @@ class Recipe:
     """Epochs of linear warm-up; its last step has the full learning rate. Cosine annealing starts after it."""
 
     accumulate: Count = 1
-    """Number of parts that a step's batch is run in; their gradients add up."""
+    """Number of parts into which a step's batch is split; their gradients are accumulated."""
 
     clip: Positive | None = None
     """Largest gradient norm, for each member's weights and for the shared weights."""
@@ -73,7 +73,7 @@ class Recipe:
     """Decay of a moving average of the weights. Validation, checkpoints and the final ensemble use the average."""
 
     precision: Literal["32", "bf16", "fp16"] = "32"
-    """Autocast's dtype."""
+    """Precision of training: full ("32"), or autocast in bfloat16 or float16."""
 
     compile: bool = False
     """Whether the forward pass is compiled."""
@@ -89,7 +89,7 @@ class Recipe:
     """Whether torch uses deterministic algorithms only."""
 
     best: Literal["ensemble", "members"] = "ensemble"
-    """Best epoch by the ensemble's accuracy, or for each member by its own (only where members share no weights)."""
+    """Best epoch by the ensemble's validation score, or for each member by its own (only if members share no weights)."""
 
     augment: Callable[..., Any] | None = None
     """Augmentation of a batch: `multitudes.data.Augment`, or any function (x, y, generator) → (x, y)."""
@@ -105,17 +105,21 @@ class Recipe:
             self,
             (list(self.milestones) != sorted({*self.milestones}), "milestones", "milestones must increase"),
             (self.batch % self.accumulate > 0, "batch accumulate", "batch must be a multiple of accumulate"),
-            (multistep and not self.milestones, "schedule", "multistep needs the epochs of its drops, milestones=(25, 50)"),
-            (bool(self.milestones) and not multistep, "schedule milestones", "milestones are for schedule='multistep'"),
-            (self.decay != 0.1 and not multistep, "schedule decay", "decay is for schedule='multistep'"),
-            (self.schedule == "onecycle" and self.warmup > 0, "schedule warmup", "onecycle has its own warm-up: warmup=0"),
-            (self.momentum != 0.9 and not sgd, "optimizer momentum", "momentum is for optimizer='sgd'"),
-            (self.nesterov and not sgd, "optimizer nesterov", "nesterov is for optimizer='sgd'"),
+            (
+                multistep and not self.milestones,
+                "schedule",
+                "multistep needs milestones=, the epochs of its drops, such as (25, 50)",
+            ),
+            (bool(self.milestones) and not multistep, "schedule milestones", "milestones need schedule='multistep'"),
+            (self.decay != 0.1 and not multistep, "schedule decay", "decay needs schedule='multistep'"),
+            (self.schedule == "onecycle" and self.warmup > 0, "schedule warmup", "onecycle has its own warm-up: set warmup=0"),
+            (self.momentum != 0.9 and not sgd, "optimizer momentum", "momentum needs optimizer='sgd'"),
+            (self.nesterov and not sgd, "optimizer nesterov", "nesterov needs optimizer='sgd'"),
             (self.nesterov and not self.momentum, "nesterov momentum", "nesterov needs a momentum above 0, such as 0.9"),
         )
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor of the learning rate at a step, counted from 0 over all epochs; an epoch has `steps` steps."""
+        """Returns the factor of the learning rate at a step. Steps count from 0 over all epochs; an epoch has `steps` steps."""
         if self.schedule == "onecycle":
             return _one_cycle(step, self.epochs * steps)
         at = step / steps
@@ -128,13 +132,13 @@ class Recipe:
         return ready
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields by name, as JSON can hold them."""
+        """Returns the fields by name, as values that JSON can hold."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**fields, "milestones": list(self.milestones), "augment": _described(self.augment)}
 
 
 def _one_cycle(step: int, total: int) -> float:
-    """Factor of OneCycleLR with cosines: 1 at step 0.3 total − 1, smallest at the last step."""
+    """Returns the factor of OneCycleLR with cosine annealing: 1 at step 0.3 total − 1, smallest at the last step."""
     first, least = 1 / DIVISOR, 1 / (DIVISOR * LAST_DIVISOR)
     top, last = RISE * total - 1, total - 1
     if step <= top:

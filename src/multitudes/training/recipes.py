@@ -7,8 +7,8 @@ Chang et al., "Ensemble Model Patching", 2019, https://arxiv.org/abs/1905.09453
 
 `batch` counts the distinct examples of a step: MIMO(repeat=4) makes four rows of each. `weight_decay` is torch's: a paper's
 penalty λ ‖w‖² is 2λ here, and λ/2 ‖w‖² is λ. It applies to all parameters that the method does not exempt. Learning rates are
-meant for the method's `reduction`, the sum or the mean of members' losses. The dataset does random resized crops, so recipes
-for ImageNet have no `augment`.
+meant for the method's `reduction`, the sum or the mean of members' losses. Recipes for ImageNet have no `augment`: the dataset
+does the random resized crops.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class PaperRecipe:
     """The network, by its name in `multitudes.models`."""
 
     methods: tuple[Method, ...]
-    """The methods that the paper trains this way, with its settings."""
+    """The methods that the paper trains by this recipe, with the paper's settings."""
 
     decay: str
-    """How the source states weight decay, from which `weight_decay` follows."""
+    """How the source states weight decay; the recipe's `weight_decay` follows from it."""
 
     silent: str = ""
     """Settings that the source omits or contradicts, and our choice."""
@@ -57,7 +57,7 @@ class PaperRecipe:
 
     @property
     def rows(self) -> int:
-        """Number of rows of a step: examples times MIMO's repetitions."""
+        """Number of rows in a step: examples times MIMO's `repeat`."""
         return self.recipe.batch * max(getattr(method, "repeat", 1) for method in self.methods)
 
 
@@ -76,7 +76,10 @@ LONG = replace(SHORT, epochs=200, lr=0.1, milestones=(60, 120, 160), decay=0.2)
 
 
 def _packed(data: str, model: str, recipe: Recipe, *methods: Method) -> PaperRecipe:
-    """Makes a row of Table 4. By default it trains the methods of Table 1, but BatchEnsemble on ResNet-50 has another rate."""
+    """Makes the recipe of one row of Table 4 of the Packed-Ensembles paper.
+
+    Without `methods` it trains those of Table 1. BatchEnsemble on ResNet-50 has another learning rate, so its own recipe.
+    """
     gamma = 1 if model == "wideresnet28_10" else 2
     return PaperRecipe(
         recipe=recipe,
@@ -109,7 +112,7 @@ PRINTED = RATE + "The reference code takes that rate for {per} distinct examples
 
 
 def _mimo(recipe: Recipe, silent: str, *methods: Method) -> PaperRecipe:
-    """Makes a recipe of appendix B, for CIFAR or ImageNet."""
+    """Makes a recipe of the MIMO paper (appendix B), for CIFAR or ImageNet."""
     small = recipe.augment is not None
     loader = (
         "Crops and flips are not stated: these are the reference code's." if small else "Random resized crops are not stated."
@@ -136,7 +139,7 @@ PENALTY = 0.001
 
 
 def _emp(recipe: Recipe, data: str, model: str, silent: str, *methods: Method) -> PaperRecipe:
-    """Makes a recipe for EMP and ECMP, whose loss has the prior, or for baselines, which have it as weight decay."""
+    """Makes a recipe of the EMP paper. The penalty is in the loss of EMP and ECMP, and is weight decay for baselines."""
     penalty = f"λ ‖w‖² with λ = 0.001 / {recipe.batch}"
     decay = f"{penalty}, as weight decay" if recipe.weight_decay else f"{penalty}, in the loss of EMP and ECMP; no weight decay"
     where = "appendices C.1 and D.5" if data == "CIFAR-100" else "appendices C.1 and D.3"
@@ -268,7 +271,7 @@ def find(name: str) -> PaperRecipe:
     from difflib import get_close_matches
 
     if name in ABSENT:
-        raise InputError(f"recipe {name!r} is missing: {ABSENT[name]}")
+        raise InputError(f"recipe {name!r} is missing: {ABSENT[name]}. Build one with mt.Recipe(...)")
     if name not in RECIPES:
         near = get_close_matches(str(name), RECIPES, n=1, cutoff=0.0)
         raise InputError(f"there is no recipe {name!r}. Did you mean {near[0]!r}? There are {', '.join(RECIPES)}")

@@ -35,7 +35,7 @@ FILES = ("config.json", "metrics.jsonl", "best.multitude", "last.multitude", "ch
 
 
 class RunFolder:
-    """Folder of a run. As a context manager, it holds a lock on the folder."""
+    """Folder of a run. Inside a with-block, `start` locks the folder until the block ends."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -80,11 +80,11 @@ class RunFolder:
         if self._checkpoints():
             raise FileError(f"{self.checkpoints} has checkpoints, but config.json is missing: restore it, or pass another out=")
         if (self.path / "metrics.jsonl").exists():
-            raise FileError(f"{self.path} has a metrics.jsonl, but no config.json: pass another out=")
+            raise FileError(f"{self.path} has a metrics.jsonl, but no config.json: restore it, or pass another out=")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"cannot create the folder {self.path}: {error.strerror or error}") from error
+            raise FileError(f"cannot create the folder {self.path}: {error.strerror or error}. Pass another out=") from error
         others = [self.path / "metrics.jsonl", self.path / "log.txt"]
         self._new = [file, *(other for other in others if not other.exists())]
         write(file, json.dumps(config, indent=1, sort_keys=True).encode())
@@ -94,7 +94,7 @@ class RunFolder:
         try:
             old = _flat(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise FileError(f"{file} cannot be read: {error}") from error
+            raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error
         new = _flat(json.loads(json.dumps(config)))
         version = old.get("torch")
         if version is not None:
@@ -105,13 +105,15 @@ class RunFolder:
             if json.dumps(new.get(name)) != json.dumps(old.get(name))
         ]
         if changed:
-            raise FileError(f"{self.path} has another run: {'; '.join(changed[:6])}")
+            raise FileError(
+                f"{self.path} has another run: {'; '.join(changed[:6])}. Resume it with the old settings, or pass another out="
+            )
         if version != new.get("torch"):
             text = f"the run was started with torch {version} and is resumed with {new['torch']}: results may differ slightly"
             warnings.warn(text, stacklevel=6)
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Writes a checkpoint. Removes all but the last two, and later ones that could not be read."""
+        """Writes a checkpoint, and keeps the one before it. Removes older checkpoints, and unreadable ones of later epochs."""
         new = self.checkpoints / f"{epoch:06d}.safetensors"
         save_tensors(new, "checkpoint", {"epoch": epoch, **about}, tensors)
         files = self._checkpoints()
@@ -125,7 +127,7 @@ class RunFolder:
             file.unlink(missing_ok=True)
 
     def _checkpoints(self) -> list[Path]:
-        """Returns the checkpoints by epoch. Other files in their folder are left alone."""
+        """Returns the files of checkpoints, sorted by epoch."""
         return sorted(file for file in self.checkpoints.glob("*.safetensors") if NAME.fullmatch(file.name) and file.is_file())
 
     def _unfinished(self) -> list[Path]:
@@ -134,7 +136,7 @@ class RunFolder:
         return [file for one in targets for file in one.parent.glob(f".{one.name}.*{UNFINISHED}")]
 
     def newest(self, warn: Callable[[str], None] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Returns the last checkpoint that can be read, and warns of damaged ones."""
+        """Returns the JSON and tensors of the last readable checkpoint, or None. Warns of damaged checkpoints."""
         files = self._checkpoints()[::-1]
         for file in files:
             try:
@@ -150,10 +152,12 @@ class RunFolder:
             with (self.path / "log.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}  {text}\n")
         except OSError as error:
-            raise FileError(f"cannot write {self.path / 'log.txt'}: {error.strerror or error}") from error
+            raise FileError(
+                f"cannot write {self.path / 'log.txt'}: {error.strerror or error}. Check permissions and free disk space"
+            ) from error
 
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
-        """Replaces metrics.jsonl by these lines."""
+        """Overwrites metrics.jsonl with these lines."""
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
@@ -168,7 +172,7 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns an optimizer's state as tensors and numbers, by the parameter's index and the name."""
+    """Returns an optimizer's state as tensors and numbers. Keys have the parameter's index and the name of the state."""
     tensors, numbers = {}, {}
     for index, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
@@ -180,7 +184,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    """Loads the result of `optimizer_tensors` into an optimizer. Learning rates come from the schedule."""
+    """Loads the result of `optimizer_tensors` into an optimizer. Learning rates are not restored: the schedule sets them."""
     state: dict[int, dict[str, Any]] = {}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for key, value in [*tensors.items(), *((f"optimizer.{name}", v) for name, v in numbers.items())]:

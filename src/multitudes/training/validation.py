@@ -28,7 +28,7 @@ from multitudes.training.feed import explain_inputs, ignore_of
 
 @dataclass
 class Validator:
-    """The validation set, and what its targets mean to the criterion."""
+    """Scores ensembles on the validation set, with the output name, class axis and `ignore` of the criterion."""
 
     data: Any
     criterion: TaskCriterion
@@ -47,11 +47,11 @@ class Validator:
         return validate(prediction, UNLABELLED if prediction.task in CLASSES else None)
 
     def check(self, ensemble: Ensemble) -> None:
-        """Checks the set before an epoch is spent: predicts two examples, and reads all targets that are in memory."""
+        """Checks the validation set before training: predicts two examples, and reads all targets that are in memory."""
         self._check_kind(ensemble)
         first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.split or input_and_target)[1], None)
         if first is None:
-            raise InputError("val= has no examples")
+            raise InputError("val= has no examples: give at least one, or leave val= out")
         inputs, targets = first
         with explain_inputs(ensemble, inputs, False, "val= has"):
             prediction = self._predict(ensemble, iter([first]), False, None)
@@ -70,25 +70,25 @@ class Validator:
     def _check_kind(self, ensemble: Ensemble) -> None:
         val, ignore = self.data, ignore_of(self.data)
         if isinstance(val, Iterator):
-            raise InputError("val= is an iterator, which can be read only once: pass a dataset or a loader")
+            raise InputError("val= is an iterator, which can be read only once: pass a dataset or a dataloader")
         if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, Dataset)):
             raise InputError("val= takes one dataset, not one per member")
         if isinstance(val, list) and val and self.split is None:
             refuse_batches(val[0], ensemble)
         if ignore is not None and ignore != self.criterion.ignore:
             raise InputError(
-                f"val= has ignore={ignore}, and training ignores {self.criterion.ignore}: pass fit(..., ignore={ignore})"
+                f"val= has ignore={ignore}, but training ignores {self.criterion.ignore}: pass fit(..., ignore={ignore})"
             )
 
     def _check_targets(self, classes: int) -> None:
-        """Checks that all targets of a dataset in memory are classes, and that at least one is a label."""
+        """Checks that all targets of a dataset in memory are valid classes, and that not all of them are ignored."""
         val = self.data
         targets = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
         if targets is None or self.split is not None:
             return
         marked = self.criterion.mark_ignored(targets.cpu(), maybe_probabilities=False)
         if bool((as_classes(marked, classes, UNLABELLED) == IGNORED).all()):
-            raise InputError("it has no labels")
+            raise InputError("all its targets are ignored labels: give examples with other labels")
 
 
 def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[str, float], Tensor]:
@@ -109,7 +109,7 @@ def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[st
 
 
 def selection_score(scores: Mapping[str, float]) -> float:
-    """The score that selects the best epoch, larger for better."""
+    """Returns the score that selects the best epoch, larger for better: accuracy, or minus the RMSE."""
     return scores["val_accuracy"] if "val_accuracy" in scores else -scores["val_rmse"]
 
 
@@ -119,7 +119,7 @@ def _mean(column: Tensor) -> float:
 
 @dataclass
 class Best:
-    """The best epoch so far: of the ensemble, or of each member."""
+    """Score and weights of the best epoch so far, for the whole ensemble or for each member."""
 
     by: str
     epoch: int | None = None
@@ -127,7 +127,7 @@ class Best:
     state: dict[str, Tensor] = field(default_factory=dict)
 
     def update(self, ensemble: Ensemble, epoch: int, scores: Mapping[str, float], each: Tensor) -> bool:
-        """Copies the epoch's weights if its score is the best so far. Returns whether it was."""
+        """Copies the weights of the ensemble, or of each member, whose score is the best so far. Returns whether any was."""
         values = [selection_score(scores)] if self.by == "ensemble" else each.tolist()
         before = self.value or [float("-inf")] * len(values)
         better = [m for m, (new, old) in enumerate(zip(values, before, strict=True)) if new > old]
@@ -149,13 +149,13 @@ class Best:
 
 
 def best_by(ensemble: Ensemble, by: str) -> Best:
-    """Returns an empty Best, and checks that members share no weights if each is to have its own best epoch."""
+    """Returns an empty Best. With by="members", checks that there are several members, which share no weights."""
     if by == "members":
         shared = [name for name in ensemble.state_dict() if name not in ensemble.engine.owned]
         if shared or ensemble.members == 1:
             why = f"shares {', '.join(shared[:3])}" if shared else "has one member"
             raise InputError(
-                f"Recipe(best='members') needs several members that share no weights, and {type(ensemble.method).__name__} "
+                f"Recipe(best='members') needs several members that share no weights, but {type(ensemble.method).__name__} "
                 f"{why}: take best='ensemble'"
             )
     return Best(by)

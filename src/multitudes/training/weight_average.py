@@ -27,7 +27,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Puts the average in place of the weights, and the weights back at the end of the block."""
+        """Replaces the weights by their average in a with-block, and restores the weights at its end."""
         reshard(self.ensemble)
         weights = {name: p.detach().clone() for name, p in self.ensemble.named_parameters() if name in self.values}
         self._write(self.values)

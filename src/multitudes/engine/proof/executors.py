@@ -1,7 +1,7 @@
-"""Proves executors: finds out which are right for a template, and why the others are not.
+"""Proves executors: finds out which ones are right for a template, and why the others are not.
 
-The loop runs a few members on the example, in training and in eval mode, forward and backward; then the other executors do.
-An executor is proven if outputs, gradients and buffers agree with the loop's. All runs use copies, in double precision if
+The loop and then the other executors run a few members on the example: in training and eval mode, forward and backward.
+An executor is proven if its outputs, gradients and buffers agree with the loop's. All runs use copies, in double precision if
 the model can run in it, with dropout off.
 """
 
@@ -73,7 +73,7 @@ def prove_executors(engine: Engine, inputs: Inputs) -> None:
 
 
 def _output_axes(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
-    """Returns the batch axes of the outputs; nothing if they are unclear, or if no other batch size runs."""
+    """Returns the batch axes of the outputs; empty if they are unclear, or the model runs at one batch size only."""
     twin = _copy(engine)
     try:
         with restored(twin.template, "eval"):
@@ -83,12 +83,12 @@ def _output_axes(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
 
 
 def _copy(engine: Engine) -> Engine:
-    """Copies an engine for one run, so that tensors which forward leaves on modules are thrown away with it."""
+    """Copies an engine for one run. If forward stores tensors on modules, they are discarded with the copy."""
     return replace(engine, template=trainable_copy(engine.template))
 
 
 def _error_on_example(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
-    """Returns the error of an executor in the model's own precision and with dropout, which the comparison leaves out."""
+    """Runs an executor in the model's own precision and with dropout, unlike the comparison. Returns its error, or None."""
     try:
         run(executor, _copy(engine), inputs, mode)
     except Exception as error:
@@ -97,7 +97,10 @@ def _error_on_example(executor: Callable[..., Any], engine: Engine, inputs: Inpu
 
 
 def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
-    """Checks vmap where each member has different inputs: then more tensors have a member axis."""
+    """Checks that vmap agrees with the loop when each member has its own inputs.
+
+    In training, shared norms are taken out of the network for this check.
+    """
     if engine.summed:
         return _vmap_sums_members(engine, inputs)
     if not all("vmap" in engine.proven[mode] for mode in MODES):
@@ -117,7 +120,7 @@ def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
 
 
 def _vmap_sums_members(engine: Engine, inputs: Inputs) -> bool:
-    """Checks vmap where first layers are summed: with equal inputs for all members it must agree with a plain call."""
+    """Checks vmap for summed first layers (MIMO): with equal inputs for all members, it must agree with a plain call."""
     slots = stack_slots([inputs] * engine.members, engine.batch_axis)
     for mode in MODES:
         norms = engine.shared_norms if mode == "train" else frozenset()  # over few rows these amplify rounding errors
@@ -134,7 +137,10 @@ def _vmap_sums_members(engine: Engine, inputs: Inputs) -> bool:
 
 
 def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
-    """Checks fold in training where each member has different inputs, without the shared norms."""
+    """Checks that fold agrees with the loop in training when each member has its own inputs.
+
+    Shared norms are taken out of the network for this check.
+    """
     if not engine.shared_norms or not engine.owned or "fold" not in engine.proven["eval"] or forbidden(engine):
         return False
     slots, twin = _different_inputs(engine, inputs), _copy(engine)
@@ -147,7 +153,7 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
 
 
 def _different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
-    """Makes different inputs for each member: rows in another order, one of them replaced, so that their mean differs too."""
+    """Makes other inputs for each member: rows in another order, and one row replaced, so that their mean differs too."""
     count = count_rows(inputs, engine.batch_axis)
     calls = []
     for m in range(engine.members):
@@ -176,7 +182,7 @@ def pick(engine: Engine) -> None:
 
 
 def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
-    """Runs the loop in each mode, and sets the traits that it needs. Returns its outcomes in the modes that run."""
+    """Runs the loop in each mode, and sets the traits that the loop needs. Returns the outcome of each mode that runs."""
     engine.traits = Traits(written_buffers=_buffers_without_norms(engine))
     engine.traits = replace(engine.traits, mutates=_writes_inputs(engine, inputs))
     outcomes: dict[str, Outcome] = {}
@@ -196,7 +202,10 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
         else:
             engine.traits = before
             if mode == "eval":
-                raise RunError(f"the members cannot be run one after another: {type(problem).__name__}: {problem}") from problem
+                raise RunError(
+                    "the model fails on the example in eval mode, even member by member (give an example that it can run): "
+                    f"{type(problem).__name__}: {problem}"
+                ) from problem
     _find_written_buffers(engine, inputs)
     _find_wrong_statistics(engine, inputs, outcomes)
     engine.traits = replace(engine.traits, random="train" in outcomes and outcomes["train"].random)
@@ -206,7 +215,7 @@ def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
 
 
 def _find_wrong_statistics(engine: Engine, inputs: Inputs, outcomes: dict[str, Outcome]) -> None:
-    """Compares the statistics of shared norms with one network's. If they differ (a checkpointed trunk), they are coupled."""
+    """Marks shared norms as coupled whose statistics differ from those of a single network (a checkpointed trunk)."""
     if "train" not in outcomes or not engine.shared_norms or not engine.owned:
         return
     member = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
@@ -217,10 +226,10 @@ def _find_wrong_statistics(engine: Engine, inputs: Inputs, outcomes: dict[str, O
 
 
 def _check_independence(engine: Engine, inputs: Inputs) -> None:
-    """Refuses a model whose layers carry values from one member's call into another's."""
+    """Raises an error if one member's tensors affect another member's output."""
     for tried, leak in leaks(engine, inputs, "loop", run_loop):
         if leak:
-            raise RunError(f"members are not independent ({tried}): {leak}")
+            raise RunError(f"members are not independent ({tried}): {leak}. Forward must not store values for later calls")
 
 
 def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:
@@ -234,9 +243,9 @@ def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:
 
 
 def _find_written_buffers(engine: Engine, inputs: Inputs) -> None:
-    """Sets the traits that one pass in each mode shows: buffers that forward writes, shared norms that members couple.
+    """Runs one pass in each mode, and sets traits from it: buffers that forward writes, coupled norms, replay.
 
-    Refuses a shared buffer that each member would set.
+    Raises an error if an operation of a single member writes into a shared buffer.
     """
     watched = _copy(engine)
     replay: Replay | None = None
@@ -322,7 +331,7 @@ def _obstacle(
 
 
 def _difference_from_vmap(engine: Engine, inputs: Inputs, outcome: Outcome) -> str | None:
-    """Returns how fold differs from vmap where norms are shared: the loop is no reference there."""
+    """Returns how fold's outcome differs from vmap's; None if it agrees. With coupled norms the loop is no reference."""
     differs = difference(outcome, run(run_vmap, _copy(engine), inputs, "train")) if not outcome.random else None
     return differs and f"{differs} from vmap's"
 
@@ -346,7 +355,10 @@ def _fold_obstacle(engine: Engine, mode: str) -> str | None:
 
 
 def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
-    """Checks with equal members that noise differs between them where the loop's does: some operations silently repeat it."""
+    """Returns why an executor's noise is wrong; None if it is right.
+
+    With equal members, noise must differ between members exactly where the loop's does: some operations silently repeat it.
+    """
     copies = {n: t[:1].expand_as(t) for n, t in named_tensors(engine.template) if n in engine.owned}
     equal = replace(engine, template=detached_copy(engine.template, copies))
     repeating = [op for op in _operations(equal, inputs, mode) if any(name in op for name in SAME_NOISE)]
@@ -357,7 +369,8 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
     expected, values = (run(how, equal, inputs, mode).values for how in (run_loop, executor))
     for a, b in zip(expected, values, strict=True):
         if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
-            return f"its noise {'differs between' if torch.equal(a[0], a[1]) else 'is the same for'} members"
+            how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
+            return f"its noise {how} members, unlike the loop's"
     return None
 
 
@@ -382,7 +395,7 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns an error's text in at most 200 characters, with the operation that it names."""
+    """Returns the first 200 characters of an error's text, and the aten operation that it names, if any."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     operation = _operation_in(" ".join(str(error).split()))
     return text if operation in text else f"{operation}: {text}"

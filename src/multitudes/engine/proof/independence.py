@@ -1,7 +1,7 @@
 """Independence: checks that one member's tensors do not affect another member's output.
 
-Gradients alone miss half of the leaks (detached, rounded or dead values). So one member's tensors are also set to NaN, and
-flipped and shifted a little; the other members' outputs must stay equal to the last bit.
+Gradients alone miss half of the leaks (detached, rounded or dead values). So one member's tensors are also set to NaN, or
+flipped and shifted a little: the outputs of the other members must stay equal to the last bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Executor = Callable[..., Any]
 
 
 def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iterator[tuple[str, str | None]]:
-    """Tries every way from one member to another. Yields the name of the attempt, and the leak it found or None."""
+    """Tests whether one member affects another: by gradients, NaN and perturbation, in each mode.
+
+    Yields the name of each test, and the leak that it found or None.
+    """
     if name == "loop":
         executor = functools.partial(executor, seed=0)  # the amount of noise that a member draws may depend on its values
     if engine.members < 2 or not engine.owned:

@@ -152,7 +152,7 @@ def _identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def gradients_of(output: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the gradients of a weighted sum of all output entries, by name; every entry has another weight."""
+    """Returns the gradients of a weighted sum of all output entries, by name. All weights of the sum differ."""
     outputs = [t for t in tree.tensors(output) if t.requires_grad]
     trainable = {n: p for n, p in parameters.items() if p.requires_grad}
     if not outputs or not trainable:
@@ -188,10 +188,12 @@ def _scalar(tensor: Tensor) -> Tensor:
 
 
 def _check_kept_tensors(template: nn.Module) -> None:
-    """Refuses tensors that forward stores on a module under vmap: they are unusable outside of it."""
+    """Raises an error if forward stored a vmap tensor on a module: the tensor is unusable after the call."""
     for name, value in kept_tensors(template):
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise RunError(f"forward stores a tensor as {name}, which vmap cannot keep")
+            raise RunError(
+                f"forward stores a tensor in the attribute {name}, which does not work under vmap: return the tensor instead"
+            )
 
 
 def difference(outcome: Outcome, expected: Outcome) -> str | None:
@@ -200,7 +202,7 @@ def difference(outcome: Outcome, expected: Outcome) -> str | None:
         return "the number of outputs differs"
     uneven = sorted(n for n in outcome.gradients.keys() ^ expected.gradients.keys() if _has_gradient(n, outcome, expected))
     if uneven:
-        return f"gradients reach other parameters: {uneven[:3]}"
+        return f"whether {uneven[:3]} have a gradient differs"
     steepest = max((_size(g) for g in expected.gradients.values()), default=0.0)
     pairs = [("output", a, b, 0.0) for a, b in zip(outcome.values, expected.values, strict=True)]
     both = outcome.gradients.keys() & expected.gradients.keys()
@@ -219,7 +221,10 @@ def _has_gradient(name: str, *outcomes: Outcome) -> bool:
 
 
 def close(a: Tensor, b: Tensor, scale: float = 0.0) -> bool:
-    """Checks that tensors are equal up to rounding errors of their dtype, relative to their size or `scale`. NaN equals NaN."""
+    """Checks that tensors are equal up to rounding errors of their dtype. NaN equals NaN.
+
+    Errors are relative to the largest entry of b, or to `scale` if that is larger.
+    """
     if not a.is_floating_point() and not a.is_complex():
         return torch.equal(a, b)
     tolerance = {torch.float64: 1e-7, torch.float32: 1e-3, torch.complex128: 1e-7}.get(a.dtype, 5e-2)
