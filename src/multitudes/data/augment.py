@@ -106,7 +106,7 @@ def smooth(targets: Tensor, classes: int | None, smoothing: float = 0.1) -> Tens
     if not targets.is_floating_point():
         if classes is None or targets.ndim != 1:
             raise InputError(
-                "mixing or smoothing needs labels [B] and classes=10 or so, "
+                "mixing or smoothing needs labels [B] and their number of classes, such as classes=10, "
                 f"but labels are {list(targets.shape)} and classes={classes}"
             )
         targets = _one_hot(targets, classes)

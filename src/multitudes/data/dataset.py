@@ -177,7 +177,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """Moves the whole dataset to a device, so that batches need no transfer."""
         if isinstance(self.inputs, Lazy):
             raise InputError(
-                f"{self.name} is read from files as needed: read it into memory first, data.in_memory().to({str(device)!r})"
+                f"{self.name} is lazy, not in memory: read it into memory first, data.in_memory().to({str(device)!r})"
             )
         mean, std = (part if part is None else part.to(device) for part in (self.mean, self.std))
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), mean=mean, std=std)

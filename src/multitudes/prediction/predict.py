@@ -90,8 +90,7 @@ class Collector:
         if members.ndim < 2 or members.shape[1] != count:
             raise InputError(
                 f"for {count} example{'s' if count > 1 else ''} a member returns outputs of shape {list(members.shape[1:])}: "
-                "make "
-                "the batch their first axis"
+                "make the batch their first axis"
             )
         values = tasks.values_of(members, self.task, self.ensemble.method)
         if targets is not None and (not targets.ndim or len(targets) != count):
@@ -137,8 +136,7 @@ class AllMembers(Collector):
             if value.shape[2:] != self.room[name].shape[2:]:
                 raise InputError(
                     f"outputs have shape {list(value.shape[2:])} in one batch and {list(self.room[name].shape[2:])} in "
-                    "another: "
-                    "pad or resize all inputs to one shape"
+                    "another: pad or resize all inputs to one shape"
                 )
             self.room[name][:, self.seen : self.seen + count] = value.cpu()
 
