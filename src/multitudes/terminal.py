@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Tell = Callable[..., None]
-"""Function that advances a bar: tell(count, loss="0.5")."""
+"""Function that advances a bar by `count` and shows values: tell(count, loss="0.5")."""
 
 
 def is_shown(progress: bool | None) -> bool:
-    """Returns `progress`, or if it is None whether standard error is a terminal."""
+    """Returns `progress`; if it is None, whether standard error is a terminal."""
     return sys.stderr.isatty() if progress is None else progress
 
 
@@ -46,7 +46,7 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
 
 
 def rendered(parts: list[Any], width: int | None = None) -> str:
-    """Renders tables as text, `width` columns or as wide as the terminal, without colour: logs and notebooks show the same."""
+    """Renders tables as text without colour, so that logs and notebooks show them too. `width` defaults to the terminal's."""
     import shutil
     from io import StringIO
 

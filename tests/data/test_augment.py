@@ -249,12 +249,12 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         (Augment(), {"targets": torch.zeros(16, 8, 8)}, r"\[16, 8, 8\]"),
         (Augment(mixup=0.5), {}, "classes=10"),
         (Augment(smoothing=0.1), {}, "classes=10"),
-        (Augment(smoothing=0.1, classes=9), {}, "classes=9.*0 to 15"),
-        (Augment(smoothing=0.1, classes=16), {"targets": torch.arange(16) - 1}, "classes=16.* -1 to"),
+        (Augment(smoothing=0.1, classes=9), {}, "0 to 15.*classes=9"),
+        (Augment(smoothing=0.1, classes=16), {"targets": torch.arange(16) - 1}, "-1 to .*classes=16"),
         (Augment(smoothing=0.1), {"targets": torch.zeros(16)}, "soft targets"),
         (Augment(smoothing=0.1, classes=9), {"targets": torch.zeros(16, 3)}, r"soft targets \[B, 9\]"),
         (Augment(fill="reflect", crop=9), {}, "padding=9.* 9"),
-        (Augment(rand_augment=RandAugment()), {}, "before they are normalised"),
+        (Augment(rand_augment=RandAugment()), {}, "not yet normalised"),
     ],
 )
 def test_bad_batches_are_refused(augment: Augment, arguments: dict[str, Any], message: str) -> None:

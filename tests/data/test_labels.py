@@ -36,7 +36,7 @@ LABELS = torch.tensor([0, 2, 255, -100])
         (check_yes_or_no, (torch.tensor([torch.nan]),), "target nan"),
         (check_finite, (torch.tensor([1.0, torch.inf]),), "NaN or infinite"),
         (as_classes, (torch.tensor([0.5]), 3, None), "whole numbers"),
-        (as_classes, (LABELS, 3, -100), "target 255 .*ignore=255"),
+        (as_classes, (LABELS, 3, -100), "target 255 .*ignore="),
         (reshape_like, (torch.zeros(3, 2), (2, 3), "outputs"), r"targets are \[3, 2\].*outputs are \[2, 3\]"),
         (check_class_shape, (torch.zeros(4), torch.zeros(4, 3)), r"\[4\] float32.*targets\.long\(\)"),
         (check_class_shape, (torch.zeros(4, 1).long(), torch.zeros(4, 3)), r"targets\.squeeze\(1\)"),

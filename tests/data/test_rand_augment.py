@@ -176,8 +176,8 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
     [
         (torch.zeros(3, 8, 8), r"\[3, 8, 8\]"),
         (torch.zeros(1, 2, 8, 8), "1 or 3 channels"),
-        (torch.full((1, 3, 8, 8), 1.2), "before they are normalised"),
-        (torch.full((1, 3, 8, 8), torch.nan), "before they are normalised"),
+        (torch.full((1, 3, 8, 8), 1.2), "not yet normalised"),
+        (torch.full((1, 3, 8, 8), torch.nan), "not yet normalised"),
         (torch.zeros(1, 3, 8, 8, dtype=torch.int32), "uint8 or floats"),
         ([1], "list"),
     ],

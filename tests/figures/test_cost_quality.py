@@ -88,7 +88,7 @@ def test_it_draws_into_the_axes_of_the_caller() -> None:
         ([{"name": "a", "cost": 1, "quality": 1}], "name, cost, quality, size"),
         ([("a", 1, 1, 1)], "name, cost, quality, size"),
         ([{"name": "a", "cost": float("nan"), "quality": 1, "size": 1}], "cost is NaN"),
-        ([{"name": "a", "cost": 1, "quality": 1, "size": 0}], "size must be above 0"),
+        ([{"name": "a", "cost": 1, "quality": 1, "size": 0}], "above 0"),
         ([{"name": "a", "cost": 0, "quality": 1, "size": 1}], "cost with log=True"),
     ],
 )

@@ -56,7 +56,7 @@ def test_bad_input_is_refused() -> None:
     good = {"a": ([0.5], [1])}
     with pytest.raises(InputError, match="bins=0"):
         reliability(good, bins=0)
-    with pytest.raises(InputError, match="outside of 0 to 1"):
+    with pytest.raises(InputError, match="confidence"):
         reliability({"a": ([1.5], [1])})
     with pytest.raises(InputError, match="runs must be a dict"):
         reliability(([0.5], [1]))  # type: ignore[arg-type]

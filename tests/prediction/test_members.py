@@ -19,7 +19,7 @@ def test_a_mapping_of_what_was_given() -> None:
     torch.testing.assert_close(members.probs, logits.softmax(2))
     assert torch.equal(members.labels, logits.argmax(2))
     assert repr(members) == "Members(logits=[2, 3, 4])"
-    with pytest.raises(AttributeError, match="no mean, only logits"):
+    with pytest.raises(AttributeError, match=r"mean.* logits"):
         members.mean  # noqa: B018
 
 

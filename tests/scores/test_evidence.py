@@ -92,7 +92,7 @@ LOGITS, TARGETS = torch.randn(3, 8, 6, generator=rng()), torch.arange(8) % 6
 )
 def test_parts_of_different_kinds(other: Any) -> None:
     """Parts of other settings, members, classes, sets or tasks cannot be merged."""
-    with pytest.raises(mt.InputError, match="merged"):
+    with pytest.raises(mt.InputError, match="merge"):
         Evidence.cat([scored(LOGITS, TARGETS), other()])
 
 

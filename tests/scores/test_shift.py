@@ -75,7 +75,7 @@ def test_stability_of_single_frames_is_accuracy() -> None:
 
 def test_frames_that_do_not_fit_their_anchors() -> None:
     """Anchors must be one per frame."""
-    with pytest.raises(mt.InputError, match=r"\[2\] anchors of \[3\] frames"):
+    with pytest.raises(mt.InputError, match=r"anchor .*\[3\] and \[2\]"):
         stability(torch.ones(3), torch.zeros(2))
-    with pytest.raises(mt.InputError, match="anchors"):
+    with pytest.raises(mt.InputError, match="anchor"):
         stability(torch.ones(0), torch.zeros(0))

@@ -405,7 +405,7 @@ def test_the_layout_of_memory_is_the_recipes_alone() -> None:
         (TensorDataset(X, Y[:, None].repeat(1, 2)), Recipe(epochs=1), {}, r"targets are \[128, 2\]"),
         (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X[:0], Y[:0])}, "val= has no examples"),
         (TRAIN, Recipe(epochs=1), {"val": X}, "there are no targets"),
-        (TRAIN, Recipe(epochs=1), {"val": "folder"}, "may mean several things"),
+        (TRAIN, Recipe(epochs=1), {"val": "folder"}, "data="),
         (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X, Y + 5)}, "val=.* is not a class"),
         (TRAIN, Recipe(epochs=1), {"val": iter([(X, Y)])}, "val= is an iterator"),
         (TRAIN, Recipe(epochs=1), {"val": TensorDataset(X * torch.nan, Y)}, "NaN"),

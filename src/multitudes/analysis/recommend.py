@@ -1,4 +1,4 @@
-"""recommend: finds the methods and settings that fit a model, a latency, a memory and an amount of training.
+"""recommend: finds the methods and settings that fit a model and limits on latency, memory and training.
 
 The draft of a candidate's conversion shows how much training it needs: which parameters keep their values, and where the
 others are. `cost` measures its latency and memory. Its quality is looked up: `KNOWN` has published negative log-likelihoods,
@@ -35,13 +35,13 @@ from multitudes.settings import Count, check
 from multitudes.terminal import bar
 
 LATE = "the last layer but one"
-"""A placeholder in the settings of KNOWN: replaced by the name of that layer."""
+"""Placeholder in the settings of KNOWN. It is replaced by the name of the last layer but one."""
 
 FAR = 1.0
-"""Largest distance of untrained members from the network's outputs, relative to these. Beyond it members are mostly noise."""
+"""Largest distance of untrained members from the network's outputs, relative to the outputs. Beyond it they are noise."""
 
 MARGIN = 0.9
-"""Share of the latency limit that fewer draws may use: measured times vary by about a tenth."""
+"""Share of the latency limit that a reduced number of draws may use: measured times vary by about a tenth."""
 
 PACKED_1 = "Packed-Ensembles, table 1: ResNet-18 on CIFAR-10"
 MIMO_1 = "MIMO, table 1: WideResNet-28-10 on CIFAR-10"
@@ -111,8 +111,8 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
         Variant({"p": 0.02}, None, "", UNTRAINED, ("none", "head")),
     ),
 }  # fmt: skip
-"""Variants by the method's name. Among variants without a result the earlier one ranks higher. A method that is not listed is
-tried with its default settings and ranks like the single network."""
+"""Variants by the method's name. Among variants without a published result the earlier one ranks higher. A method that is not
+listed is tried with its default settings and ranks like the single network."""
 
 
 @clean_autograd()
@@ -131,11 +131,11 @@ def recommend(
     """Ranks the methods and settings that fit a budget, best first, with reasons. The model is not changed.
 
     latency     limit of one call with the example: a multiple of the single network's (1.5, "1.5x"), or a time ("20 ms")
-    memory      limit of a training step with the example: a multiple too (2.0, "2x"), or a size ("2 GB")
+    memory      limit of a training step with the example: a multiple of the single network's (2.0, "2x"), or a size ("2 GB")
     training    "none": keep the weights; "head": train the last layers; "finetune": train all, from the given weights;
                 "scratch": train all, from new weights
     methods     methods to try, [mt.Packed(members=8, alpha=3), ...]; None tries all, each with a few settings
-    repeats     number of calls; their median is the latency
+    repeats     number of timed calls; the latency is their median
     progress    whether to show a progress bar; None shows it in a terminal
 
     >>> import torch, multitudes as mt
@@ -246,7 +246,7 @@ class Search:
         return [(method, known.get(repr(method), Variant())) for method in methods]
 
     def try_method(self, method: Method, variant: Variant) -> list[Candidate]:
-        """Tries a method. Returns a candidate, and a second one if it compacts or if fewer draws keep within the latency."""
+        """Tries a method. Returns a candidate, and another if the method compacts or if fewer draws meet the latency limit."""
         candidate = Candidate(method, "refused", "", start=variant.start, nll=variant.nll, axis=self.axis)
         try:
             needs, new = self.needed(method, variant.start)
@@ -263,12 +263,13 @@ class Search:
             return [replace(candidate, verdict="refused", reason=f"{kind}{error}")]
 
     def needed(self, method: Method, start: str) -> tuple[str, set[str]]:
-        """Returns the least training a method needs, and the parameters that members own or that lose the given values."""
+        """Returns how much training a method needs at least, one of `LEVELS`, and the names of its new parameters: those that
+        members own, or that do not start with the given model's values."""
         draft = make_draft(
             self.model, method, self.rows, keep=(), at=None, seed=0, start=start, batch_axis=self.axis, chunk=None
         )
         if draft.plan.refused:
-            # raises, and names all that is refused
+            # raises an error that names everything that is refused
             ensemble(self.model, method, self.rows, start=start, seed=0, batch_axis=self.axis)
         weights, net = dict(draft.given.model.named_parameters()), dict(draft.network.named_parameters())
         owned = draft.owned | draft.summed
@@ -286,7 +287,7 @@ class Search:
         return "finetune" if all_have_weights or (most_kept and first_kept) else "scratch", new
 
     def measured(self, candidate: Candidate, variant: Variant, new: set[str]) -> list[Candidate]:
-        """Returns the candidate with its cost and verdict, and those made from it by `compact` or with fewer draws."""
+        """Returns the candidate with its cost and verdict, and its variants after `compact` or with fewer draws."""
         method = candidate.method
         ens = ensemble(self.model, method, self.rows, start=candidate.start, seed=0, batch_axis=self.axis, check=False)
         same = candidate.start == "copies" and not method.shares_weights
@@ -304,7 +305,7 @@ class Search:
         return [plain, *fewer]
 
     def fewer(self, ens: Ensemble, candidate: Candidate) -> list[Candidate]:
-        """Returns the candidate with as many draws as the latency allows; none if that is fewer than two."""
+        """Returns the candidate with as many draws as the latency limit allows; an empty list if that is fewer than two."""
         assert candidate.cost is not None and self.limits[0] is not None
         share = self.limits[0].amount(candidate.cost.base.latency) / candidate.cost.ensemble.latency
         count = int(MARGIN * share * candidate.method.members)
@@ -318,7 +319,7 @@ class Search:
         return [smaller] if smaller.verdict != "too slow" else []
 
     def compacted(self, ens: Ensemble, candidate: Candidate) -> Candidate:
-        """Returns the candidate after `compact`. Its memory includes training, which comes before."""
+        """Returns the candidate after `compact`. Its memory includes that of training, which happens before `compact`."""
         try:
             small = cost(ens.compact(), self.example, self.repeats)
         except MultitudesError as error:
@@ -330,7 +331,7 @@ class Search:
         )
 
     def with_verdict(self, candidate: Candidate) -> Candidate:
-        """Compares the cost with the limits, and the distance with FAR."""
+        """Returns the candidate with its verdict: its cost is compared with the limits, its distance with FAR."""
         assert candidate.cost is not None
         measured = candidate.cost
         over = {}

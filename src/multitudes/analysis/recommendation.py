@@ -65,7 +65,7 @@ class Limit:
         return cls(value * units.get(unit, 1.0), unit not in units)
 
     def amount(self, single: float) -> float:
-        """Returns the limit as an amount, given the single network's."""
+        """Returns the limit in seconds or bytes, given the single network's value."""
         return self.value * single if self.ratio else self.value
 
     def shown(self, amount: float, single: float, name: str) -> str:
@@ -82,21 +82,21 @@ class Candidate:
     """fits, too slow, too large, needs training, refused, alike (members stay equal) or too far (from the network)."""
     reason: str
     needs: str | None = None
-    """The least training it needs, one of `LEVELS`; None if unknown."""
+    """How much training the method needs at least, one of `LEVELS`; None if unknown."""
     cost: Cost | None = None
-    """The result of `cost`. If `compact` is set, memory is the larger of training before and predicting after."""
+    """The result of `cost`. With `compact`, memory is the larger of two: training before it, and prediction after it."""
     start: str = "fresh"
     compact: bool = False
     """Whether predictions come from `ens.compact()`."""
     nll: float | None = None
     """Published negative log-likelihood relative to the single network's; None if there is none."""
     distance: float | None = None
-    """Distance of untrained members from the network's outputs, relative to these."""
+    """Distance of untrained members from the network's outputs, relative to the outputs."""
     axis: Any = 0
 
     @property
     def fits(self) -> bool:
-        """Whether it keeps within latency, memory and training."""
+        """Whether the method meets the limits on latency, memory and training."""
         return self.verdict == "fits"
 
     def ratio(self, name: str) -> float | None:
@@ -133,7 +133,7 @@ class Recommendation:
 
     @property
     def best(self) -> Method | None:
-        """The best method that fits; None if none does, and `why` has the reasons."""
+        """The best method that fits; None if none does (`why` then has the reasons)."""
         first = self.candidates[0] if self.candidates else None
         return first.method if first and first.fits else None
 
@@ -198,7 +198,7 @@ class Recommendation:
 
     @classmethod
     def from_json(cls, text: str) -> Recommendation:
-        """Reads what `json` wrote. The classes of its methods must be imported."""
+        """Reads a recommendation from the text that `json` returned. The classes of its methods must be imported."""
         kinds = {kind.__name__: kind for kind in Method.all()}
         try:
             content = json.loads(text)
@@ -211,4 +211,6 @@ class Recommendation:
             limits = [content[name] and Limit(**content[name]) for name in ("latency", "memory")]
             return cls(content["model"], content["training"], limits[0], limits[1], tuple(listed))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"this is not the JSON of a Recommendation: {type(error).__name__}: {error}") from error
+            raise FileError(
+                f"this is not the JSON of a Recommendation: {type(error).__name__}: {error}. Pass the text of found.json()"
+            ) from error

@@ -34,13 +34,13 @@ def of(
     """Converts a dataset of pairs, or of dicts such as Hugging Face's, to Data.
 
     input, target  position in a pair, or key of a dict: of(hf, input="image", target="label")
-    targets        all targets, if they are known: items are then not read for them
+    targets        all targets, if you have them: they are then not read from the items
     lazy           False reads all inputs into memory once; True reads an input whenever a batch needs it, which suits
                    datasets that are too large for memory or augment in their __getitem__
     name, classes, mean, std, ignore   fields of Data
 
-    Pillow images become uint8 ``[C, H, W]``; tensors and arrays keep their dtype. A Data, and torch's Subset or ConcatDataset
-    of Data, keep all their settings except those given here.
+    Pillow images become uint8 ``[C, H, W]``; tensors and arrays keep their dtype. If `dataset` is a Data, or torch's
+    Subset or ConcatDataset of Data, its settings stay, except those that you pass here.
 
     >>> pairs = [([0.0, 1.0], 0), ([2.0, 3.0], 1)]
     >>> of(pairs, classes=["cat", "dog"])
@@ -49,15 +49,19 @@ def of(
     data = _as_data(dataset)
     if data is not None:
         if (input, target) != (0, 1):
-            raise InputError(f"{data.name} is a Data: remove input={input!r}, target={target!r}, its fields are known")
+            raise InputError(
+                f"{data.name} is already a Data, with inputs and targets: remove input={input!r} and target={target!r}"
+            )
         if lazy and isinstance(data.inputs, Tensor):
-            raise InputError(f"{data.name} is a Data in memory: remove lazy=True")
+            raise InputError(f"{data.name} is a Data that is already in memory: remove lazy=True")
         changes = {"targets": targets, "name": name, "classes": classes, "mean": mean, "std": std, "ignore": ignore}
         return replace(data, **{key: value for key, value in changes.items() if value is not None})
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise InputError(f"a {type(dataset).__name__} has no length or no items: data.of(list(dataset)) reads all of a stream")
+        raise InputError(
+            f"a {type(dataset).__name__} lacks __len__ or __getitem__: if it fits into memory, pass data.of(list(dataset))"
+        )
     if not len(dataset):
-        raise InputError(f"dataset= is an empty {type(dataset).__name__}")
+        raise InputError(f"dataset= is an empty {type(dataset).__name__}: give at least one example")
     read = ItemInput(dataset, input)
     inputs = Lazy(read, torch.arange(len(dataset)), (len(dataset), *read(0).shape))
     return Data(
@@ -102,7 +106,7 @@ def _entry(item: Any, key: int | str) -> Any:
     except (KeyError, IndexError, TypeError) as error:
         kind = f"a dict of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
         raise InputError(
-            f"items are {kind} without {key!r}: name the entries, data.of(dataset, input=..., target=...)"
+            f"an item is {kind} and has no entry {key!r}: name its entries by data.of(dataset, input=..., target=...)"
         ) from error
 
 
@@ -115,7 +119,9 @@ def _tensor(value: Any) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"an input is a {type(value).__name__}, not a tensor, array or image: {error}") from error
+        raise InputError(
+            f"an input is a {type(value).__name__}, but must be a tensor, array, list of numbers or Pillow image: {error}"
+        ) from error
 
 
 def _read_targets(dataset: Any, target: int | str) -> Tensor:

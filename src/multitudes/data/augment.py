@@ -27,12 +27,12 @@ from multitudes.settings import Rate, above, at_least, between, check, check_set
 
 
 class Pair(NamedTuple):
-    """Targets of images that are mixed from two."""
+    """Targets of images that are each mixed from two images."""
 
     first: Tensor
     second: Tensor
     weight: Tensor
-    """Weight of the first target, a scalar tensor; the second has the rest."""
+    """Weight of the first target, a scalar tensor. The second target has 1 − weight."""
 
     def soft(self, classes: int | None = None) -> Tensor:
         """Weighted mean of both targets. Labels ``[B]`` become one-hot ``[B, K]`` first; floats are averaged as they are."""
@@ -48,7 +48,8 @@ def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["
     batch, channels, height, width = images.shape
     if fill == "reflect" and padding >= min(height, width):
         raise InputError(
-            f"crop(padding={padding}, fill='reflect'): give less than the side of the images, {min(height, width)}"
+            f"crop(padding={padding}, fill='reflect'): images are {min(height, width)} pixels wide or high: "
+            "give a smaller padding"
         )
     device = images.device
     start = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device).to(device)
@@ -71,7 +72,7 @@ def flip(images: Tensor, generator: Generator) -> Tensor:
 
 
 def mixup(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Pair]:
-    """Mixes each image with another of the batch, and returns the targets of both."""
+    """Blends each image with another image of the batch. Returns the blended images and the targets of both."""
     other, share = _partners(images, targets, alpha, generator)
     whole = images.dtype == torch.uint8
     values = images.to(torch.float32) if whole else images
@@ -80,7 +81,7 @@ def mixup(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -
 
 
 def cutmix(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Pair]:
-    """Pastes a box of another image of the batch into each, at the same place, and returns both targets weighted by area."""
+    """Pastes into each image a box from another image of the batch, at the same place. Returns images and targets of both."""
     other, share = _partners(images, targets, alpha, generator)
     height, width = images.shape[-2:]
     middle = torch.rand(2, generator=generator, device=generator.device).to(images.device)
@@ -105,7 +106,8 @@ def smooth(targets: Tensor, classes: int | None, smoothing: float = 0.1) -> Tens
     if not targets.is_floating_point():
         if classes is None or targets.ndim != 1:
             raise InputError(
-                f"mixing or smoothing labels {list(targets.shape)} needs labels [B] and the number of classes: set classes=10"
+                "mixing or smoothing needs labels [B] and their number of classes, such as classes=10, "
+                f"but labels are {list(targets.shape)} and classes={classes}"
             )
         targets = _one_hot(targets, classes)
     if not smoothing:
@@ -167,7 +169,7 @@ class Augment:
         return asdict(self)
 
     def __call__(self, images: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Augments images ``[B, C, H, W]`` with targets ``[B]`` or ``[B, K]``. Labels become soft if mixed or smoothed."""
+        """Augments images ``[B, C, H, W]`` and targets ``[B]`` or ``[B, K]``. Mixing and smoothing return ``[B, K]``."""
         check_images(images)
         if not isinstance(generator, Generator):
             raise InputError(f"generator= is a {type(generator).__name__}: give torch.Generator().manual_seed(0)")
@@ -197,7 +199,7 @@ def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generato
     check_images(images)
     check("alpha", alpha, Annotated[float, above(0)])
     if len(targets) != len(images):
-        raise InputError(f"there are {len(images)} images but {len(targets)} targets")
+        raise InputError(f"there are {len(images)} images but {len(targets)} targets: give one target per image")
     device = generator.device
     share = torch._sample_dirichlet(torch.full((2,), float(alpha), device=device), generator=generator)[0]
     other = torch.randperm(len(images), generator=generator, device=device)
@@ -208,6 +210,9 @@ def _one_hot(targets: Tensor, classes: int) -> Tensor:
     """One-hot labels ``[B, K]``. A label out of range is an error on the CPU, and NaN on a GPU to avoid a synchronisation."""
     wrong = (targets < 0) | (targets >= classes)
     if targets.device.type == "cpu" and bool(wrong.any()):
-        raise InputError(f"classes={classes}, but labels are from {int(targets.min())} to {int(targets.max())}")
+        raise InputError(
+            f"labels range from {int(targets.min())} to {int(targets.max())}, "
+            f"but classes={classes} allows only 0 to {classes - 1}"
+        )
     one_hot = (targets[:, None] == torch.arange(classes, device=targets.device)).float()
     return one_hot.masked_fill(wrong[:, None], torch.nan)

@@ -14,7 +14,7 @@ from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
 from multitudes.settings import Count, check
 
-NOTHING = "there are no examples to predict"
+NOTHING = "there are no examples to predict: the data is empty"
 """Error message for an empty dataset."""
 
 Split = Callable[[Any], tuple[Any, Any]]
@@ -27,7 +27,7 @@ def batched(
     batch_axis: Any,
     split: Split,
 ) -> tuple[int | None, Iterator[tuple[Inputs, Tensor | None]]]:
-    """Returns the number of examples (None if unknown) and an iterator over batches of inputs and targets.
+    """Returns the number of examples (None if unknown), and an iterator over batches: pairs of inputs and targets.
 
     A DataLoader or another iterable keeps its own batches; tensors, mt.Inputs and datasets are cut into `batch_size` rows.
     """
@@ -41,7 +41,7 @@ def batched(
         return count, ((take_rows(call, batch_axis, index), None) for index in rows)
     if isinstance(data, (tuple, dict, str)):
         raise InputError(
-            f"a {type(data).__name__} may mean several things: give a tensor, mt.Inputs(...), a dataset or a dataloader"
+            f"data= is a {type(data).__name__}, which is ambiguous: give a tensor, mt.Inputs(...), a dataset or a dataloader"
         )
     if isinstance(data, DataLoader):
         _check_loader(data)
@@ -55,7 +55,7 @@ def batched(
         return len(data) if sized else None, _split_batches(DataLoader(data, batch_size), split)
     if isinstance(data, Iterable):
         return None, _split_batches(data, split)
-    raise InputError(f"cannot predict a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a dataloader")
+    raise InputError(f"data= is a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a dataloader")
 
 
 def input_and_target(batch: Any) -> tuple[Any, Any]:
@@ -66,7 +66,7 @@ def input_and_target(batch: Any) -> tuple[Any, Any]:
         return batch[0], batch[1] if len(batch) > 1 else None
     kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, Sized) else "")
     raise InputError(
-        f"a batch is a {kind}, not a tensor or a pair: say which entries are input and target, "
+        f"a batch is a {kind}, not a tensor or a pair: pass a function that returns input and targets, "
         "split=lambda batch: (mt.Inputs(batch['input_ids'], attention_mask=batch['attention_mask']), batch['labels'])"
     )
 
@@ -82,9 +82,7 @@ def _target_tensor(targets: Any) -> Tensor:
         return torch.as_tensor(targets)
     except (RuntimeError, TypeError, ValueError) as error:
         kind = type(targets).__name__
-        raise InputError(
-            f"targets are a {kind}, and a prediction takes one tensor of them: split=lambda batch: (x, y) picks it"
-        ) from error
+        raise InputError(f"targets are a {kind}, but must be one tensor: choose it with split=lambda batch: (x, y)") from error
 
 
 def _count_examples(loader: DataLoader[Any]) -> int | None:
@@ -94,7 +92,7 @@ def _count_examples(loader: DataLoader[Any]) -> int | None:
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
-    """The sampler of single examples, also of a loader with a batch sampler."""
+    """The sampler of single examples, also inside a batch sampler."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
@@ -108,4 +106,6 @@ def _check_loader(loader: DataLoader[Any]) -> None:
     sampler = _sampler(loader)
     draws = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None)
     if draws or isinstance(sampler, WeightedRandomSampler):
-        raise InputError("this dataloader draws examples at random, some twice or never: predict the dataset itself")
+        raise InputError(
+            "this dataloader draws examples at random, some twice or never: pass the dataset itself, not the dataloader"
+        )

@@ -84,8 +84,8 @@ def _read(source: Source, path: Path, labels: int, verify: bool) -> tuple[Tensor
 
 
 def _names(path: Path, count: int) -> list[str]:
-    """Reads class names; numbers if the file is missing."""
+    """Reads the class names. If the file is missing, they are the numbers 0, 1, ..."""
     names = path.read_text().split() if path.is_file() else [str(i) for i in range(count)]
     if len(names) != count:
-        raise FileError(f"{path} has {len(names)} class names, not {count}")
+        raise FileError(f"{path} has {len(names)} class names instead of {count}: unpack the dataset again")
     return names

@@ -20,7 +20,7 @@ from multitudes.errors import InputError
 class Data(Dataset[tuple[Tensor, Tensor]]):
     """A dataset: inputs, targets, class names and the normalisation of inputs.
 
-    It is a torch Dataset for any DataLoader, and `mt.fit` and `mt.predict` take it as it is. `batch` returns many examples at
+    It is a torch Dataset for any DataLoader, and can be passed to `mt.fit` and `mt.predict`. `batch` returns many examples at
     once, normalised and on a device.
 
     >>> images = Data(torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8), torch.arange(6), mean=[0.5], std=[0.25])
@@ -57,13 +57,15 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     """Label of pixels that losses and scores leave out, such as 255."""
 
     groups: Tensor | None = None
-    """Class of this dataset for each output of a network trained on other classes (ImageNet's), −1 for none; see `grouped`."""
+    """For networks trained on ImageNet: the class of this dataset that each output belongs to, −1 for none; see `grouped`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.inputs, (Tensor, Lazy)):
-            raise InputError(f"{self.name}: inputs= is a {type(self.inputs).__name__}: give a tensor, or use data.of(dataset)")
+            raise InputError(
+                f"{self.name}: inputs= is a {type(self.inputs).__name__}: give a tensor, or convert the dataset with data.of"
+            )
         if not len(self.inputs.shape) or not len(self.inputs):
-            raise InputError(f"{self.name}: inputs= is empty")
+            raise InputError(f"{self.name}: inputs= is empty: give at least one example")
         self._set(targets=_targets(self.name, self.inputs, torch.as_tensor(self.targets), self.classes, self.ignore))
         if self.classes is not None:
             self._set(classes=tuple(self.classes))
@@ -76,7 +78,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
             raise InputError(f"{self.name}: give both mean= and std=, or neither")
         if isinstance(self.inputs, Tensor) and self.inputs.is_floating_point() and not bool(self.inputs.isfinite().all()):
             row = int((~self.inputs.isfinite()).nonzero()[0, 0])
-            raise InputError(f"{self.name}: the input of example {row} is NaN or infinite")
+            raise InputError(f"{self.name}: the input of example {row} has a NaN or infinite value: remove or replace it")
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -125,7 +127,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return self.targets.device
 
     def raw(self, index: Any, device: torch.device | str | None = None) -> Tensor:
-        """Returns the inputs at `index` on the device before normalisation, images from 0 to 1. Augmentation works on these."""
+        """Returns the inputs at `index` on the device, not normalised; images from 0 to 1. Augmentation needs such images."""
         rows = _rows(index, self.device)
         inputs = self.inputs.take(rows) if isinstance(self.inputs, Lazy) else self.inputs[rows]
         inputs = inputs.to(self.device if device is None else device, non_blocking=True)
@@ -150,10 +152,10 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         rows = _rows(index, self.device)
         if isinstance(rows, Tensor) and rows.numel() and not -len(self) <= int(rows.min()) <= int(rows.max()) < len(self):
             wrong = int(rows.max()) if int(rows.max()) >= len(self) else int(rows.min())
-            raise InputError(f"{self.name} has {len(self)} examples: row {wrong} is out of range")
+            raise InputError(f"{self.name} has {len(self)} examples: row {wrong} is out of range, give 0 to {len(self) - 1}")
         inputs = self.inputs.subset(rows) if isinstance(self.inputs, Lazy) else self.inputs[rows]
         if not len(inputs):
-            raise InputError(f"{self.name}: the subset has no examples")
+            raise InputError(f"{self.name}: index= selects no examples: select at least one")
         return replace(self, inputs=inputs, targets=self.targets[rows])
 
     def split(self, counts: Sequence[int], seed: int = 0) -> tuple[Data, ...]:
@@ -164,7 +166,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return tuple(self.subset(part) for part in order.split(list(counts)))
 
     def like(self, other: Data) -> Data:
-        """Returns this dataset with the normalisation of another: for an OOD set, that of the network's training set."""
+        """Returns this dataset with the normalisation of `other`. An OOD set needs that of the network's training set."""
         return replace(self, mean=other.mean, std=other.std)
 
     def in_memory(self) -> Data:
@@ -174,7 +176,9 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     def to(self, device: torch.device | str) -> Data:
         """Moves the whole dataset to a device, so that batches need no transfer."""
         if isinstance(self.inputs, Lazy):
-            raise InputError(f"{self.name} is lazy: data.in_memory().to({str(device)!r}) reads all of it first")
+            raise InputError(
+                f"{self.name} is lazy, not in memory: read it into memory first, data.in_memory().to({str(device)!r})"
+            )
         mean, std = (part if part is None else part.to(device) for part in (self.mean, self.std))
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), mean=mean, std=std)
 
@@ -205,7 +209,7 @@ def _check_same_settings(first: Data, second: Data) -> None:
     if differences:
         raise InputError(
             f"cannot add {first.name} and {second.name}: they differ in {'; '.join(differences)}. "
-            "second.like(first) takes over the normalisation, data.of(second, classes=..., ignore=...) sets the rest"
+            "second.like(first) copies the normalisation; data.of(second, classes=..., ignore=...) sets other fields"
         )
 
 
@@ -213,7 +217,7 @@ def _rows(index: Any, device: torch.device) -> Tensor | slice:
     """Row indices as a tensor; a slice stays a slice."""
     if isinstance(index, slice):
         if index.step is not None and index.step < 0:
-            raise InputError(f"{index} has a negative step: use data.subset(range(...))")
+            raise InputError(f"{index} has a negative step, which tensors do not support: use data.subset(range(...))")
         return index
     rows = torch.as_tensor(list(index) if isinstance(index, range) else index).to(device)
     if rows.dtype == torch.bool:
@@ -228,9 +232,14 @@ def _rows(index: Any, device: torch.device) -> Tensor | slice:
 def _targets(name: str, inputs: Tensor | Lazy, targets: Tensor, classes: Sequence[str] | None, ignore: int | None) -> Tensor:
     """Checks targets against inputs and classes. Returns whole numbers as int64."""
     if not targets.ndim or len(targets) != len(inputs):
-        raise InputError(f"{name} has {len(inputs)} inputs and targets {list(targets.shape)}")
+        raise InputError(
+            f"{name} has {len(inputs)} inputs, but targets of shape {list(targets.shape)}: "
+            f"give one target per input, [{len(inputs)}, ...]"
+        )
     if targets.is_floating_point() and classes is not None:
-        raise InputError(f"{name}: targets are {targets.dtype}, and with classes= they must be whole numbers")
+        raise InputError(
+            f"{name}: targets are {targets.dtype}, but with classes= they must be class indices: use targets.long()"
+        )
     try:
         if targets.is_floating_point():
             check_finite(targets)
@@ -248,7 +257,7 @@ def _per_channel(name: str, field: str, value: Any, shape: tuple[int, ...]) -> T
     numbers = torch.as_tensor(value, dtype=torch.float32)
     if len(shape) < 2 or numbers.shape != shape[1:2]:
         raise InputError(
-            f"{name}: {field}= has shape {list(numbers.shape)}, inputs have {list(shape[1:])}: give one number per channel"
+            f"{name}: {field}= has shape {list(numbers.shape)}, but an input has {list(shape[1:])}: give one number per channel"
         )
     if not bool(numbers.isfinite().all()) or (field == "std" and not bool((numbers > 0).all())):
         raise InputError(f"{name}: {field}={numbers.tolist()} must be finite{', and above 0' if field == 'std' else ''}")

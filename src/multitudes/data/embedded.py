@@ -47,7 +47,7 @@ def fashion(split: str = "train") -> Data:
     """Fashion-MNIST, a class-balanced part included in the package: "train" (6,000), "validation" (1,000) or "test" (2,000).
 
     Images are 1×28×28 in 10 classes, normalised by the mean and deviation of all of Fashion-MNIST's training images. "train"
-    and "validation" are from its training images, "test" from its test images. All of it: `fashion_mnist`.
+    and "validation" are from its training images, "test" from its test images. `fashion_mnist` loads the whole dataset.
 
     >>> fashion("test")
     Data(fashion test: 2,000 × [1, 28, 28] uint8, 10 classes)

@@ -23,7 +23,7 @@ FOLDER_LABELS, IMAGENET_NAMES, CLASS_IDS, ID_NAMES = MAPPINGS = (
     "pytorch_to_imagenet_2012_id.json",
     "imagenet_to_label_2012_v2",
 )
-"""ObjectNet's files in mappings/: label of each folder, ImageNet names of each label, id of each class, name of each id."""
+"""ObjectNet's files in mappings/: the label of each folder, ImageNet names of each label, id of each class, name of each id."""
 
 
 def folder(
@@ -49,12 +49,12 @@ def folder(
     place = find_folder(Path(root).expanduser())
     subfolders = sorted(part for part in place.iterdir() if part.is_dir() and not part.name.startswith("."))
     if not subfolders:
-        raise FileError(f"{place} has no subfolders: it needs one for each class, with its images inside")
+        raise FileError(f"{place} has no subfolders: put the images of each class into a subfolder")
     index, names = _class_index(place, [part.name for part in subfolders], classes)
     images = {part.name: list_images(part) for part in subfolders if part.name in index}
     empty = [name for name, paths in images.items() if not paths]
     if empty:
-        raise FileError(f"{place}: no images in {_some(empty)}")
+        raise FileError(f"{place} has no images in the subfolders {_some(empty)}: add images, or remove these subfolders")
     return Data(
         image_files([path for paths in images.values() for path in paths], size, resize, border),
         torch.tensor([index[name] for name, paths in images.items() for _ in paths]),
@@ -78,7 +78,7 @@ def objectnet(root: Root = None, *, size: int = 224, resize: int | None = None) 
     subfolders = {str(label): str(name) for name, label in read_mapping(top / "mappings" / FOLDER_LABELS).items()}
     missing = [label for label in objects if label not in subfolders]
     if missing:
-        raise FileError(f"{top / 'mappings' / FOLDER_LABELS} has no folder for {_some(missing)}")
+        raise FileError(f"{top / 'mappings' / FOLDER_LABELS} has no folder for {_some(missing)}: unpack ObjectNet again")
     data = folder(
         top / "images",
         classes={subfolders[label]: index for index, label in enumerate(objects)},
@@ -91,7 +91,7 @@ def objectnet(root: Root = None, *, size: int = 224, resize: int | None = None) 
 
 
 def _imagenet_classes(mappings: Path) -> dict[str, list[int]]:
-    """ImageNet's classes of each ObjectNet label, labels sorted."""
+    """Maps each ObjectNet label, in sorted order, to its ImageNet classes."""
     names = read_mapping(mappings / IMAGENET_NAMES)
     class_of_id = {int(number): int(index) for index, number in read_mapping(mappings / CLASS_IDS).items()}
     lines = (mappings / ID_NAMES).read_text(encoding="utf-8").splitlines()
@@ -100,7 +100,7 @@ def _imagenet_classes(mappings: Path) -> dict[str, list[int]]:
             label: [class_of_id[lines.index(name) + 1] for name in str(names[label]).split("; ")] for label in sorted(names)
         }
     except (ValueError, KeyError) as error:
-        raise FileError(f"{mappings}: the files contradict each other: {error}") from error
+        raise FileError(f"the files in {mappings} contradict each other: {error}. Unpack ObjectNet again") from error
 
 
 def find_folder(path: Path) -> Path:
@@ -111,7 +111,7 @@ def find_folder(path: Path) -> Path:
     for candidate in paths:
         if candidate.is_dir():
             return candidate
-    raise FileError(f"there is no folder {' or '.join(map(str, paths))}: relative paths are looked for in {VARIABLE} too")
+    raise FileError(f"there is no folder {' or '.join(map(str, paths))}: give its path, absolute or relative to {VARIABLE}")
 
 
 def _class_index(place: Path, folders: list[str], classes: Any) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -125,7 +125,11 @@ def _class_index(place: Path, folders: list[str], classes: Any) -> tuple[dict[st
         return _imagenet_index(place, folders), wordnet_ids()
     missing = [name for name in classes if name not in folders]
     if missing or not classes:
-        raise FileError(f"{place} has no subfolders {_some(missing)}, which classes= names" if missing else "classes= is empty")
+        raise FileError(
+            f"{place} has no subfolders {_some(missing)}: remove them from classes="
+            if missing
+            else "classes= is empty: name at least one subfolder"
+        )
     names = {index: name for name, index in reversed(list(classes.items()))}
     return dict(classes), tuple(names.get(index, str(index)) for index in range(max(names) + 1))
 
@@ -135,7 +139,7 @@ def _imagenet_index(place: Path, folders: list[str]) -> dict[str, int]:
     unknown = [name for name, number in index.items() if number is None]
     if unknown:
         raise FileError(
-            f"{place}: {_some(unknown)}: not a WordNet id or number of ImageNet's 1000 classes. "
+            f"the subfolders {_some(unknown)} of {place} are not named by a WordNet id or number of an ImageNet class. "
             "Leave classes= out, or give a mapping from subfolder to class index"
         )
     return {name: number for name, number in index.items() if number is not None}

@@ -30,7 +30,7 @@ class Frames(NamedTuple):
     """The frames as a dataset; each anchor comes before the frames around it. Targets are the first label of each frame."""
 
     anchors: Tensor
-    """Row of each frame's anchor, ``[N]``; an anchor's is its own row."""
+    """Row of each frame's anchor, ``[N]``. For an anchor this is its own row."""
 
     labels: tuple[tuple[int, ...], ...]
     """All correct labels of each frame."""
@@ -50,9 +50,10 @@ class Frames(NamedTuple):
 def frames(root: Root = None, *, size: int = 224, resize: int | None = None) -> Frames:
     """ImageNet-Vid-Robust or YTBB-Robust: video frames around anchor frames, to test stability over time. Needs Pillow.
 
-    Reads the dataset's own folder `root`, or imagenet-vid-robust or ytbb-robust in MULTITUDES_DATA. It is ImageNet-Vid-Robust
-    if it has metadata/pmsets.json, YTBB-Robust if it has anchor_labels.json. Frames are read on access; `size`, `resize` and
-    the normalisation are those of `folder`. `data.groups` maps ImageNet's classes to the classes of the videos:
+    Reads the folder `root`, which is the dataset's own, or the folder imagenet-vid-robust or ytbb-robust in MULTITUDES_DATA. A
+    folder with metadata/pmsets.json is ImageNet-Vid-Robust, one with anchor_labels.json is YTBB-Robust. Frames are read on
+    access; `size`, `resize` and the normalisation are those of `folder`. `data.groups` maps ImageNet's
+    classes to the classes of the videos:
 
     >>> videos = frames("imagenet-vid-robust")  # doctest: +SKIP
     >>> probs = grouped(mt.predict(ens, videos.data).probs, videos.data.groups, by="max")  # doctest: +SKIP
@@ -79,7 +80,9 @@ def _frames(place: Path, sets: Iterable[AnchorSet], classes: dict[str, list[int]
         first = len(paths)
         for name, known in zip((anchor_set.anchor, *anchor_set.frames), anchor_set.labels, strict=True):
             if not known or max(known) >= len(classes) or min(known) < 0:
-                raise FileError(f"{place}: {name} has labels {list(known)}: labels must be 0 to {len(classes) - 1}")
+                raise FileError(
+                    f"{place}: {name} has labels {list(known)}, not 0 to {len(classes) - 1}. Get the metadata again from {PAGE}"
+                )
             paths.append(place / name)
             anchors.append(first)
             labels.append(known)
@@ -87,7 +90,7 @@ def _frames(place: Path, sets: Iterable[AnchorSet], classes: dict[str, list[int]
     if missing:
         raise FileError(f"{len(missing)} of {len(paths)} frames are missing, first {missing[0]}. Get them from {PAGE}")
     if not paths:
-        raise FileError(f"{place} names no frames")
+        raise FileError(f"the metadata in {place} lists no frames: get it again from {PAGE}")
     data = Data(
         image_files(paths, size, resize),
         torch.tensor([known[0] for known in labels]),
@@ -105,7 +108,10 @@ def _vid_anchor_sets(place: Path) -> list[AnchorSet]:
     sets = read_mapping(place / PMSETS)
     unlabelled = [name for anchor, others in sets.items() for name in (anchor, *others) if name not in labels]
     if unlabelled:
-        raise FileError(f"{place / 'metadata' / 'labels.json'} has no labels for {unlabelled[0]}")
+        raise FileError(
+            f"{place / 'metadata' / 'labels.json'} has no labels for {unlabelled[0]}, which metadata/pmsets.json lists: "
+            f"the files do not belong together. Get them again from {PAGE}"
+        )
     return [
         AnchorSet(anchor, tuple(others), tuple(tuple(int(x) for x in labels[name]) for name in (anchor, *others)))
         for anchor, others in sets.items()
@@ -113,7 +119,7 @@ def _vid_anchor_sets(place: Path) -> list[AnchorSet]:
 
 
 def _vid_classes(place: Path) -> dict[str, list[int]]:
-    """ImageNet's classes of each of the thirty classes, in order."""
+    """Maps each of the thirty video classes, in order, to its ImageNet classes."""
     index = read_mapping(place / "misc" / "imagenet_vid_class_index.json")
     groups = read_mapping(place / "misc" / "wnid_map.json")
     try:
@@ -124,5 +130,5 @@ def _vid_classes(place: Path) -> dict[str, list[int]]:
             if number is not None:
                 classes[list(classes)[numbers[group]]].append(number)
     except (KeyError, IndexError, TypeError) as error:
-        raise FileError(f"{place / 'misc'}: the files contradict each other: {error}") from error
+        raise FileError(f"the files in {place / 'misc'} contradict each other: {error}. Get them again from {PAGE}") from error
     return classes

@@ -49,8 +49,8 @@ def noisy_function(split: str = "train", *, examples: int | None = None, seed: i
     """The noisy function of one variable by Blundell et al. (2015), used in MIMO's Fig. 2 (https://arxiv.org/abs/2010.06610).
 
     y = x + 0.3 sin(2π(x + ε)) + 0.3 sin(4π(x + ε)) + ε with ε ~ N(0, 0.02²), x uniform in [0, 0.5]. By default "train" and
-    "validation" have 64 examples and "test" has 3000. Inputs ``[N, 1]`` and targets ``[N, 1]`` are not normalised. Use one seed
-    per training set for expectations over training sets.
+    "validation" have 64 examples and "test" has 3000. Inputs ``[N, 1]`` and targets ``[N, 1]`` are not normalised. For means
+    over training sets, draw each with another seed.
 
     >>> len(noisy_function("test"))
     3000

@@ -42,7 +42,9 @@ def grouped(values: Tensor, groups: Tensor, *, by: str = "sum") -> Tensor:
     if by not in ("sum", "max"):
         raise InputError(f"by={by!r}: give 'sum' or 'max'")
     if groups.ndim != 1 or values.shape[-1:] != groups.shape:
-        raise InputError(f"groups= has shape {list(groups.shape)}, values= {list(values.shape)}: give one group per output")
+        raise InputError(
+            f"groups= has shape {list(groups.shape)}, but values= has {list(values.shape)}: give one group per class"
+        )
     used = groups >= 0
     index = groups[used].to(values.device).expand(*values.shape[:-1], -1)
     empty = values.new_zeros(*values.shape[:-1], int(groups.max()) + 1)
@@ -55,18 +57,20 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         mapping = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise FileError(f"{path} is not JSON: {error}") from error
+        raise FileError(f"{path} is not JSON: {error}. Get the file again") from error
     if not isinstance(mapping, dict) or not mapping:
-        raise FileError(f"{path} must hold a JSON object that is not empty")
+        raise FileError(f"{path} must hold a JSON object that is not empty: get the file again")
     return mapping
 
 
 def groups_of(classes: Mapping[str, list[int]]) -> Tensor:
-    """Group index of each of ImageNet's 1000 classes, −1 for none, from the ImageNet classes of each group."""
+    """Returns the group of each of ImageNet's 1000 classes, −1 for none. `classes` maps a group to its ImageNet classes."""
     groups = torch.full((1000,), -1)
     for number, (name, members) in enumerate(classes.items()):
         wrong = [m for m in members if not 0 <= m < 1000]
         if wrong:
-            raise FileError(f"{name} is mapped to ImageNet's class {wrong[0]}: classes must be 0 to 999")
+            raise FileError(
+                f"{name} is mapped to ImageNet class {wrong[0]}, but classes are 0 to 999: get the mapping files again"
+            )
         groups[members] = number
     return groups

@@ -15,7 +15,7 @@ from multitudes.errors import FileError, InputError
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 NORMAL_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of each channel with which networks for ImageNet are trained."""
+"""Mean and standard deviation of each channel that ImageNet networks are trained with."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def image_files(paths: list[Path], size: int, resize: int | None, border: int = 
     _pillow()
     resize = size * 8 // 7 if resize is None else resize
     if not 1 <= size <= resize:
-        raise InputError(f"size={size}, resize={resize}: the crop cannot be larger than the resized image")
+        raise InputError(f"size={size} must be from 1 to resize={resize}, because the crop is cut from the resized image")
     return Lazy(ImageFiles(tuple(paths), size, resize, border), torch.arange(len(paths)), (len(paths), 3, size, size))
 
 
@@ -62,7 +62,7 @@ def open_image(path: Path) -> Any:
         with pillow.open(path) as image:
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise FileError(f"{path} cannot be read as an image: {error}") from error
+        raise FileError(f"{path} cannot be read as an image: {error}. Replace or remove the file") from error
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -80,7 +80,7 @@ def check_images(images: Any, *, unit: bool = False) -> None:
     if unit and (images.shape[1] not in (1, 3) or 0 in images.shape[1:]):
         raise InputError(f"images must be [B, C, H, W] with 1 or 3 channels, not {list(images.shape)}")
     if unit and images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
-        raise InputError("images must be uint8, or floats from 0 to 1: apply this before they are normalised")
+        raise InputError("images must be uint8, or floats from 0 to 1: pass images that are not yet normalised")
 
 
 def _pillow() -> Any:

@@ -12,9 +12,9 @@ from multitudes.errors import InputError
 UNLABELLED = -100
 """The label that torch's cross entropy ignores."""
 IGNORED = -1
-"""Our mark for a pixel or token without a label, whatever number the dataset uses for it."""
+"""The label that we use inside for a pixel or token without a label, whatever number the dataset uses."""
 ROUNDING = 1e-2
-"""Largest distance from 1 of a sum of probabilities, for those in half precision."""
+"""How far probabilities may sum to something other than 1; half precision needs this much."""
 
 
 def labelled(target: Tensor) -> Tensor:
@@ -39,43 +39,49 @@ def check_range(labels: Tensor, classes: int, ignore: Sequence[int] = (), place:
 
 
 def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> None:
-    """Checks training targets: labels, −100 or `ignore` for none; or probabilities of classes ``[B, K, ...]``."""
+    """Checks training targets: labels (−100 or `ignore` for entries without one), or probabilities ``[B, K, ...]``."""
     if not target.is_floating_point():
-        hint = f"; an entry without a label is {UNLABELLED}, or ignore="
+        hint = f"; mark entries without a label by {UNLABELLED}, or pass their number as ignore="
         check_range(target.long(), classes, (ignore, UNLABELLED), "row", hint)
     elif target.ndim > 1 and (bool((~(target >= 0)).any()) or bool(((target.sum(1) - 1).abs() > ROUNDING).any())):
-        raise InputError("targets as floats must be probabilities of classes: at least 0, and their sum must be 1")
+        raise InputError(
+            "targets are floats, so they must be class probabilities, at least 0 with sum 1: for labels use targets.long()"
+        )
 
 
 def check_yes_or_no(target: Tensor, ignore: int = UNLABELLED) -> None:
-    """Checks training targets of yes-or-no questions: 0, 1 or a probability; −100 or `ignore` for no label."""
+    """Checks binary training targets: 0, 1 or a probability; −100 or `ignore` for entries without a label."""
     values = as_wide(target)
     wrong = ~((values >= 0) & (values <= 1)) & (values != ignore) & (values != UNLABELLED)
     if bool(wrong.any()):
-        raise InputError(f"target {values[wrong][0].item()} must be 0, 1, or a probability between them")
+        raise InputError(
+            f"target {values[wrong][0].item()} is not 0, 1 or a probability between them: mark missing labels by ignore="
+        )
 
 
 def check_finite(target: Tensor) -> None:
     """Checks that no target is NaN or infinite."""
     if not bool(target.isfinite().all()):
-        raise InputError("a target is NaN or infinite")
+        raise InputError("a target is NaN or infinite: remove or replace it")
 
 
 def as_classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
-    """Returns labels as int64, with −1 in place of `ignore`. Whole numbers may be floats."""
+    """Returns labels as int64, with −1 in place of `ignore`. Labels may also be floats that are whole numbers."""
     targets = targets.long() if targets.dtype == torch.bool else targets
     if targets.is_complex() or not bool((targets.isfinite() & (targets == targets.floor())).all()):
-        raise InputError("targets of classes must be whole numbers")
+        raise InputError("class labels must be whole numbers, but some targets are fractional, NaN, infinite or complex")
     labels = targets.long()
-    hint = "; for entries without a label, pass ignore=255 or their number" if ignore in (None, UNLABELLED) else ""
+    hint = "; if this number marks a missing label, pass it as ignore=" if ignore in (None, UNLABELLED) else ""
     check_range(labels, classes, () if ignore is None else (ignore,), hint=hint)
     return labels if ignore is None else torch.where(labels == ignore, IGNORED, labels)
 
 
 def reshape_like(targets: Tensor, shape: Sequence[int], outputs: str, hint: str = "") -> Tensor:
-    """Reshapes targets to `shape`, from which they may differ only by axes of length one."""
+    """Reshapes targets to `shape`. Their shape may differ only by axes of length one."""
     if [n for n in targets.shape if n != 1] != [n for n in shape if n != 1]:
-        raise InputError(f"targets are {list(targets.shape)}, and {outputs} are {list(shape)}{hint}")
+        raise InputError(
+            f"targets are {list(targets.shape)}, but {outputs} are {list(shape)}{hint or ': give one target per output'}"
+        )
     return targets.reshape(tuple(shape))
 
 
@@ -87,15 +93,15 @@ def check_class_shape(target: Tensor, output: Tensor) -> None:
         return
     hint = ""
     if target.shape == output.shape:
-        hint = ": targets.float() for probabilities, targets.argmax(1) for classes"
+        hint = ". Use targets.float() for probabilities, targets.argmax(1) for labels"
     elif target.ndim == output.ndim and target.shape[1] == 1:
-        hint = ": targets.squeeze(1)"
+        hint = ". Use targets.squeeze(1)"
     elif target.shape == shape:
-        hint = ": targets.long()"
+        hint = ". Use targets.long()"
     elif output.ndim > 2 and target.shape == output.shape[:-1]:
-        hint = "; if classes are the last axis, pass class_axis=-1"
+        hint = ". If classes are the last axis, pass class_axis=-1"
     kind = str(target.dtype).removeprefix("torch.")
     raise InputError(
-        f"targets are {list(target.shape)} {kind}, and outputs {list(output.shape)}: targets must be classes, whole numbers "
-        f"{list(shape)}, or a probability for each class{hint}"
+        f"targets are {list(target.shape)} {kind} for outputs {list(output.shape)}: give labels, integers {list(shape)}, or "
+        f"probabilities, floats {list(output.shape)}{hint}"
     )

@@ -1,4 +1,4 @@
-"""Values computed on access: inputs read from files or datasets (Lazy), and mappings of datasets (LazyMapping)."""
+"""Values that are computed on access: inputs read from files or datasets (Lazy), and mappings of datasets (LazyMapping)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Lazy:
         for row, x in zip(rows, inputs, strict=True):
             if tuple(x.shape) != self.shape[1:]:
                 raise InputError(
-                    f"input {row} has shape {list(x.shape)}, the first one {list(self.shape[1:])}: resize all to one shape"
+                    f"input {row} has shape {list(x.shape)}, but input 0 has {list(self.shape[1:])}: "
+                    "resize all inputs to one shape"
                 )
         return torch.stack(inputs) if inputs else torch.empty(0, *self.shape[1:])
 
@@ -56,7 +57,7 @@ class Concatenated:
     second: Lazy
 
     def __call__(self, index: int) -> Tensor:
-        """Returns input `index` of both."""
+        """Returns input `index` of the concatenation."""
         part, at = (self.first, index) if index < len(self.first) else (self.second, index - len(self.first))
         return part.take(slice(at, at + 1))[0]
 

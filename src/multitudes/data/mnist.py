@@ -94,8 +94,8 @@ def kmnist(split: str = "train", root: Root = None, *, verify: bool = True) -> D
 def notmnist(split: str = "test", root: Root = None) -> Data:
     """notMNIST: the letters A to J, 1×28×28, "train" or "test"; an out-of-distribution (OOD) set for MNIST, normalised like it.
 
-    Reads the idx files (as `mnist`) from the folder notmnist or notMNIST in `root` or MULTITUDES_DATA. They have the names of
-    MNIST's files, so files of MNIST, Fashion-MNIST and KMNIST are recognised by their MD5 and refused.
+    Reads the idx files (as `mnist`) from the folder notmnist or notMNIST in `root` or MULTITUDES_DATA. Files of MNIST,
+    Fashion-MNIST and KMNIST, which have the same names, are recognised by their MD5 and refused.
 
     >>> ood = notmnist("test")  # doctest: +SKIP
     """
@@ -117,8 +117,12 @@ def read_idx(source: Source, path: Path, axes: int, verify: bool) -> Tensor:
     content = source.content(path, verify)
     start = 4 + 4 * axes
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
-        raise FileError(f"{path} is not an idx file of bytes with {axes} axes: it begins with {content[:4].hex(' ')}")
+        raise FileError(
+            f"{path} is not an idx file with {axes} axes of bytes (begins with {content[:4].hex(' ')}): get {source.get} again"
+        )
     sizes = [int(size) for size in np.frombuffer(content, ">i4", axes, 4)]
     if min(sizes) < 0 or len(content) != start + math.prod(sizes):
-        raise FileError(f"{path} is damaged: its header says {sizes}, but {len(content) - start:,} bytes follow")
+        raise FileError(
+            f"{path} is damaged: its header says {sizes}, but {len(content) - start:,} bytes follow. Get {source.get} again"
+        )
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).copy()).view(sizes)

@@ -78,7 +78,7 @@ def levels(images: Tensor) -> Tensor:
 
 
 def autocontrast(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Stretches each channel to the full range; a channel of a single value stays."""
+    """Stretches each channel to the full range. A channel with a single value stays as it is."""
     low, high = x.double().amin((2, 3), keepdim=True), x.double().amax((2, 3), keepdim=True)
     scale = torch.full_like(low, 255) / (high - low).clamp(min=1)  # a number over a tensor is rounded twice
     return torch.where(high > low, (x * scale - low * scale).floor().clamp(0, 255), x.double()).to(x)
@@ -102,13 +102,13 @@ def invert(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def posterize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Keeps the highest 0 to 4 bits: fewer at a lower level, as in timm."""
+    """Keeps the highest 0 to 4 bits of each value: fewer at a lower level, as in timm."""
     step = torch.exp2(8 - (level * 4).floor())
     return (x / step).floor() * step
 
 
 def solarize(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Inverts values from a threshold on: 256 times the level."""
+    """Inverts values that are at least 256 times the level."""
     return torch.where(x < (level * 256).floor(), x, 255 - x)
 
 
@@ -118,22 +118,22 @@ def solarize_add(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
 
 
 def color(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Changes the saturation, from 0.1 to 1.9 times."""
+    """Multiplies the saturation by a factor from 0.1 to 1.9 (`level` 0 to 1)."""
     return _blend(_grey(x), x, level)
 
 
 def contrast(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Blends with the image's mean grey: contrast from 0.1 to 1.9 times."""
+    """Multiplies the contrast to the image's mean grey by a factor from 0.1 to 1.9 (`level` 0 to 1)."""
     return _blend((_grey(x).mean((2, 3), keepdim=True) + 0.5).floor(), x, level)
 
 
 def brightness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Blends with black: brightness from 0.1 to 1.9 times."""
+    """Multiplies the brightness by a factor from 0.1 to 1.9 (`level` 0 to 1)."""
     return _blend(torch.zeros_like(x), x, level)
 
 
 def sharpness(x: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """Blends with the smoothed image: sharpness from 0.1 to 1.9 times; the outermost pixels stay."""
+    """Multiplies the difference from the smoothed image by a factor from 0.1 to 1.9; the outermost pixels stay."""
     if min(x.shape[-2:]) < 3:
         return x
     kernel = torch.ones(1, 1, 3, 3, device=x.device)

@@ -44,7 +44,7 @@ def scenes(split: str = "train", *, examples: int | None = None, size: int = 48,
     rng = generator(seed, check_split("scenes", split, SPLITS))
     count = check_examples("scenes", (400 if split == "train" else 100) if examples is None else examples)
     if size < 16:
-        raise InputError(f"scenes: size={size}: give at least 16 pixels, shapes are not recognisable below")
+        raise InputError(f"scenes: size={size}: give at least 16 pixels, so that shapes are recognisable")
     images, labels = _draw_scenes(count, size, rng)
     labels = _ignore_borders(labels)
     return Data(images, labels, f"scenes {split}", ("ground", *SHAPES), (0.48,) * 3, (0.19,) * 3, ignore=IGNORE)
@@ -69,7 +69,7 @@ def _draw_scenes(count: int, size: int, rng: torch.Generator) -> tuple[Tensor, T
 
 
 def _draw_shapes(x: Tensor, y: Tensor, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draws one shape per image: its index ``[N, 1, 1]`` and its mask ``[N, H, W]``."""
+    """Draws one shape per image. Returns the shape's index in `SHAPES` ``[N, 1, 1]`` and its mask ``[N, H, W]``."""
     kinds = torch.randint(len(SHAPES), (count, 1, 1), generator=rng)
     left, top, radius, turn = torch.rand(4, count, 1, 1, generator=rng)
     radius, turn = 0.25 + 0.3 * radius, 2 * math.pi * turn

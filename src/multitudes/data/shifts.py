@@ -37,7 +37,7 @@ def cifar_c(root: Root = None, *, classes: int = 10) -> Mapping[str, Mapping[int
     place = (CIFAR10_C if classes == 10 else CIFAR100_C).folder(root, ["labels.npy"])
     names = tuple(sorted(path.stem for path in place.glob("*.npy") if path.stem != "labels"))
     if not names:
-        raise FileError(f"{place} has labels.npy but no corruption: it needs files such as gaussian_noise.npy")
+        raise FileError(f"{place} has labels.npy but no corrupted images: add the published files, such as gaussian_noise.npy")
     return LazyMapping(
         names, lambda name: LazyMapping(SEVERITIES, lambda severity: _read_severity(place, name, severity, classes))
     )
@@ -77,10 +77,13 @@ def imagenet_c(root: str | PathLike[str], *, size: int = 224, resize: int | None
 def _read_severity(place: Path, name: str, severity: int, classes: int) -> Data:
     images, labels = _read_array(place / f"{name}.npy"), _read_array(place / "labels.npy")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
-        raise FileError(f"{place / name}.npy is {list(images.shape)} {images.dtype}, not [N, 32, 32, 3] uint8")
+        raise FileError(
+            f"{place / name}.npy is {list(images.shape)} {images.dtype}, not [N, 32, 32, 3] uint8: download it again"
+        )
     if labels.ndim != 1 or len(images) % len(SEVERITIES):
         raise FileError(
-            f"{place / name}.npy has {len(images)} images, labels.npy {list(labels.shape)}: not five equal severities"
+            f"{place / name}.npy has {len(images)} images, labels.npy has {list(labels.shape)}: not five equal severities. "
+            "Download both again"
         )
     targets = torch.from_numpy(labels.astype(np.int64))
     check_labels(place / "labels.npy", len(images), targets, 0, classes - 1)
@@ -92,8 +95,8 @@ def _read_severity(place: Path, name: str, severity: int, classes: int) -> Data:
 
 
 def _read_array(path: Path) -> Array:
-    """Opens a .npy file as a memory map, of which a part is read."""
+    """Opens a .npy file as a memory map, so that only the rows in use are read."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise FileError(f"{path} is not a complete .npy file of numbers: {error}") from error
+        raise FileError(f"{path} is not a complete .npy file of numbers: {error}. Download it again") from error

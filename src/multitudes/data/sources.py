@@ -1,4 +1,4 @@
-"""Finds the files that a publisher distributes, says what is missing and where to get it, and checks their MD5."""
+"""Finds the files of published datasets and checks their MD5. Errors say which files are missing and where to get them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Source:
     def _advice(self, top: Path) -> str:
         archive = next((path for name in ("", *self.folders) if (path := top / name / self.get).is_file()), None)
         if archive is not None and archive.name.endswith((".tar.gz", ".tgz", ".tar")):
-            return f"It is still packed: tar xf {archive} -C {archive.parent}"
-        return f"Get {self.get} from {self.page} and unpack it there, or name another folder by root= or {VARIABLE}"
+            return f"The archive is not unpacked yet: tar xf {archive} -C {archive.parent}"
+        return f"Get {self.get} from {self.page} and unpack it there, or give its folder by root= or {VARIABLE}"
 
     def content(self, path: Path, verify: bool) -> bytes:
         """Reads a file, unpacks it if it ends in .gz, and with `verify` compares it with its published MD5."""
@@ -99,7 +99,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 def top_folder(name: str, root: Root, advice: str = "") -> Path:
     """Returns the folder of all datasets: `root`, or the one that MULTITUDES_DATA names."""
     if root is not None and not isinstance(root, (str, PathLike)):
-        raise InputError(f"{name}: root={root!r} is not the path of a folder")
+        raise InputError(f"{name}: root={root!r} is a {type(root).__name__}: give the path of a folder")
     folder = root if root is not None else os.environ.get(VARIABLE)
     if not folder:
         raise FileError(f"{name}: give root=, or set {VARIABLE} to the folder that holds your datasets{advice}")
@@ -116,9 +116,13 @@ def check_split(name: str, split: str, splits: Sequence[str]) -> str:
 def check_labels(path: Path, images: int, labels: Tensor, first: int, last: int) -> None:
     """Checks that a file has as many labels as images, at least one, and that labels lie between `first` and `last`."""
     if not images:
-        raise FileError(f"{path} has no images")
+        raise FileError(f"{path} has no images: download the file again")
     if images != len(labels):
-        raise FileError(f"{path} has {images} images and {len(labels)} labels")
+        raise FileError(
+            f"{path} has {images} images but {len(labels)} labels. The file is damaged or incomplete: download it again"
+        )
     wrong = labels[(labels < first) | (labels > last)]
     if len(wrong):
-        raise FileError(f"{path} has a label {int(wrong[0])}: labels must be {first} to {last}")
+        raise FileError(
+            f"{path} has the label {int(wrong[0])}, but labels are {first} to {last}. The file is damaged: download it again"
+        )

@@ -48,5 +48,5 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     x, y = arrays.get("X"), arrays.get("y")
     if x is None or y is None or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3):
         shape = "missing" if x is None else f"{list(x.shape)} {x.dtype}"
-        raise FileError(f"{path} is not SVHN's format 2: X is {shape}, not [32, 32, 3, N] uint8")
+        raise FileError(f"{path} is not SVHN's format 2: X is {shape}, not [32, 32, 3, N] uint8. Get it again from {SVHN.page}")
     return torch.from_numpy(np.ascontiguousarray(x.transpose(3, 2, 0, 1))), torch.from_numpy(y.astype(np.int64).reshape(-1))

@@ -1,8 +1,8 @@
 """UCI regression datasets with the standard splits of the papers, standardised by the training part.
 
 The splits are those of Hernández-Lobato and Adams (2015), published as files by Gal and Ghahramani (2016). They were drawn by
-numpy's generator from seed 1, with nine tenths for training, and are drawn the same way here if there are no files. The years
-of songs (YearPredictionMSD) have one split, the publisher's, which keeps the songs of an artist on one side.
+numpy's generator from seed 1, with nine tenths for training. Without files they are drawn here in the same way. The years of
+songs (YearPredictionMSD) have one split, the publisher's, in which no artist is in both parts.
 
 Yacht and energy are included in the package; LICENSES.md names their authors.
 """
@@ -28,7 +28,7 @@ SIZES = {
     "naval-propulsion-plant": (11_934, 16), "power-plant": (9_568, 4), "protein-tertiary-structure": (45_730, 9),
     "wine-quality-red": (1_599, 11), "yacht": (308, 6), "year": (515_345, 90), "YearPredictionMSD": (515_345, 90),
 }  # fmt: skip
-"""Rows and features of the standard datasets, by which files of another dataset are recognised."""
+"""Numbers of rows and features of the standard datasets. Files with other numbers belong to another dataset."""
 
 YEAR, YEAR_FILE, YEAR_TRAIN = ("year", "YearPredictionMSD"), "YearPredictionMSD.txt", 463_715
 """Names of the years of songs, their published file (target in the first column), and its number of training rows."""
@@ -51,7 +51,7 @@ def uci(name: str, split: int = 0, root: Root = None) -> tuple[Data, Data]:
     (277, 31, (6,))
     """
     if isinstance(split, bool) or not isinstance(split, int) or split < 0:
-        raise InputError(f"{name}: split={split!r}: give the number of a split, from 0")
+        raise InputError(f"{name}: split={split!r}: give the number of a split, counted from 0")
     if name in YEAR and split:
         raise InputError(f"{name}: split={split}: only split 0 is published, with the first {YEAR_TRAIN:,} rows for training")
     if root is None and name in EMBEDDED:
@@ -75,12 +75,12 @@ def draw_split(count: int, split: int, splits: int = 20) -> tuple[Array, Array]:
 
 
 def year_split(count: int) -> tuple[Array, Array]:
-    """Training and test rows of the years of songs: the first and the last ones, as published."""
+    """Training and test rows of the years of songs, as published: the first rows are for training, the last for testing."""
     return np.arange(YEAR_TRAIN), np.arange(YEAR_TRAIN, count)
 
 
 def read_table(name: str, root: Root) -> tuple[Array, Array, Path]:
-    """Reads inputs ``[N, D]`` and targets ``[N, 1]`` as published, and returns the folder of the files with them."""
+    """Reads a published dataset. Returns its inputs ``[N, D]``, its targets ``[N, 1]``, and the folder of its files."""
     names = YEAR if name in YEAR else (name,)
     folders = [form.format(one) for one in names for form in ("uci/{}", "UCI_Datasets/{}/data", "{}/data", "{}")]
     page, files = (YEAR_PAGE, f"{YEAR_FILE}|data.csv") if name in YEAR else (PAGE, "data.txt|data.csv")
@@ -109,7 +109,11 @@ def _check_size(name: str, folder: Path, shape: tuple[int, ...]) -> None:
         (rows, features), same = SIZES[name], [other for other, size in SIZES.items() if size == shape]
         raise FileError(
             f"uci({name!r}): {folder} has {shape[0]:,} rows of {shape[1]} features, but {name} has {rows:,} of {features}"
-            + (f"; these are the numbers of {same[0]}" if same else "; the target is one column, the last of data.csv")
+            + (
+                f"; these are the numbers of {same[0]}: put the files of {name} there"
+                if same
+                else "; check that data.csv has all rows, and the target as its last column"
+            )
         )
 
 
@@ -119,7 +123,9 @@ def _read_split(name: str, folder: Path, count: int, split: int) -> tuple[Array,
         return _read_npz_split(name, folder, count, split)
     if not (folder / f"index_train_{split}.txt").is_file():
         splits = len(list(folder.glob("index_train_*.txt")))
-        raise FileError(f"{folder} has no index_train_{split}.txt: it has {splits} splits")
+        raise FileError(
+            f"{folder} has no index_train_{split}.txt: choose one of its {splits} splits, or download the missing file"
+        )
     train, test = (_read_indices(folder / f"index_{part}_{split}.txt", count) for part in ("train", "test"))
     return train, test
 
@@ -132,11 +138,13 @@ def _read_npz_split(name: str, folder: Path, count: int, split: int) -> tuple[Ar
         with np.load(path, allow_pickle=False) as file:
             train, test = file["train"].astype(np.int64), file["test"].astype(np.int64)
     except Exception as error:  # numpy raises many kinds of errors on damaged files
-        raise FileError(f"{path} must hold the arrays train and test: {error}") from error
+        raise FileError(
+            f"{path} must hold the arrays train and test: {error}. Save it with np.savez(path, train=..., test=...)"
+        ) from error
     if split >= len(train):
         raise InputError(f"split={split}: {path} has splits 0 to {len(train) - 1}")
     if max(train.max(), test.max()) >= count or min(train.min(), test.min()) < 0:
-        raise FileError(f"{path} has row indices beyond the {count} rows of data.csv")
+        raise FileError(f"{path} has row indices beyond the {count} rows of data.csv: the two files do not belong together")
     return train[split], test[split]
 
 
@@ -148,9 +156,11 @@ def _read_table(path: Path, delimiter: str | None) -> Array:
     try:
         table = np.loadtxt(path, delimiter=delimiter, ndmin=2)
     except (ValueError, OSError) as error:
-        raise FileError(f"{path} is not a table of numbers: {error}") from error
+        raise FileError(f"{path} is not a table of numbers: {error}. Remove headers and text from it") from error
     if len(table) < 2 or table.shape[1] < 2:
-        raise FileError(f"{path} has shape {list(table.shape)}: it needs at least two rows, a feature and a target")
+        raise FileError(
+            f"{path} has shape {list(table.shape)}: it needs at least two rows, and columns for a feature and the target"
+        )
     return table
 
 
@@ -161,14 +171,14 @@ def _read_indices(path: Path, below: int) -> Array:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} is not a list of numbers: {error}. Get it again from {PAGE}") from error
     if not len(indices) or indices.min() < 0 or indices.max() >= below:
-        raise FileError(f"{path} must have numbers from 0 to {below - 1}")
+        raise FileError(f"{path} must hold numbers from 0 to {below - 1}: get it again from {PAGE}")
     return indices
 
 
 def _check_finite(name: str, inputs: Array, targets: Array) -> None:
     wrong = ~(np.isfinite(inputs).all(1) & np.isfinite(targets).all(1))
     if wrong.any():
-        raise FileError(f"uci({name!r}): row {int(wrong.argmax())} has a number that is NaN or infinite")
+        raise FileError(f"uci({name!r}): row {int(wrong.argmax())} has a NaN or infinite number: remove the row")
 
 
 def _parts(name: str, split: int, inputs: Array, targets: Array, train: Array, test: Array) -> tuple[Data, Data]:

@@ -22,7 +22,7 @@ WIDTH = 5.0
 """Width of a figure with one panel, in inches."""
 
 FEW = 5
-"""Up to this many runs the legend fits inside the axes; with more it goes below them."""
+"""Largest number of runs whose legend fits inside the axes; a longer legend goes below them."""
 
 
 def new_figure(width: float, height: float, look: Look) -> Figure:
@@ -45,14 +45,14 @@ def axes_or_new(ax: Axes | None, height: float, look: Look) -> Axes:
     from matplotlib.axes import Axes
 
     if not isinstance(ax, Axes):
-        raise InputError(f"ax must be one matplotlib Axes, not {type(ax).__name__}")
+        raise InputError(f"ax must be one matplotlib Axes, not {type(ax).__name__}: for an array of axes pass axes[0]")
     return ax
 
 
 def make_panels(count: int, ax: Axes | None, columns: int | None, height: float, look: Look) -> list[Axes]:
-    """Returns `count` panels with shared axes, `columns` to a row. One panel may be `ax`."""
+    """Returns `count` panels with shared axes, `columns` to a row. If count is 1 and `ax` is given, the panel is `ax`."""
     if columns is not None and columns < 1:
-        raise InputError(f"columns={columns}: must be at least 1")
+        raise InputError(f"columns={columns} must be at least 1")
     if ax is not None and count > 1:
         raise InputError(f"ax= takes one panel, but there are {count}: leave out ax=, or draw one panel at a time")
     if count == 1:

@@ -54,7 +54,7 @@ def corruption(
 def _by_severity(name: str, run: Mapping[int, Numbers]) -> dict[int, Floats]:
     """Returns the values of a run in the order of severity."""
     if not isinstance(run, Mapping) or not run:
-        raise InputError(f"{name!r} must be a dict of severity to values, {{1: [...], 2: [...]}}: it is {run!r:.60}")
+        raise InputError(f"{name!r} must be a dict of severity to values, {{1: [...], 2: [...]}}, not {run!r:.60}")
     return {severity: read(run[severity], f"severity {severity} of {name!r}", "N") for severity in sorted(run)}
 
 

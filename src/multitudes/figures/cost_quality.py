@@ -36,7 +36,7 @@ def cost_quality(
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
-    """Draws a labelled disc per method: cost to the right, quality upwards, size as the area.
+    """Draws a labelled disc per method: cost on the x axis, quality on the y axis, size as the disc's area.
 
     `methods` holds dicts {"name": ..., "cost": ..., "quality": ..., "size": ...}. The arguments `cost`, `quality` and `size`
     are the labels of these numbers, such as cost="multiply-adds (G)". log=True makes the cost axis logarithmic.
@@ -61,10 +61,10 @@ def _read(methods: Iterable[Mapping[str, Any]], log: bool) -> tuple[list[str], F
         raise InputError("methods is empty: give at least one method")
     for row in rows:
         if not isinstance(row, Mapping) or not set(KEYS) <= set(row):
-            raise InputError(f"each method must be a dict with the keys {', '.join(KEYS)}: {row!r:.80}")
+            raise InputError(f"each method must be a dict with the keys {', '.join(KEYS)}, not {row!r:.80}")
     costs, qualities, sizes = (read([row[key] for row in rows], key, "N") for key in KEYS[1:])
     if (sizes <= 0).any() or (log and (costs <= 0).any()):
-        raise InputError("size must be above 0" + (", and so must cost with log=True" if log else ""))
+        raise InputError("the size of a method must be above 0" + (", and so must cost with log=True" if log else ""))
     return [legend_text(row["name"]) for row in rows], costs, qualities, sizes
 
 
@@ -115,7 +115,7 @@ def _size_legend(ax: Axes, sizes: Floats, label: str, look: Look) -> None:
 
 
 def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: Floats, look: Look) -> None:
-    """Writes the names beside the discs, with a line from a disc to a name that is far away."""
+    """Writes the names beside the discs. A name that is far from its disc gets a line to it."""
     figure = canvas.figure_of(ax)
     texts = [
         ax.annotate(name, (x, y), color=look.ink, fontsize=canvas.SIZE - 1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 READABLE = 16
-"""Up to this many members the cells are large enough for numbers."""
+"""Largest number of members whose cells have room for numbers."""
 
 
 def disagreement(
@@ -30,12 +30,12 @@ def disagreement(
 ) -> Figure:
     """Draws the matrix ``[M, M]`` as a heat map. With up to 16 members each cell shows its number.
 
-    `names` are the names of the members, 0, 1, ... by default. `label` is the label of the colour bar.
+    `names` are the members' names, by default 0, 1, ...; `label` is the label of the colour bar.
     """
     colours, values = look(theme), read(matrix, "matrix", "M M", {})
     members = range(len(values)) if names is None else list(names)
     if len(members) != len(values):
-        raise InputError(f"names has {len(members)} names for {len(values)} members")
+        raise InputError(f"names has {len(members)} names for {len(values)} members: give one name per member")
     ax = canvas.axes_or_new(ax, 4.3, colours)
     low, high = min(0.0, float(values.min())), float(values.max())
     image = ax.imshow(values, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)

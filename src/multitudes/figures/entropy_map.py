@@ -36,7 +36,7 @@ def entropy_map(
     """Draws entropy ``[H, G]`` over a grid x ``[G]``, y ``[H]``, with training points (xy ``[P, 2]``, labels ``[P]``).
 
     Give entropy as a dict, {"single": entropy, ...}, to draw one panel per name, `columns` panels to a row. All panels share
-    one colour scale, which ends at `top`: by default the largest entropy; log K for K classes is a good choice.
+    one colour scale. It ends at `top`, by default the largest entropy; for K classes log K is a good choice.
     """
     colours, sizes = look(theme), {}  # type: Look, dict[str, int]
     x, y = _rising(x, "x", "G", sizes), _rising(y, "y", "H", sizes)

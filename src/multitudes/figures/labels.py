@@ -1,4 +1,4 @@
-"""Places labels beside discs so that they do not overlap if there is room."""
+"""Places labels beside discs, without overlap if there is room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Disc(NamedTuple):
 
 
 def place(discs: list[Disc], room: Box) -> list[Box]:
-    """Returns a box for each label. Greedy: each label takes the best place beside its disc given the earlier labels."""
+    """Returns a box for each label. Greedy: each label in turn takes the best place that is left."""
     places: list[Box] = []
     for disc in discs:
         costs = {box: _hidden(box, discs, room) + sum(_overlap(box, other) for other in places) for box in _choices(disc)}

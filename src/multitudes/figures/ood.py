@@ -29,12 +29,12 @@ def ood(
 ) -> Figure:
     """Draws a histogram of in- and out-of-distribution scores for each run, and the ROC curves of all runs.
 
-    `runs` maps a name to (score_in ``[N]``, score_out ``[M]``), where larger means more out-of-distribution. `score` is the
+    `runs` maps a name to (score_in ``[N]``, score_out ``[M]``), larger for more out-of-distribution. `score` is the
     name of the score, such as "entropy". columns=1 puts the ROC below the histograms. The legend shows the AUROC of each run.
     """
     colours, scores = look(theme), _scores(runs)
     if bins < 1 or columns not in (1, 2):
-        raise InputError(f"bins={bins}, columns={columns}: bins must be at least 1, columns 1 or 2")
+        raise InputError(f"bins={bins} must be at least 1, and columns={columns} must be 1 or 2")
     tall = max(3.7, 0.5 + 1.7 * len(scores))
     figure = (
         canvas.new_figure(7.8, tall, colours)

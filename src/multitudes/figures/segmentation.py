@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PER_LINE = {4: 8, 2: 5, 1: 4}
-"""Classes per line of the legend, by number of columns."""
+"""Number of classes per line of the legend, for each number of columns."""
 
 
 def segmentation(
@@ -49,7 +49,7 @@ def segmentation(
     limit = entropy_limit([doubt], top)
     void = np.zeros_like(truth, dtype=bool) if ignore is None else truth == ignore
     if void.all():
-        raise InputError(f"every pixel has the label ignore={ignore}, so there is nothing to draw")
+        raise InputError(f"every pixel has the label ignore={ignore}: give labels with at least one other pixel")
     count = _count(truth[~void], guess, classes)
     palette = _palette(count, colours)
     first, second, third, fourth = _panels(columns, sizes["H"] / sizes["W"], len(classes or ()), colours)
@@ -71,7 +71,7 @@ def segmentation(
 def _panels(columns: int, shape: float, names: int, look: Look) -> list[Axes]:
     """Returns four panels for images with `shape` = height / width, above a legend of `names` names."""
     if columns not in PER_LINE:
-        raise InputError(f"columns={columns}: must be 1, 2 or 4")
+        raise InputError(f"columns={columns} must be 1, 2 or 4")
     width = {4: 10.0, 2: 6.0, 1: canvas.WIDTH}[columns]
     lines = math.ceil(names / PER_LINE[columns])
     picture = (width - 0.6) / columns - 0.15

@@ -70,7 +70,7 @@ LOOKS: dict[str, Look] = {
 def look(theme: str) -> Look:
     """Returns the colours of a theme by its name."""
     if theme not in LOOKS:
-        raise InputError(f"theme={theme!r}: must be {' or '.join(map(repr, LOOKS))}")
+        raise InputError(f"theme={theme!r} must be {' or '.join(map(repr, LOOKS))}")
     return LOOKS[theme]
 
 

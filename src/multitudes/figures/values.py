@@ -34,7 +34,7 @@ class Predicted(Protocol):
 def read(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = None) -> Floats:
     """Returns values in double precision after checking that they are finite and have these axes, such as "M N".
 
-    `sizes` maps an axis to its length. Unknown axes are added; known ones must match.
+    `sizes` maps an axis to its length: lengths in `sizes` must match, and new axes are added to it.
     """
     array, sizes = _array(values, name), {} if sizes is None else sizes
     letters = axes.split()
@@ -45,7 +45,7 @@ def read(values: Numbers, name: str, axes: str, sizes: dict[str, int] | None = N
         if sizes.setdefault(letter, size) != size:
             raise InputError(f"{name} must have the shape {shape} with {letter} = {sizes[letter]}, not {list(array.shape)}")
     if not array.size:
-        raise InputError(f"{name} is empty: {list(array.shape)}")
+        raise InputError(f"{name} is empty, of shape {list(array.shape)}: give at least one value")
     if not np.isfinite(array).all():
         kind = "NaN" if np.isnan(array).any() else "infinite"
         raise InputError(f"{name} is {kind} in {(~np.isfinite(array)).sum()} of {array.size} places: remove these values")
@@ -78,14 +78,14 @@ def legend_text(name: Any) -> str:
 
 
 def pair(run: Any, name: str, parts: str) -> tuple[Any, Any]:
-    """Returns the two parts of a run, which the error calls `parts`."""
+    """Splits a run into its two parts. `parts` describes them in the error message."""
     if not isinstance(run, (tuple, list)) or len(run) != 2:
         raise InputError(f"{name!r} must be a pair {parts}, not {type(run).__name__}")
     return run[0], run[1]
 
 
 def confidence_and_correct(runs: Any, ignore: int | None = None) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns (confidence ``[N]``, correct ``[N]``) of each run, which may be (prediction, targets)."""
+    """Returns (confidence ``[N]``, correct ``[N]``) of each run. A run may also be given as (prediction, targets)."""
     checked = {}
     for name, run in named_runs(runs, '{"single": (confidence, correct)}'):
         confidence, correct = pair(run, name, "(confidence [N], correct [N]) or (prediction, targets)")
@@ -106,7 +106,7 @@ def entropy_limit(entropies: list[Floats], top: float | None) -> float:
         raise InputError("entropy is negative: give -(p * p.log()).sum() over classes")
     limit = (max(float(array.max()) for array in entropies) or 1.0) if top is None else top
     if not 0 < limit < np.inf:
-        raise InputError(f"top={top}: must be above 0 and finite, such as log(K) for K classes")
+        raise InputError(f"top={top} must be above 0 and finite, such as log(K) for K classes")
     return limit
 
 

@@ -1,7 +1,7 @@
 """The networks of the papers. Every class takes `width=`, a factor on all its hidden widths.
 
 Classes     ResNet, WideResNet, PyramidNet, ViT, MLP, LeNet, SmallCNN, all of them a Network
-By name     resnet18, wideresnet28_10, ... as the papers' tables have them
+By name     resnet18, wideresnet28_10, ...: the networks of the papers' tables
 
 >>> from multitudes import models
 >>> net = models.resnet18(classes=100, width=0.25)

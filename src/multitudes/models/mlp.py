@@ -15,7 +15,7 @@ from multitudes.models.network import Network
 class MLP(Network):
     """Multilayer perceptron: linear layers with ReLU in between.
 
-    inputs, hidden, outputs  sizes of the input, of the hidden layers (times `width`) and of the output
+    inputs, hidden, outputs  number of input features, hidden units per layer (before `width`) and outputs
     norm     "hidden": BatchNorm after every hidden layer, before its ReLU. "all": after the input too
     gamma    initial γ of BatchNorm
     dropout  rate of dropout after the input and after every hidden layer; 0 for none

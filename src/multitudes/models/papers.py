@@ -41,7 +41,7 @@ def wideresnet16_4(**arguments: Any) -> WideResNet:
 
 
 def wideresnet28_10(**arguments: Any) -> WideResNet:
-    """WideResNet-28-10; with bias=True, late_stride=True as counted in the tables of Packed-Ensembles."""
+    """WideResNet-28-10. With bias=True, late_stride=True it is the variant in the tables of Packed-Ensembles."""
     return WideResNet(28, 10, **arguments)
 
 

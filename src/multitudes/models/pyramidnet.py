@@ -35,7 +35,7 @@ class Pyramidal(nn.Module):
 
 
 class PyramidNet(Network):
-    """PyramidNet with basic blocks for 32×32 images; `depth` is 6 n + 2, `alpha` the channels added over all blocks."""
+    """PyramidNet with basic blocks for 32×32 images. `depth` is 6 n + 2; all blocks together add `alpha` channels."""
 
     group1: nn.Sequential
     group2: nn.Sequential

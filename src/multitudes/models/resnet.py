@@ -73,7 +73,7 @@ class ResNet(Network):
     """ResNet, or ResNeXt with groups > 1, of depth 18, 34, 50, 101 or 152.
 
     stem                 "cifar" or "imagenet"
-    groups, group_width  ResNeXt's cardinality and width of a group, 32 and 4 in ResNeXt-50 32×4d
+    groups, group_width  number of groups (ResNeXt's cardinality) and width of each: 32 and 4 in ResNeXt-50 32×4d
     """
 
     layer1: nn.Sequential
@@ -97,7 +97,8 @@ class ResNet(Network):
             raise InputError(f"ResNet(depth={depth}): choose from {', '.join(map(str, DEPTHS))}")
         if groups > 1 and depth < 50:
             raise InputError(
-                f"ResNet(depth={depth}, groups={groups}): groups need a depth of at least 50, whose blocks are bottlenecks"
+                f"ResNet(depth={depth}, groups={groups}): grouped convolutions need bottleneck blocks: give depth 50, "
+                "101 or 152, or groups=1"
             )
         if stem not in ("cifar", "imagenet"):
             raise InputError(f"ResNet(stem={stem!r}): give 'cifar' or 'imagenet'")

@@ -35,7 +35,7 @@ class ViT(Network):
 
     image, patch  side of the image and of a patch, in pixels
     size          width of the tokens; `width` scales it to a multiple of `heads`
-    ratio         hidden units of the MLPs per token width
+    ratio         hidden units of an MLP = ratio × token width
     """
 
     def __init__(

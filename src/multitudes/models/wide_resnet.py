@@ -36,11 +36,11 @@ class PreActivation(nn.Module):
 
 
 class WideResNet(Network):
-    """WideResNet for 32×32 images; `depth` is 6 n + 4, `widen` the factor on the widths of ResNet.
+    """WideResNet for 32×32 images. `depth` is 6 n + 4; `widen` multiplies the widths of ResNet.
 
     dropout            rate between the convolutions of a block
-    bias, late_stride  biases in convolutions, and the stride in the second convolution of a block: the variant in the tables
-                       of Packed-Ensembles
+    bias, late_stride  biases in convolutions; the stride in the second convolution of a block. Both are True in the
+                       tables of Packed-Ensembles
     """
 
     group1: nn.Sequential

@@ -13,7 +13,7 @@ from multitudes.prediction.values import CLASSES
 class Members(Mapping[str, Tensor]):
     """Members' outputs by name, ``[M, N, ...]``: "logits" or "probs" for classification, "mean" and "variance" for regression.
 
-    Each is also an attribute. `members.probs` and `members.labels` are computed from logits where only those are stored.
+    Each tensor is also an attribute. If only logits are stored, `members.probs` and `members.labels` are computed from them.
     """
 
     def __init__(self, values: Mapping[str, Tensor], task: str) -> None:
@@ -39,7 +39,7 @@ class Members(Mapping[str, Tensor]):
             scores = next(iter(values.values()))
             threshold = 0.0 if "logits" in values else 0.5
             return scores.argmax(2) if self._task == "classes" else (scores > threshold).long()
-        raise AttributeError(f"these members have no {name}, only {', '.join(values)}")
+        raise AttributeError(f"members have no {name}: use one of {', '.join(values)}")
 
     @property
     def shape(self) -> torch.Size:

@@ -37,12 +37,12 @@ def predict(
     moments_only: bool = False,
     split: Split | None = None,
 ) -> Prediction:
-    """Predicts a tensor, `mt.Inputs`, a dataset or a dataloader, in eval mode and in its order.
+    """Runs the ensemble in eval mode on a tensor, `mt.Inputs`, a dataset or a dataloader. Examples stay in order.
 
     device        where to compute; by default where the ensemble is. The ensemble is moved back afterwards
     amp           autocast: True for bfloat16, or a dtype
     progress      whether to show a progress bar; by default on a terminal only
-    task          what the outputs mean, if it is not the ensemble's task
+    task          meaning of the outputs; by default the ensemble's task
     output        the name of the output tensor to use, if the network returns several
     class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``
     moments_only  stores the mixture and its uncertainty, not each member's outputs: saves memory with many members
@@ -68,11 +68,11 @@ def predict(
 
 
 def refuse_batches(first: Any, ensemble: Ensemble) -> None:
-    """Refuses a list of batches: a list is read as a dataset of examples, which have one axis less."""
+    """Refuses a list of batches, because a list is read as a dataset of single examples. These have one axis less."""
     shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
     tensors = Inputs.of(input_and_target(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
     if shapes and tensors and tensors[0].ndim >= len(shapes[0]):
-        raise InputError("this is a list of batches, and a list is read as a dataset of examples: pass iter(batches)")
+        raise InputError("data= is a list of batches, but a list must hold single examples: pass iter(batches)")
 
 
 class Collector:
@@ -89,12 +89,14 @@ class Collector:
         members = tasks.output_of(outputs, self.output)
         if members.ndim < 2 or members.shape[1] != count:
             raise InputError(
-                f"a member's outputs for {count} example{'s' if count > 1 else ''} have shape {list(members.shape[1:])}: "
-                "their first axis must be the batch"
+                f"for {count} example{'s' if count > 1 else ''} a member returns outputs of shape {list(members.shape[1:])}: "
+                "make the batch their first axis"
             )
         values = tasks.values_of(members, self.task, self.ensemble.method)
         if targets is not None and (not targets.ndim or len(targets) != count):
-            raise InputError(f"a batch of {count} examples has targets of shape {list(targets.shape)}")
+            raise InputError(
+                f"a batch has {count} examples, but targets of shape {list(targets.shape)}: give one target per example"
+            )
         self.keep(values, count)
         self.unlabelled |= targets is None
         if targets is not None:
@@ -133,7 +135,8 @@ class AllMembers(Collector):
                 self.room[name] = torch.empty(value.shape[0], self.total, *value.shape[2:], dtype=value.dtype)
             if value.shape[2:] != self.room[name].shape[2:]:
                 raise InputError(
-                    f"outputs have shape {list(value.shape[2:])} in one batch and {list(self.room[name].shape[2:])} in another"
+                    f"outputs have shape {list(value.shape[2:])} in one batch and {list(self.room[name].shape[2:])} in "
+                    "another: pad or resize all inputs to one shape"
                 )
             self.room[name][:, self.seen : self.seen + count] = value.cpu()
 

@@ -33,7 +33,7 @@ from multitudes.prediction.values import (
 )
 
 NOT_DESCRIBED = ("probs", "logs", "mean", "aleatoric", "epistemic")
-"""Cached tensors that `described` leaves out."""
+"""Names of cached tensors that `described` does not return."""
 
 PIECE = 1 << 20
 """Numbers in one piece of members' outputs: about as many as fit into a processor's cache."""
@@ -90,13 +90,15 @@ class Prediction:
         self._computed: dict[str, Tensor] = {}
         self.targets = None if targets is None else torch.as_tensor(targets)
         if self.targets is not None and (not self.targets.ndim or len(self.targets) != len(self)):
-            raise InputError(f"targets have shape {list(self.targets.shape)}, and there are {len(self)} examples")
+            raise InputError(
+                f"targets have shape {list(self.targets.shape)} for {len(self)} examples: give one target per example"
+            )
 
     @property
     def members(self) -> Members:
         """Members' outputs, ``[M, N, ...]``: `pred.members.logits`, `.probs`, `.labels`; `.mean`, `.variance`."""
         if not self.has_members:
-            raise InputError("this prediction has moments only, not the members' outputs: predict(..., moments_only=False)")
+            raise InputError("this prediction has no members' outputs, only moments: call predict with moments_only=False")
         return Members(self._values, self.task)
 
     @property
@@ -153,7 +155,7 @@ class Prediction:
     def _statistic(self, name: str) -> Tensor:
         statistics = self.described()
         if name not in statistics:
-            raise InputError(f"{name} needs logits, and this prediction has probs: Prediction(logits=...)")
+            raise InputError(f"{name} needs logits, but this prediction was made from probs: use Prediction(logits=...)")
         return statistics[name]
 
     @property
@@ -215,7 +217,7 @@ class Prediction:
         if len(kinds) != 1:
             raise InputError(
                 "cat needs predictions of the same task, members, calibrator and shape"
-                + (f"; these have {len(kinds)} different kinds" if kinds else ", and there are none")
+                + (f"; parts= mixes {len(kinds)} different kinds" if kinds else ", but parts= is empty")
             )
         targets = [part.targets for part in parts]
         moments = [part._computed if not part.has_members else {} for part in parts]
@@ -251,7 +253,7 @@ class Prediction:
         return new
 
     def to_tensors(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Returns settings, as JSON, and tensors of which `from_tensors` makes this prediction again."""
+        """Returns the settings (for JSON) and the tensors from which `from_tensors` rebuilds this prediction."""
         about = {"task": self.task, "count": self.count, "temperature": self.temperature, "members": self.has_members}
         about["calibrator"] = None if self.calibrator is None else self.calibrator.settings()
         repeated = {"probs"} if "logs" in self._computed else set()
@@ -260,7 +262,7 @@ class Prediction:
 
     @classmethod
     def from_tensors(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prediction:
-        """Returns the prediction that `to_tensors` described."""
+        """Rebuilds a prediction from the two results of `to_tensors`."""
         values = {name: value for name, value in tensors.items() if name != "targets"}
         if about["members"]:
             new = cls(**values, task=about["task"], targets=tensors.get("targets"))  # type: ignore[arg-type]
@@ -285,7 +287,7 @@ class Prediction:
         try:
             return cls.from_tensors(about, tensors)
         except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"{path} does not describe a prediction: {error}") from error
+            raise FileError(f"{path} holds no valid prediction: {error}. Write it again with pred.save") from error
 
     def __repr__(self) -> str:
         sizes = [f"{self.count} member{'s' if self.count > 1 else ''}", f"{len(self):,} examples"]
@@ -305,7 +307,7 @@ class Prediction:
 
     @property
     def margin(self) -> Tensor:
-        """The probability of the most probable class minus that of the second."""
+        """The probability of the most probable class minus that of the second most probable."""
         return self._statistic("margin")
 
     @property
@@ -350,7 +352,7 @@ class Prediction:
 
     @property
     def aleatoric(self) -> Tensor:
-        """The members' mean variance, the noise of an observation; 0 if members have no variances."""
+        """The mean of the members' variances: the noise of an observation. 0 if members predict no variance."""
         return self._moment("aleatoric")
 
     @property
@@ -380,7 +382,7 @@ class Prediction:
         self._moment("mean")
         if "variance" not in self.members:
             raise InputError(
-                f"{caller} needs variances, and these members have means only: train with task='gaussian', or use "
+                f"{caller} needs variances, but these members predict only means: train with task='gaussian', or use "
                 "EMP(tau_output=...)"
             )
         return self._values["mean"], self._values["variance"]
@@ -388,10 +390,10 @@ class Prediction:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Returns the lower and upper end of the mixture's central interval of probability `level`, ``[N, ...]`` each.
 
-        Exact for a mixture of Gaussians. With moments or means only, it is the interval of a Gaussian with the same moments.
+        Exact if members predict variances. Otherwise, or with moments only, it is that of a Gaussian with the same moments.
         """
         if not 0 < level < 1:
-            raise InputError(f"level={level} must be between 0 and 1")
+            raise InputError(f"level={level} must be between 0 and 1, such as 0.95")
         if "variance" not in self._values and self.count == 1 and not bool((self.variance > 0).any()):
             raise InputError(
                 "interval needs an uncertainty: a single network without variances has none. Train with task='gaussian', or "
@@ -405,7 +407,7 @@ class Prediction:
         return low, high
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws from the mixture, ``[count, N, ...]``; each draw of an example comes from one random member."""
+        """Draws `count` samples from the mixture, ``[count, N, ...]``. Each sample comes from one random member."""
         mean, variance = self._gaussians("sample")
         chosen = torch.randint(self.count, (count, len(self)), generator=generator).to(mean.device)
         noise = torch.randn((count, *mean.shape[1:]), generator=generator, dtype=mean.dtype).to(mean.device)

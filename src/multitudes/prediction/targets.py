@@ -23,7 +23,7 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
     """
     if targets is None:
         if prediction.targets is None:
-            raise InputError("there are no targets: pass targets, or predict a dataset that yields pairs (input, target)")
+            raise InputError("there are no targets: pass targets=, or predict a dataset of pairs (input, target)")
         targets = prediction.targets
     tensor = torch.as_tensor(targets).detach().cpu()
     _check_order(prediction, tensor)
@@ -36,7 +36,7 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
 
 
 def _check_order(prediction: Prediction, targets: Tensor) -> None:
-    """Refuses targets that differ from those of the predicted dataset: after a shuffled dataloader, the order is wrong."""
+    """Refuses targets that differ from those of the predicted dataset: a shuffled dataloader would pair them wrongly."""
     known = None if prediction.targets is None else torch.as_tensor(prediction.targets)
     if (
         known is not None
@@ -44,16 +44,16 @@ def _check_order(prediction: Prediction, targets: Tensor) -> None:
         and not torch.equal(known.reshape(-1).cpu(), targets.reshape(-1).to(known.dtype))
     ):
         raise InputError(
-            "targets differ from pred.targets, those of the predicted dataset. A shuffled dataloader changes the order: leave "
-            "targets out. To use other targets, set pred.targets = None"
+            "targets differ from pred.targets, which came with the predicted dataset. Leave targets out: a shuffled dataloader "
+            "has another order. To use other targets, set pred.targets = None first"
         )
 
 
 def reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
-    """Reshapes targets like the prediction, from which they may differ only by axes of length one."""
+    """Reshapes targets to the shape of the prediction. Their shape may differ only by axes of length one."""
     hint = ""
     if prediction.task == "classes" and targets.ndim == len(prediction.shape) + 1 and targets.shape[1] == prediction.classes:
         hint = ": give labels, targets.argmax(1)"
     elif prediction.task == "classes" and targets.ndim == len(prediction.shape) > 1:
-        hint = f"; axis 1 was taken for {prediction.classes} classes: if they are the last axis, pass class_axis=-1"
+        hint = f"; axis 1 was read as {prediction.classes} classes: if classes are the last axis, pass class_axis=-1"
     return reshape_like(targets, prediction.shape, "predictions", hint)

@@ -36,7 +36,7 @@ def variance_of(raw: Tensor) -> Tensor:
 
 
 def output_of(outputs: Any, name: str | None) -> Tensor:
-    """Returns the only output tensor of a model, or the one of several that `name` chooses."""
+    """Returns the model's output tensor; if it has several, the one called `name`."""
     tensors = {path: leaf for path, leaf in tree.leaves(outputs) if isinstance(leaf, Tensor)}
     if name is None and len(tensors) == 1:
         return next(iter(tensors.values()))
@@ -66,9 +66,7 @@ def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tenso
 def mean_and_raw_variance(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Splits a Gaussian head's output into means and raw variances: ``[M, B, 2 D, ...]`` → ``[M, B, D, ...]`` each"""
     if outputs.ndim < 3 or outputs.shape[2] % 2:
-        raise InputError(
-            f"task='gaussian' needs D means and D variances per example, [M, B, 2 D, ...], not {list(outputs.shape)}"
-        )
+        raise InputError(f"task='gaussian' needs outputs [M, B, 2 D, ...], D means and D variances, not {list(outputs.shape)}")
     mean, raw = outputs.chunk(2, 2)
     return mean, raw
 

@@ -3,8 +3,8 @@
 Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599
 Rahaman, Thiery, "Uncertainty Quantification and Deep Ensembles", NeurIPS 2021, https://arxiv.org/abs/2007.08792
 
-Members can be calibrated: p_m ∝ exp(z_m / T_m), where T_m minimises the NLL of member m. Or the mixture: p ∝ p̄^(1/T), where
-T minimises the NLL of the ensemble and the members do not change. A mixture of calibrated members is underconfident, so
+Members can be calibrated: p_m ∝ exp(z_m / T_m), where T_m minimises the NLL of member m. Or the mixture can be: p ∝ p̄^(1/T),
+where T minimises the NLL of the ensemble and members do not change. A mixture of calibrated members is underconfident, so
 calibrate the mixture for predictions.
 """
 
@@ -34,7 +34,7 @@ LEAST, MOST = 0.01, 100.0
 class Calibrator:
     """Temperatures of the members, or one temperature of the mixture.
 
-    Set `ens.calibrator` to it: predictions, `ens.average()` and files of the ensemble then use it.
+    Assign it to `ens.calibrator`: `mt.predict` and `ens.average()` then apply it, and `mt.save` stores it.
     """
 
     members: tuple[float, ...] | None = None
@@ -53,7 +53,7 @@ class Calibrator:
                 raise InputError(f"a temperature must be above 0 and finite, not {value!r}")
 
     def subset(self, members: Sequence[int]) -> Calibrator | None:
-        """Returns the temperatures of some members; None for a mixture, since the temperature of a part is unknown."""
+        """Returns the temperatures of some members. None for a mixture temperature, which was fitted to all members."""
         if self.members is None:
             return None
         return replace(self, members=tuple(self.members[m] for m in members))
@@ -66,10 +66,12 @@ class Calibrator:
         assert self.members is not None
         logits = values.get("logits")
         if logits is None:
-            raise InputError("members= temperatures need logits, and this prediction has probs. Calibrate the mixture instead")
+            raise InputError(
+                "temperatures of members need logits, but this prediction has probs: use calibrate(pred, of='mixture')"
+            )
         if logits.shape[0] != len(self.members):
             raise InputError(
-                f"this calibrator has temperatures of {len(self.members)} members, and the ensemble has {logits.shape[0]}"
+                f"the calibrator has {len(self.members)} temperatures for {logits.shape[0]} members: call calibrate again"
             )
         shape = [-1] + [1] * (logits.ndim - 1)
         return {"logits": logits / torch.tensor(self.members, dtype=logits.dtype, device=logits.device).reshape(shape)}, 1.0
@@ -81,7 +83,7 @@ class Calibrator:
 
 def _check_task(task: str) -> None:
     if task not in CLASSES:
-        raise InputError(f"task={task!r} has no temperature: only classification can be calibrated")
+        raise InputError(f"task={task!r} cannot be calibrated by temperatures: use 'classes', 'binary' or 'multilabel'")
 
 
 def calibrate(
@@ -107,7 +109,7 @@ def calibrate(
         raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
     labels = checked_targets(prediction, targets, ignore)
     if not bool((labels >= 0).any()):
-        raise InputError("calibrate needs at least one example with a label")
+        raise InputError("calibrate needs at least one example with a label: no target is a class, or all equal ignore=")
     log_probs, labels = _labelled(prediction, labels)
     if of == "mixture":
         return Calibrator(mixture=_temperature(uncertainty.pooled_log_probs(log_probs), labels))
@@ -125,7 +127,7 @@ def _labelled(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
 def _temperature(log_probs: Tensor, targets: Tensor) -> float:
     """Returns the T that minimises the NLL of softmax(log p / T).
 
-    The NLL is convex in 1/T: Newton's method, where a step changes 1/T by a factor of 4 at most.
+    The NLL is convex in 1/T. Newton's method finds the minimum; a step changes 1/T by a factor of 4 at most.
     """
     log_probs = log_probs.clamp(min=-1e4)
     inverse = torch.tensor(1.0, dtype=torch.float64)

@@ -56,7 +56,7 @@ def of_probs(probs: Tensor, mean: Tensor, labels: Tensor, shown: Tensor | None =
 
     mean     the mixture of `probs`
     labels   each member's predicted class
-    shown    the calibrated mixture, if there is one: label, confidence and entropy are taken from it
+    shown    the calibrated mixture, if there is one; label, confidence and entropy are then computed from it
     """
     members, _, classes = probs.shape
     entropies = entropy(torch.cat([mean[None], probs]))

@@ -1,4 +1,4 @@
-"""Values: checks of members' outputs, and the statistics of a piece of them."""
+"""Values: checks members' outputs, and computes the statistics of a piece of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def as_member_tensor(name: str, value: Any) -> Tensor:
     """Returns the values as a detached float tensor ``[M, N, ...]``; half precision becomes single."""
     tensor = torch.as_tensor(value).detach()
     if not tensor.is_floating_point():
-        raise InputError(f"{name} must be real numbers, not {tensor.dtype}")
+        raise InputError(f"{name} must be a float tensor, not {tensor.dtype}: use {name}.float()")
     if tensor.ndim < 2 or not tensor.shape[0]:
         raise InputError(
             f"{name} must be [M, N, ...] with at least one member, not {list(tensor.shape)}. For a single network: {name}[None]"
@@ -37,7 +37,7 @@ def check_names(task: str, values: Mapping[str, Tensor]) -> None:
         len(names) == 1 and names[0] in ("logits", "probs") if task in CLASSES else names in (["mean"], ["mean", "variance"])
     )
     if not right or (task == "gaussian" and len(names) < 2):
-        raise InputError(f"task={task!r} takes {expected}, and got {' and '.join(names) or 'nothing'}")
+        raise InputError(f"task={task!r} takes {expected}, but got {' and '.join(names) or 'nothing'}")
     if len(names) == 2 and values["mean"].shape != values["variance"].shape:
         shapes = [list(values[name].shape) for name in names]
         raise InputError(f"mean and variance must have the same shape, not {shapes[0]} and {shapes[1]}")
@@ -53,7 +53,8 @@ def with_classes_second(value: Tensor, class_axis: int) -> Tensor:
     rank = value.ndim - 1
     if not -rank <= class_axis < rank or class_axis % rank == 0:
         raise InputError(
-            f"class_axis={class_axis} is not a class axis: a network's output has {rank} axes here, and axis 0 is the batch"
+            f"class_axis={class_axis} must be from 1 to {rank - 1}, or negative: an output has {rank} axes, "
+            "and axis 0 is the batch"
         )
     return value.movedim(class_axis % rank + 1, 2)
 
@@ -65,18 +66,20 @@ def check_values(name: str, value: Tensor, task: str) -> None:
     low, high = (float(end) for end in torch.aminmax(value))
     if math.isnan(low):
         member, example = value.isnan().nonzero()[0][:2].tolist()
-        raise InputError(f"{name} has a NaN, first for member {member} and example {example}")
+        raise InputError(f"{name} has a NaN, for member {member} and example {example}: training may have diverged")
     if name != "probs" and (high == math.inf or (name != "logits" and low == -math.inf)):
-        raise InputError(f"{name} has an infinite value")
+        raise InputError(f"{name} has an infinite value: training may have diverged")
     if name == "logits" and task == "classes" and low == -math.inf:
         masked = value.amax(2) == -math.inf
         if bool(masked.any()):
             member, example = masked.nonzero()[0][:2].tolist()
-            raise InputError(f"logits of member {member} and example {example} are −∞ for every class")
+            raise InputError(
+                f"logits of member {member} and example {example} are −∞ for every class: leave at least one class unmasked"
+            )
     if name == "variance" and low < 0:
-        raise InputError(f"variance has {low:.4g}, and must be at least 0. Pass variances, not their logs")
+        raise InputError(f"variance has the value {low:.4g}, but must be at least 0: pass variances, not their logs")
     if name == "probs" and not (low >= -1e-6 and high <= 1 + 1e-6):
-        raise InputError(f"probs has {low if low < 0 else high:.4g}, which is not between 0 and 1. Pass logits as logits=")
+        raise InputError(f"probs has the value {low if low < 0 else high:.4g}, not between 0 and 1: pass logits as logits=")
     if name == "probs" and task == "classes":
         sums = value.sum(2)
         off = (sums - 1).abs() > 1e-3
@@ -126,7 +129,7 @@ def sharpened(logs: Tensor, temperature: float) -> Tensor:
 def describe(values: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
     """Computes label, confidence and uncertainties of each example of a piece, ``[n]`` each.
 
-    In double precision: in single, all confidences above 1 − 6e-8 are equal, and a small mutual information is rounding error.
+    Uses double precision: in single, all confidences above 1 − 6e-8 are equal, and a small mutual information is lost.
     """
     values = {name: value.double() for name, value in values.items()}
     logs = log_probs_of(values)

@@ -39,7 +39,7 @@ class Selection(NamedTuple):
 
 
 def examples(ranked: Sequence[Group], images: Tensor | None, classes: Sequence[str] | None) -> str:
-    """Returns the HTML of the examples of the best ensemble with a prediction for `images`; empty without images."""
+    """Returns the HTML of examples: `images` with the predictions of the best ensemble that has any. Empty without images."""
     if images is None:
         return ""
     _check_images(images)
@@ -47,13 +47,16 @@ def examples(ranked: Sequence[Group], images: Tensor | None, classes: Sequence[s
     if not fitting:
         sizes = sorted({len(g.first.prediction) for g in ranked if g.first.prediction is not None})
         lengths = " or ".join(map(str, sizes)) or "no"
-        raise InputError(f"images has {len(images)} images, but the rows have predictions for {lengths} examples")
+        raise InputError(
+            f"images= has {len(images)} images, but the rows have predictions for {lengths} examples: "
+            "pass the test set's images"
+        )
     several = [group for group in fitting if group.first.prediction.count > 1]  # type: ignore[union-attr]
     group = (several or fitting)[0]
     prediction = group.first.prediction
     assert prediction is not None
     if classes is not None and prediction.task in CLASSES and len(classes) < prediction.classes:
-        raise InputError(f"classes has {len(classes)} names for {prediction.classes} classes")
+        raise InputError(f"classes= has {len(classes)} names for {prediction.classes} classes: give one name per class")
     body = _dense(prediction, images, classes) if len(prediction.shape) > 1 else _cards(prediction, images, classes)
     seed = f", seed {group.first.seed}" if len(group.rows) > 1 else ""
     members = counted(prediction.count, "member")
@@ -110,7 +113,7 @@ def _class_card(prediction: Prediction, row: int, source: str, classes: Sequence
 
 
 def votes(prediction: Prediction, row: int) -> list[tuple[int, float, str]]:
-    """Returns (class, share, text) of the classes with the most votes; without several members, of the most probable ones."""
+    """Returns (class, share, text) of the classes with the most votes; without several members, of the most probable."""
     if prediction.has_members and prediction.count > 1:
         counts = torch.bincount(prediction.members.labels[:, row].cpu(), minlength=prediction.classes)
         order = counts.argsort(descending=True, stable=True).tolist()
@@ -187,7 +190,7 @@ def _check_images(images: Tensor) -> None:
     if images.dtype == torch.uint8:
         return
     if not images.is_floating_point() or not -1e-4 <= float(images.min()) <= float(images.max()) <= 1 + 1e-4:
-        raise InputError("images must be uint8, or float from 0 to 1: undo the normalisation, or give data.raw(...)")
+        raise InputError("images= must be uint8, or float from 0 to 1: undo the normalisation, or pass data.raw(slice(None))")
 
 
 def png(image: Tensor) -> str:

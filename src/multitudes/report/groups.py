@@ -26,7 +26,7 @@ class Value(NamedTuple):
     mean: float
     low: float
     high: float
-    """Ends of the interval: mean ± standard deviation over seeds, or the bootstrap interval of one seed, else the mean."""
+    """Ends of the interval: mean ± standard deviation over seeds; for one seed its bootstrap interval, if any, or the mean."""
     seeds: int
 
     @property
@@ -46,7 +46,7 @@ class Group:
 
     @property
     def first(self) -> Row:
-        """The row of the lowest seed, which stands for the group where one run is shown."""
+        """The row with the lowest seed. It represents the group wherever one run is shown."""
         return self.rows[0]
 
     @property
@@ -55,7 +55,7 @@ class Group:
         return self.first.method.startswith("Single(")
 
     def value(self, key: str) -> Value | None:
-        """Returns a score over seeds; None unless every row has it."""
+        """Returns a score's mean and deviation over seeds (one seed: value and interval); None unless all rows have it."""
         if not all(key in row.scores for row in self.rows):
             return None
         scores = [row.scores[key] for row in self.rows]
@@ -85,11 +85,11 @@ class Group:
 
 
 def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
-    """Groups rows in the order of their first row. Plain scores are called run 1, run 2, ..."""
+    """Groups rows that differ only in their seed, in the order of their first rows. Plain scores are named run 1, run 2, ..."""
     if isinstance(rows, (Row, Scores)) or not isinstance(rows, Sequence):
-        raise InputError(f"rows must be a list of rows or scores, not {type(rows).__name__}")
+        raise InputError(f"rows must be a list of Row or Scores, not {type(rows).__name__}: for one run pass [run]")
     if not rows:
-        raise InputError("rows is empty: give at least one row or scores")
+        raise InputError("rows is empty: give at least one Row or Scores")
     by_kind: dict[tuple[Any, ...], list[Row]] = {}
     seen: dict[tuple[Any, ...], int] = {}
     for index, one in enumerate(rows):
@@ -111,7 +111,7 @@ def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
 
 
 def primary(groups: Sequence[Group]) -> str | None:
-    """Returns the score that ranks the groups: the one that most groups have."""
+    """Returns the key of the score that ranks the groups: the one that most groups have."""
     counts = {key: sum(group.value(key) is not None for group in groups) for key in PRIMARY}
     best = max(PRIMARY, key=lambda key: counts[key])
     return best if counts[best] else None
@@ -141,7 +141,10 @@ def leaders(groups: Sequence[Group], key: str) -> list[Group]:
 
 
 def ratios(groups: Sequence[Group], key: str) -> Mapping[str, float]:
-    """Returns cost / cost of the single network, by label. The row itself or the report's row of `Single` tells the latter."""
+    """Returns the cost of each group relative to the single network, by label.
+
+    The single network's cost is in the group's rows, or is that of the only group of `Single`.
+    """
     singles = {value for group in groups if group.is_single if (value := group.cost(key)) is not None}
     common = singles.pop() if len(singles) == 1 else None
     by_label = {}
@@ -164,7 +167,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def _interval(group: Group, key: str) -> tuple[float, float]:
-    """Returns the interval, widened to hold the mean: a bootstrap interval may lie beside it."""
+    """Returns the interval, widened to include the mean, because a bootstrap interval may not."""
     value = group.value(key)
     assert value is not None
     low, high = (value.mean if math.isnan(end) else end for end in (value.low, value.high))
@@ -192,7 +195,7 @@ def corruptions(group: Group, key: str) -> dict[int, list[float]]:
 
 
 def _seedless(settings: Any) -> Any:
-    """Removes seeds at any depth."""
+    """Removes the keys of seeds from nested settings."""
     if isinstance(settings, Mapping):
         return {name: _seedless(value) for name, value in settings.items() if name != "seed"}
     return [_seedless(value) for value in settings] if isinstance(settings, (list, tuple)) else settings

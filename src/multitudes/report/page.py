@@ -54,8 +54,8 @@ def report(
     images    images of the test set in the order of the predictions, ``[N, C, H, W]``: uint8, or float from 0 to 1
     classes   names of the classes
 
-    Rows that differ only in their seed become one line with mean and standard deviation. The page leaves out figures whose
-    data the rows do not hold.
+    Rows that differ only in their seed become one line with mean and standard deviation. Figures whose data the rows
+    lack are left out.
     """
     groups = grouped(rows)
     target = Path(path)
@@ -70,7 +70,7 @@ def report(
 def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Sequence[str] | None) -> str:
     """Returns the page as text."""
     if isinstance(classes, str):
-        raise InputError("classes must be a list of names, not one str")
+        raise InputError("classes= must be a list of names, not one str: classes=['cat', 'dog']")
     chosen = drawn_groups(groups)
     best = ranked(groups, primary(groups))
     first, rest = columns(groups)
@@ -112,7 +112,7 @@ def _figures(body: str, note: str) -> str:
 
 
 def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int]) -> str:
-    """Returns the first table, its legend and glossary, and a second table with the other scores, folded."""
+    """Returns the HTML of the first table with legend and glossary, and of a collapsed second table with the other scores."""
     text = table(groups, first, "table", "Scores and costs, best first", primary(groups), colours)
     text += f'<p class="note">{legend(groups, first)}</p>'
     text += f"<details><summary>What the columns mean</summary>{glossary(first)}</details>"

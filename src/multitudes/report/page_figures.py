@@ -1,4 +1,4 @@
-"""Figures of the report with their captions. Figures whose data the rows do not hold are left out."""
+"""Figures of the report with their captions. Figures whose data the rows lack are left out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RUNS = 6
-"""Most runs in a figure: one per colour of a theme."""
+"""Largest number of runs in a figure: one per colour of a theme."""
 
 FEW = 3
-"""Most runs in figures with histograms or box plots."""
+"""Largest number of runs in figures with histograms or box plots."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class DrawnGroups(NamedTuple):
     """Which groups are shown, in words; empty if all are."""
 
     def note(self, over_seeds: bool = False) -> str:
-        """Says which groups and seeds are shown, if not all. Figures `over_seeds` average the seeds."""
+        """Says which groups and seeds are shown, if not all. `over_seeds`: the figure averages over seeds."""
         seeds = "first seed of each method" if any(len(g.rows) > 1 for g in self.groups) and not over_seeds else ""
         shown = "; ".join(text for text in (self.choice, seeds) if text)
         return f"Shown: {shown}." if shown else ""
@@ -217,7 +217,7 @@ def ood(chosen: DrawnGroups, name: str) -> PageFigure | None:
 
 
 def ood_index(chosen: DrawnGroups, name: str) -> int:
-    """Returns the index of an OOD set, for ids: its name may hold any characters."""
+    """Returns the index of an OOD set, for HTML ids: its name may hold characters that ids may not."""
     return list(dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))).index(name)
 
 

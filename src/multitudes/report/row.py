@@ -3,7 +3,7 @@
     row.json           scores, cost, settings, and the command that reproduces the row
     row.safetensors    the predictions behind the scores, and a digest of row.json
 
-Files are written atomically, row.json last. Loading refuses a pair of files from different runs, and unpickles nothing.
+Files are written atomically, row.json last. Loading refuses two files from different runs. No pickle is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN = "test"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The result of a trial: a line of the table, and everything else a report shows of it.
+    """The result of a trial: its line in the report's table, and everything else that the report shows of it.
 
     >>> Row(name="packed", method="Packed(members=4)", scores=Scores({"accuracy": 0.9}, task="classes")).seed
     0
@@ -57,8 +57,8 @@ class Row:
     """Scores of the corrupted test set, by severity."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
-    """`parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. Costs of the single network are
-    `single_parameters` and so on."""
+    """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and
+    so on are the costs of the single network."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The recipe and other settings, as JSON. The report shows `data` and `network` at its top."""
@@ -87,7 +87,7 @@ class Row:
         try:
             json.dumps(self.settings, allow_nan=False)
         except (TypeError, ValueError) as error:
-            wrong.append(f"settings must be valid JSON: {error}")
+            wrong.append(f"settings must be plain values that JSON can hold: {error}")
         if wrong:
             raise InputError("; ".join(wrong))
 
@@ -124,7 +124,7 @@ class Row:
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Row:
-        """Loads the row in a folder. Its scores have lost their evidence per example; its predictions are complete."""
+        """Loads the row in a folder. Its predictions are complete, but its scores have no data per example."""
         from multitudes.storage import digest, load_tensors
 
         place = Path(folder)
@@ -143,7 +143,9 @@ class Row:
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:
-            raise FileError(f"{place} does not hold a row: {type(error).__name__}: {error}") from error
+            raise FileError(
+                f"{place} holds no valid row (the result of a trial): {type(error).__name__}: {error}. Run the trial again"
+            ) from error
 
 
 def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:
@@ -151,7 +153,7 @@ def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> lis
     places = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
     missing = [fspath(path) for path in places if not path.exists()]
     if missing:
-        raise FileError(f"not found: {', '.join(missing)}")
+        raise FileError(f"there is no folder {', '.join(missing)}: give folders of trials")
     unique: dict[Path, Path] = {}
     for path in places:
         files = [path] if path.is_file() else sorted(path.rglob(JSON))

@@ -19,7 +19,7 @@ from multitudes.scores.columns import ood_criteria
 from multitudes.scores.evidence import Columns
 
 MOST = 100_000
-"""Most examples or pixels in a figure; larger sets are thinned evenly."""
+"""Largest number of examples or pixels in a figure; of larger sets an evenly spaced part is shown."""
 
 CRITERION = ("entropy", "variance", "msp")
 """OOD scores of the figures and the first table, in order of preference."""
@@ -28,7 +28,7 @@ LEVELS = tuple(level / 20 for level in range(1, 20))
 
 
 def confidence_and_correct(row: Row) -> tuple[Tensor, Tensor] | None:
-    """Returns (confidence ``[N]``, correct ``[N]``). Targets that are no class, such as 255 for unlabelled, do not count."""
+    """Returns (confidence ``[N]``, correct ``[N]``). Targets that are not classes, such as 255 for unlabelled, do not count."""
     pair = _of_prediction(row.prediction) if row.prediction is not None else None
     if pair is None and row.scores.evidence is not None and row.scores.task in CLASSES:
         columns = row.scores.evidence.columns

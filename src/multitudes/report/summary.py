@@ -20,7 +20,7 @@ HIGHLIGHTS = ("accuracy", "miou", "rmse", "lpd", "nll", "ece", "crps", "auroc", 
 
 
 def summary(groups: Sequence[Group]) -> str:
-    """Returns the sentence as HTML."""
+    """Returns one sentence as HTML: the best method, its score and its cost."""
     key = primary(groups)
     order = ranked(groups, key)
     best = order[0]
@@ -79,7 +79,7 @@ def _costs(groups: Sequence[Group], group: Group) -> str:
 
 
 def _cheaper(groups: Sequence[Group], key: str, best: Group) -> str:
-    """Names the cheapest group within the interval of the best, if it costs less than 80 % of the best."""
+    """Names the cheapest group whose score lies within the interval of the best, if it costs less than 80 % of the best."""
     for name in ("multiply_adds", "parameters"):
         price = ratios(groups, name)
         known = [group for group in leaders(groups, key) if group.label in price]

@@ -1,7 +1,7 @@
 """Figures as inline SVG. Colours are CSS variables of the page, so that one drawing follows the light and the dark theme.
 
-Text stays text, in the fonts of the page. Figures with a colour scale, such as heat maps, differ by more than CSS variables:
-`inline_both_themes` draws them once per theme.
+Text stays text, in the fonts of the page. Figures with a colour scale, such as heat maps, cannot switch themes by CSS
+variables: `inline_both_themes` draws them once per theme.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ FIRST = (
 """Scores of the first table, in this order; the second table has the others."""
 
 LIMITED = {"gaussian_nll": "lpd"}
-"""Scores that the first table leaves out if it has a better one: {left out: better}."""
+"""Scores that the first table leaves out if it has a more telling one: {left out: more telling}."""
 
 SIGN = '<span class="sign" aria-hidden="true"></span>'
 """Placeholder of the arrow that shows how a column is sorted; CSS fills it."""

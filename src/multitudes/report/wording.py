@@ -20,7 +20,7 @@ TITLES = {
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
     "rmCE": "rmCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
 }  # fmt: skip
-"""Titles of scores and costs that differ from their key in words."""
+"""Titles of scores and costs whose key in words is not a good title."""
 
 IN_SENTENCE = {"accuracy": "accuracy", "lpd": "log density", "brier": "Brier score"}
 """Titles that are written differently within a sentence."""
@@ -39,7 +39,7 @@ def readable(text: Any) -> str:
 def title(key: str, sets: Sequence[str] = ()) -> str:
     """Returns the title of a score or cost: `svhn/auroc/entropy` becomes "AUROC svhn (entropy)".
 
-    `sets` are the names of the OOD sets. The keys of a single OOD set lack its name, which is added here.
+    `sets` are the names of the OOD sets. If there is only one OOD set, its keys lack its name; the title has it.
     """
     *front, last = key.split("/")
     if last in (*CRITERIA, *SPREADS) and front:
@@ -55,7 +55,7 @@ def title_in_sentence(key: str) -> str:
 
 
 def number(value: float, beside: float | None = None) -> str:
-    """Formats with four decimals, or four digits for very large and small numbers; with the decimals of `beside` if given."""
+    """Formats a number with four decimals, or four digits if it is very large or small. With `beside`, as that number."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -31,7 +31,7 @@ class Bins:
 
 
 def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
-    """Bins confidences ``[N]`` into bins of equal width, for a reliability diagram. `correct` ``[N]`` is 1 or True if right."""
+    """Bins confidences ``[N]`` into bins of equal width, for a reliability diagram. `correct` ``[N]`` holds 0 or 1."""
     confidence, correct = _checked(confidence, correct, bins)
     index = bin_of(confidence, bins)
     count = torch.bincount(index, minlength=bins).double()
@@ -41,7 +41,7 @@ def reliability(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
 
 
 def adaptive(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
-    """Bins confidences ``[N]`` into bins of equally many examples. Examples of equal confidence share their mean accuracy."""
+    """Bins confidences ``[N]`` into bins of equally many examples. Examples of equal confidence all get their mean accuracy."""
     confidence, correct = _checked(confidence, correct, bins)
     order = confidence.argsort()
     confidence = confidence[order]
@@ -63,7 +63,7 @@ def adaptive(confidence: Tensor, correct: Tensor, bins: int = 15) -> Bins:
 def ece(confidence: Tensor, correct: Tensor, bins: int = 15, drop: int = 0) -> float:
     """Returns the expected calibration error, Σ_b n_b / N |acc_b − conf_b|, over bins of equal width; lower is better.
 
-    Shape: ``[N]``, ``[N]``. Bins with at most `drop` examples are left out, and N counts the examples of the others.
+    Shape: ``[N]``, ``[N]``. Bins with at most `drop` examples are left out; N is the number of examples in the other bins.
     """
     gap, count = _gaps(reliability(confidence, correct, bins), drop)
     return float((gap * count).sum() / count.sum()) if len(gap) else float("nan")
@@ -88,7 +88,7 @@ def ace(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
 
 
 def classwise_bins(probs: Tensor, targets: Tensor, bins: int = 15) -> Tensor:
-    """Counts, for each class and bin, the examples, the sum of their probabilities, and the examples of that class.
+    """Returns for each class and bin: number of examples, sum of their probabilities, number of examples of the class.
 
     Shape: ``[N, K]``, ``[N]`` → ``[3, K, B]``. The results of parts of a dataset add up to those of the whole.
     """
@@ -133,8 +133,8 @@ def _checked(confidence: Tensor, correct: Tensor, bins: int) -> tuple[Tensor, Te
     if confidence.shape != correct.shape or confidence.ndim != 1:
         raise InputError(f"confidence and correct must both be [N], not {list(confidence.shape)} and {list(correct.shape)}")
     if not len(confidence):
-        raise InputError("calibration errors need at least one example")
+        raise InputError("calibration errors need at least one example, but confidence= is empty")
     confidence, correct = confidence.double().cpu(), correct.double().cpu()
     if not bool(((confidence >= -1e-6) & (confidence <= 1 + 1e-6)).all()):
-        raise InputError("confidence has a value outside of 0 to 1, or a NaN")
+        raise InputError("confidence must be from 0 to 1, but has another value or a NaN: pass probabilities")
     return confidence, correct

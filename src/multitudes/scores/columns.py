@@ -1,4 +1,4 @@
-"""Columns: the contribution of each example to the scores, computed in pieces of a prediction."""
+"""Columns: the numbers that each example contributes to the scores, computed piece by piece from a prediction."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from multitudes.scores import calibration, diversity, regression, segmentation
 from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA
 
-NOTHING = "score needs at least one example with a label"
+NOTHING = "score needs at least one example with a label: there are no targets, or all equal ignore="
 
 
 def ood_criteria(prediction: Prediction) -> Columns:
     """Returns the OOD scores of each example by name, larger for examples that look more out-of-distribution.
 
-    An example of a multilabel task has the mean over its labels, and the sum for the energy. A single network has no mutual
-    information, variation ratio or epistemic variance; without variances the result is empty.
+    In a multilabel task each score is the mean over an example's labels; energy is the sum. A single network has no mutual
+    information, variation ratio or epistemic variance. For a single regression network without variances the result is empty.
     """
     if prediction.task not in CLASSES:
         if prediction.count == 1 and not bool((prediction.variance > 0).any()):
@@ -41,7 +41,7 @@ def ood_criteria(prediction: Prediction) -> Columns:
 
 
 def _example_index(prediction: Prediction) -> Columns:
-    """Returns the example of each pixel, label or number as column "example"; empty if an example has just one."""
+    """Returns the column "example": the example of each pixel, label or number. Empty if an example has only one."""
     if len(prediction.shape) < 2:
         return {}
     return {"example": torch.arange(len(prediction)).repeat_interleave(prediction.shape[1:].numel())}
@@ -121,7 +121,7 @@ def _piece_columns(
 
 
 def _in_top(count: int, probs: Tensor, targets: Tensor) -> Tensor:
-    """Returns 1 where the target is among the `count` most probable classes; ties go to the lower class, as in argmax."""
+    """Returns 1 where the target is among the `count` most probable classes. Of equal ones the lower counts, as in argmax."""
     right = probs.gather(1, targets[:, None])
     before = torch.arange(probs.shape[1], device=probs.device) < targets[:, None]
     return (((probs > right) | ((probs == right) & before)).sum(1) < count).float()

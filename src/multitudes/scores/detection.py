@@ -15,7 +15,7 @@ from multitudes.errors import InputError
 
 
 class Curve(NamedTuple):
-    """Counts at each distinct threshold, from the highest."""
+    """Numbers of true and false positives at each distinct threshold, from the highest."""
 
     found: Tensor
     """True positives: OOD examples with a score at or above the threshold."""
@@ -78,7 +78,9 @@ def _checked(score: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
         raise InputError(f"score and ood must both be [N], not {list(score.shape)} and {list(ood.shape)}")
     score, ood = score.double().cpu(), ood.cpu().bool()
     if bool(score.isnan().any()):
-        raise InputError("score has a NaN")
+        raise InputError("score has a NaN: remove the examples without a score")
     if not bool(ood.any()) or bool(ood.all()):
-        raise InputError(f"detection needs OOD and in-distribution examples: {int(ood.sum())} of {len(ood)} are OOD")
+        raise InputError(
+            f"detection needs both OOD and in-distribution examples, but ood= marks {int(ood.sum())} of {len(ood)} as OOD"
+        )
     return score, ood

@@ -32,7 +32,7 @@ def finite(log_probs: Tensor) -> Tensor:
 
 
 def kl_of(negentropy: Tensor, mean: Tensor, log_probs: Tensor) -> Tensor:
-    """Returns `kl` from the members' mean −H(p_m) ``[N]``, the mixture ``[N, K]`` and finite log p ``[M, N, K]``."""
+    """Returns `kl` from the mean of −H(p_m) over members ``[N]``, the mixture ``[N, K]`` and finite log p ``[M, N, K]``."""
     members = len(log_probs)
     if members == 1:
         return torch.zeros_like(negentropy)

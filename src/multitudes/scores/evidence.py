@@ -1,7 +1,7 @@
 """Evidence: per-example columns of a prediction, and the scores computed from them.
 
-Scores are means and ranks over examples. A prediction is read once, in pieces, and leaves a few numbers per example; every
-score is a function of these columns. So parts of a dataset can be merged, and a bootstrap resamples rows.
+A prediction is read once, in pieces, and reduced to a few numbers per example: the columns. Every score is a function of these
+columns. So parts of a dataset can be merged, and a bootstrap only resamples rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.bins < 1:
-            raise InputError(f"bins={self.bins} must be at least 1")
+            raise InputError(f"bins={self.bins} must be at least 1, such as 15")
         if self.drop < 0:
             raise InputError(f"drop={self.drop} must be at least 0")
         if not 0 < self.level < 1:
@@ -60,7 +60,7 @@ class Evidence:
     shifts: Mapping[tuple[str, int | None], Evidence] = field(default_factory=dict)
     """Evidence of shifted sets, by name and severity; the severity is None for sets that have none."""
     baseline: Errors | None = None
-    """Errors of the baseline of mCE and rmCE."""
+    """Error rates of the baseline, for mCE and rmCE."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -79,7 +79,7 @@ class Evidence:
             for part in parts
         }
         if len(kinds) != 1:
-            raise InputError("only scores of the same task, settings, members, classes and sets can be merged")
+            raise InputError("merge needs scores of the same task, settings, members, classes, OOD sets and shifted sets")
         first = parts[0]
         return replace(
             first,
@@ -91,7 +91,7 @@ class Evidence:
         )
 
     def resampled(self, generator: torch.Generator) -> Evidence:
-        """Draws a bootstrap sample: as many examples, with replacement.
+        """Draws a bootstrap sample: N of the N examples, with replacement.
 
         All pixels, labels or frames of an example are drawn together. `sums` cannot be resampled and are left out.
         """
@@ -185,7 +185,7 @@ def errors_in(scores: Mapping[str, float]) -> Errors:
 
 
 def _merged_ood(parts: Sequence[Columns]) -> Columns:
-    """Merges the OOD columns of parts: one copy if all parts used the same OOD set, otherwise its parts in a row."""
+    """Merges the OOD columns of several parts: one copy if they are equal in all parts, otherwise concatenates them."""
     first = parts[0]
     same = all(p[n].shape == c.shape and bool(torch.equal(p[n], c)) for p in parts[1:] for n, c in first.items())
     return first if same else _concatenated(parts)
@@ -200,7 +200,7 @@ def _concatenated(parts: Sequence[Columns]) -> Columns:
 
 
 def _bootstrap_rows(columns: Columns, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draws as many examples (or anchors) as there are, with replacement. Returns their rows, and the draw of each row."""
+    """Draws N of the N examples (or anchors) with replacement. Returns their rows, and for each row the number of its draw."""
     if not {"example", "anchor"} & set(columns):
         count = len(next(iter(columns.values())))
         return torch.randint(count, (count,), generator=generator), torch.arange(count)
@@ -271,7 +271,7 @@ OPTIONAL = {
     "idmi": "mutual_information", "gaussian_nll": "gaussian_nll", "lpd": "log_density", "crps": "crps", "coverage": "covered",
     "interval_width": "width", "member_rmse": "member_squares", "epistemic_std": "epistemic",
 }  # fmt: skip
-"""Scores that not every prediction has, and the column or sum that they need."""
+"""Scores that not every prediction has, each with the column or sum that it needs."""
 
 
 def _computable(name: str, evidence: Evidence) -> bool:

@@ -28,8 +28,8 @@ def threshold(
     """Returns the confidence threshold below which to abstain, fitted on held-out data. Pass `error` or `coverage`.
 
     targets   labels ``[N, ...]``; by default those of the predicted dataset
-    error     the largest allowed share of errors among answered examples; the threshold is the lowest that keeps it
-    coverage  the smallest share of examples to answer; the threshold is the highest that reaches it
+    error     the largest allowed share of errors among answered examples; returns the lowest threshold that allows it
+    coverage  the smallest share of examples to answer; returns the highest threshold that reaches it
     ignore    the label of entries that do not count
 
     >>> answered = mt.predict(ens, test)                                  # doctest: +SKIP
@@ -41,11 +41,11 @@ def threshold(
         if value is not None and not 0 <= value <= 1:
             raise InputError(f"{name}={value} must be between 0 and 1")
     if prediction.task not in CLASSES:
-        raise InputError(f"task={prediction.task!r} has no confidence: use a limit on pred.std instead")
+        raise InputError(f"task={prediction.task!r} has no confidence: for a regression choose a limit on pred.std")
     labels = checked_targets(prediction, targets, ignore).flatten()
     labelled = labels != IGNORED
     if not bool(labelled.any()):
-        raise InputError("threshold needs at least one example with a label")
+        raise InputError("threshold needs at least one example with a label: there are no targets, or all equal ignore=")
     correct = (prediction.labels.flatten().cpu() == labels).double()
     return threshold_for(prediction.confidence.flatten().cpu()[labelled], correct[labelled], error, coverage)
 
@@ -59,16 +59,16 @@ def select(
     ignore: int | None = None,
     **options: Any,
 ) -> Ensemble:
-    """Returns an ensemble of the k best members on held-out data, as a detached copy.
+    """Returns a new ensemble: a copy of the k members that are best on held-out data.
 
     The best members have the lowest NLL, or in a regression without variances the lowest squared error. `data` and `options`
-    are those of `predict`. A mixture temperature is left out, since it was fitted to all members: calibrate again.
+    are those of `predict`. The new ensemble has no mixture temperature, which was fitted to all members: calibrate again.
     """
     if isinstance(ensemble, Ensemble) and not 1 <= k <= ensemble.members:
         raise InputError(f"k={k!r} must be between 1 and {ensemble.members}, the number of members")
     prediction = predict(ensemble, data, **options)
     if not prediction.has_members:
-        raise InputError("select needs the members' outputs: leave moments_only out")
+        raise InputError("select needs the members' outputs: remove moments_only=True")
     targets = checked_targets(prediction, targets, ignore)
     if prediction.task in CLASSES:
         losses = classification_evidence(prediction, targets, Settings()).columns["member_nll"].double().mean(0)

@@ -14,7 +14,7 @@ class Meaning(NamedTuple):
 
 
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
-"""The sign of each direction in tables."""
+"""The arrow that tables show for each direction."""
 
 
 CRITERIA = ("msp", "max_logit", "entropy", "mutual_information", "variation_ratio", "energy")

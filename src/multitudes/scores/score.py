@@ -35,18 +35,18 @@ def score(
     intervals: int = 0,
     seed: int = 0,
 ) -> Scores:
-    """Computes all scores of the prediction's task, by name: `scores["nll"]`, `scores["auroc/msp"]`.
+    """Computes all scores that the prediction's task has. Get one by its name: `scores["nll"]`, `scores["auroc/msp"]`.
 
     targets    labels or target values ``[N, ...]``; by default those of the predicted dataset
-    ood        the prediction of an out-of-distribution set, or several by name; the name becomes a prefix: `svhn/auroc/msp`
+    ood        the prediction of an out-of-distribution set, or a dict of several; names become prefixes: `svhn/auroc/msp`
     shift      shifted sets by name: {severity: (prediction, targets)} for a corruption, (prediction, targets) for another set,
                (prediction, targets, anchors) for video frames
     baseline   the baseline of mCE and rmCE: the scores of another run on the same corruptions, or "alexnet"
     bins       the number of bins of the calibration errors
-    drop       leaves bins with at most this many examples out of ECE and MCE; Ensemble Model Patching: bins=20, drop=5
+    drop       leaves bins with at most this many examples out of ECE and MCE. The EMP paper uses bins=20, drop=5
     level      the probability of the intervals that coverage and width are computed for
     ignore     the label of entries that do not count
-    intervals  the number of bootstrap samples of 95 % confidence intervals; 0 for no intervals
+    intervals  the number of bootstrap samples for 95 % confidence intervals; 0 for no intervals
     seed       the seed of the bootstrap
 
     >>> pred = Prediction(probs=torch.tensor([[[0.9, 0.1], [0.4, 0.6]], [[0.7, 0.3], [0.2, 0.8]]]))
@@ -66,7 +66,7 @@ def score(
         evidence = replace(evidence, shifts=_shifts(prediction, shift, settings, ignore))
     if baseline is not None:
         if shift is None:
-            raise InputError("baseline= needs corruptions: pass them as shift=")
+            raise InputError("baseline= is for scores under corruption: pass the corrupted sets as shift=, or remove baseline=")
         evidence = replace(evidence, baseline=_baseline(baseline))
     scores = Scores.of(evidence)
     _warn_if_collapsed(scores, prediction)
@@ -79,7 +79,7 @@ def _evidence(prediction: Prediction, targets: Any, settings: Settings, ignore: 
 
 
 def _in_distribution_criteria(prediction: Prediction, evidence: Evidence) -> Columns:
-    """Returns the OOD scores of the in-distribution examples, which the evidence has for all tasks but multilabel."""
+    """Returns the OOD scores of the in-distribution examples: from the evidence, except for multilabel tasks."""
     if prediction.task == "multilabel":
         return ood_criteria(prediction)
     between_members = {"mutual_information", "variation_ratio", "epistemic"} if prediction.count == 1 else set()
@@ -95,25 +95,31 @@ def _criteria_by_set(prediction: Prediction, ood: Any) -> dict[str, Columns]:
         _check_same_ensemble(prediction, other, f"ood={name!r}")
     criteria = {_set_name(name, "ood"): ood_criteria(other) for name, other in sets.items()}
     if not all(criteria.values()):
-        raise InputError("OOD scores need an uncertainty: a single network without variances has none")
+        raise InputError(
+            "OOD scores need an uncertainty, but a single regression network without variances has none: remove ood="
+        )
     return criteria
 
 
 def _set_name(name: str, argument: str) -> str:
-    """Refuses names with a slash, which divides the parts of a score's key."""
+    """Refuses names with a slash, because a slash separates the parts of a score's key."""
     if "/" in str(name):
-        raise InputError(f"{argument}={name!r}: names of sets must not contain /")
+        raise InputError(f"{argument}= has a set named {name!r}: rename it without /")
     return name
 
 
 def _check_same_ensemble(prediction: Prediction, other: Prediction, argument: str) -> None:
     """Refuses a prediction that cannot be of the same ensemble."""
     if other.task != prediction.task or other.count != prediction.count:
-        raise InputError(f"{argument} must be predicted by the same ensemble: it is {other}, and the first is {prediction}")
+        raise InputError(
+            f"{argument} must be predicted by the same ensemble: it is {other}, but the test set's is {prediction}"
+        )
     if other.task == "classes" and other.classes != prediction.classes:
-        raise InputError(f"{argument} has {other.classes} classes, and the prediction has {prediction.classes}")
+        raise InputError(
+            f"{argument} has {other.classes} classes, but the prediction has {prediction.classes}: use the same ensemble"
+        )
     if other.temperature != prediction.temperature or other.calibrator != prediction.calibrator:
-        raise InputError(f"{argument} has another calibrator than the prediction: predict both with the same ens.calibrator")
+        raise InputError(f"{argument} and the prediction have different calibrators: predict both with the same ens.calibrator")
 
 
 def _shifts(
@@ -127,7 +133,7 @@ def _shifts(
         _set_name(name, "shift")
         by_severity = parts if isinstance(parts, Mapping) else {None: parts}
         if wrong := [severity for severity in by_severity if not isinstance(severity, (int, NoneType))]:
-            raise InputError(f"shift={name!r}: severities are whole numbers, not {wrong[0]!r}")
+            raise InputError(f"shift= has the severity {wrong[0]!r} for {name!r}: give whole numbers, {{1: (pred, targets)}}")
         for severity, part in by_severity.items():
             evidence[name, severity] = _shifted(prediction, name, part, settings, ignore)
     return evidence
@@ -136,10 +142,10 @@ def _shifts(
 def _shifted(prediction: Prediction, name: str, part: Any, settings: Settings, ignore: int | None) -> Evidence:
     parts = (part,) if isinstance(part, Prediction) else part
     if not isinstance(parts, tuple) or not 1 <= len(parts) <= 3 or not isinstance(parts[0], Prediction):
-        raise InputError(f"shift={name!r} takes (prediction, targets), or (prediction, targets, anchors) for video frames")
+        raise InputError(f"shift[{name!r}] must be (prediction, targets), or (prediction, targets, anchors) for video frames")
     if parts[0].task not in CLASSES:
         raise InputError(
-            f"shift={name!r} needs a classification, not task={parts[0].task!r}: its scores are accuracy, NLL and ECE"
+            f"shift[{name!r}] needs a classification, not task={parts[0].task!r}: score that set by itself, without shift="
         )
     _check_same_ensemble(prediction, parts[0], f"shift={name!r}")
     evidence = _evidence(parts[0], parts[1] if len(parts) > 1 else None, settings, ignore)
@@ -157,7 +163,7 @@ def _baseline(baseline: Scores | str) -> Errors:
 
 
 def _warn_if_collapsed(scores: Scores, prediction: Prediction) -> None:
-    """Warns of members that are practically equal: they cost as much as an ensemble and are worth one network."""
+    """Warns if members are practically equal: they cost as much as an ensemble, but predict like one network."""
     if prediction.count == 1:
         return
     if prediction.task in CLASSES:

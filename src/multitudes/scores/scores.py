@@ -27,7 +27,7 @@ class Difference(NamedTuple):
     low: float
     high: float
     chance: float
-    """The bootstrap's two-sided p-value: the probability of such a difference if the runs were equally good."""
+    """The bootstrap's two-sided p-value: the probability of a difference this large if the runs were equally good."""
 
 
 class Scores(Mapping[str, float]):
@@ -90,17 +90,18 @@ class Scores(Mapping[str, float]):
     def merge(cls, parts: Sequence[Scores]) -> Scores:
         """Merges the scores of parts of a dataset into those of the whole.
 
-        An out-of-distribution set can be divided into parts too, or be the same for all parts.
+        Each part may have its own part of the out-of-distribution set, or all may have the same set.
         """
         evidence = [part.evidence for part in parts if part.evidence is not None]
         if not parts or len(evidence) < len(parts):
-            raise InputError("merge needs scores from mt.score: scores read from a file have no examples")
+            raise InputError("merge needs scores that mt.score returned: scores read from a file have no data per example")
         return cls.of(Evidence.cat(evidence))
 
     def with_intervals(self, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> Scores:
         """Returns the scores with bootstrap confidence intervals: percentiles over `samples` resampled datasets.
 
-        Scores that are sums over all examples (classwise_ece, miou, exact_match) have no interval.
+        classwise_ece, miou and exact_match have no interval: they are computed from totals over all examples, which cannot be
+        resampled.
         """
         evidence = self._require_evidence("with_intervals")
         _check_bootstrap(samples, level)
@@ -117,11 +118,13 @@ class Scores(Mapping[str, float]):
         )
 
     def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> dict[str, Difference]:
-        """Compares each score with that of another run on the same examples, by a paired bootstrap: self minus other."""
+        """Compares two runs on the same examples by a paired bootstrap. Returns self minus other for each score."""
         evidence, others = self._require_evidence("compare"), other._require_evidence("compare")
         _check_bootstrap(samples, level)
         if _example_counts(evidence) != _example_counts(others):
-            raise InputError("compare needs the same examples in both runs, in the same order")
+            raise InputError(
+                "compare needs two runs on the same examples in the same order, but the numbers of examples differ"
+            )
         drawn: dict[str, list[float]] = {}
         for sample in range(samples):
             pair = [e.resampled(torch.Generator().manual_seed(seed * 1_000_003 + sample)).scores() for e in (evidence, others)]
@@ -139,12 +142,14 @@ class Scores(Mapping[str, float]):
     def errors(self) -> Errors:
         """Returns the run's errors on clean and corrupted data, as a baseline of mCE."""
         if "accuracy" not in self:
-            raise InputError("a baseline needs accuracies: these are the scores of a regression")
+            raise InputError(
+                "a baseline needs accuracies, but these are scores of a regression: pass scores of a classification"
+            )
         return errors_in(self)
 
     def _require_evidence(self, caller: str) -> Evidence:
         if self.evidence is None:
-            raise InputError(f"{caller} needs the examples, which scores read from a file do not have: call mt.score again")
+            raise InputError(f"{caller} needs data per example, which scores read from a file do not have: call mt.score again")
         return self.evidence
 
     def json(self) -> str:
@@ -176,7 +181,9 @@ class Scores(Mapping[str, float]):
                 members={name: [float(value) for value in values] for name, values in content["members"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"this JSON does not describe scores: {type(error).__name__}: {error}") from error
+            raise FileError(
+                f"this JSON does not hold scores: {type(error).__name__}: {error}. Write it with scores.json() or scores.save"
+            ) from error
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the scores to a JSON file, without the examples."""
@@ -207,7 +214,7 @@ class Scores(Mapping[str, float]):
 
 
 def _percentiles(values: Sequence[float], level: float) -> tuple[float, float]:
-    """Returns the ends of the central interval that holds this share of the values; NaN does not count, ∞ does."""
+    """Returns the ends of the central interval that holds a share `level` of the values. NaN does not count, ∞ does."""
     ordered = torch.tensor([v for v in values if not math.isnan(v)], dtype=torch.float64)
     if not len(ordered):
         return math.nan, math.nan

@@ -2,8 +2,8 @@
 
 Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017, https://arxiv.org/abs/1705.08500
 
-Coverage is the share of examples that are answered, risk the share of errors among them. Examples of equal confidence are
-ordered at random: each counts with the mean error of its group.
+Coverage is the share of examples that are answered, risk the share of errors among them. Examples of equal confidence have no
+order: each counts with their mean error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     if confidence.shape != correct.shape or confidence.ndim != 1:
         raise InputError(f"confidence and correct must both be [N], not {list(confidence.shape)} and {list(correct.shape)}")
     if not len(confidence):
-        raise InputError("a risk-coverage curve needs at least one example")
+        raise InputError("a risk-coverage curve needs at least one example, but confidence= is empty")
     if bool(confidence.isnan().any()):
-        raise InputError("confidence has a NaN")
+        raise InputError("confidence has a NaN: remove these examples")
     order = confidence.cpu().argsort(descending=True)
     confidence, wrong = confidence.cpu()[order], 1 - correct.cpu().double()[order]
     _, group = confidence.unique_consecutive(return_inverse=True)
@@ -38,8 +38,8 @@ def aurc(confidence: Tensor, correct: Tensor) -> float:
 def threshold_for(confidence: Tensor, correct: Tensor, error: float | None, coverage: float | None) -> float:
     """Returns the confidence threshold for a maximal error, or for a minimal coverage. Shape: ``[N]``, ``[N]``
 
-    error     the lowest threshold whose risk is at most this; ∞ if there is none
-    coverage  the highest threshold that answers at least this share of examples
+    error     returns the lowest threshold with at most this risk; ∞ if there is none
+    coverage  returns the highest threshold at which at least this share of examples is answered
     """
     covered, risk = risk_coverage(confidence, correct)
     confidence = confidence.cpu().sort(descending=True).values

@@ -3,7 +3,7 @@
 Hendrycks, Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", ICLR 2019,
 https://arxiv.org/abs/1903.12261
 
-With E_c the error under corruption c, averaged over severities, of the run and of a baseline,
+E_c is the error under corruption c, averaged over severities; E_clean is the error on clean data:
 
     mCE  = mean over c of E_c / E_c^baseline
     rmCE = mean over c of (E_c − E_clean) / (E_c^baseline − E_clean^baseline)
@@ -50,26 +50,29 @@ def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, floa
     """
     missing = [name for name in STANDARD if name not in errors.corrupted or name not in baseline.corrupted]
     if missing:
-        raise InputError(f"mCE needs all 15 standard corruptions: {', '.join(missing)} missing")
+        raise InputError(f"mCE needs all 15 standard corruptions in shift= and in the baseline: {', '.join(missing)} missing")
     if errors.severities != baseline.severities:
         shown = [", ".join(map(str, sorted(one.severities))) for one in (errors, baseline)]
-        raise InputError(f"mCE needs equal severities: the run has {shown[0]}, the baseline {shown[1]}")
+        raise InputError(f"mCE needs the same severities in both: the run has {shown[0]}, the baseline {shown[1]}")
     own = torch.tensor([errors.corrupted[name] for name in STANDARD], dtype=torch.float64)
     base = torch.tensor([baseline.corrupted[name] for name in STANDARD], dtype=torch.float64)
     if bool((base == 0).any()) or bool((base == baseline.clean).any()):
         at = STANDARD[int(((base == 0) | (base == baseline.clean)).nonzero()[0])]
-        raise InputError(f"mCE divides by the baseline's error, which is 0 or equal to its clean error under {at}")
+        raise InputError(
+            f"mCE divides by the baseline's error under {at} and its increase, but one of them is 0: use another baseline"
+        )
     return float((own / base).mean()), float(((own - errors.clean) / (base - baseline.clean)).mean())
 
 
 def stability(correct: Tensor, anchor: Tensor) -> float:
     """Returns the share of anchor frames whose neighbouring frames are all classified correctly; higher is better.
 
-    Shape: ``[N]``, ``[N]``. `anchor` has the number of each frame's anchor; an anchor belongs to its own frames. 1 is best.
+    Shape: ``[N]``, ``[N]``. `anchor` is the number of each frame's anchor, which is one of its own frames. 1 is best.
     """
     if correct.shape != anchor.shape or correct.ndim != 1 or not len(correct):
         raise InputError(
-            f"stability needs one anchor per frame, [N] both, not {list(anchor.shape)} anchors of {list(correct.shape)} frames"
+            f"stability needs one anchor per frame: correct and anchor must both be [N], not {list(correct.shape)} and "
+            f"{list(anchor.shape)}"
         )
     _, group = anchor.unique(return_inverse=True)
     worst = torch.ones(int(group.max()) + 1, dtype=torch.float64)

@@ -27,7 +27,7 @@ Step = Callable[[], None]
 Measure = Callable[[Step], float]
 
 WARM, TIMED = 2, 6
-"""Training steps before the clock starts, and steps that are timed."""
+"""Number of warm-up steps before timing, and number of steps that are timed."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,24 @@ class Budget:
             raise InputError(f"--budget {text!r} is not a budget: type '10 epochs', '30 seconds' or '2e12 flops'")
         amount = _number(match[1])
         if unit == "epochs" and amount != int(amount):
-            raise InputError(f"--budget {text!r}: epochs must be a whole number")
+            raise InputError(f"--budget {text!r}: epochs must be a whole number, such as '10 epochs'")
         return cls(amount, unit)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return f"{self.amount:.12g} {self.unit}"
 
     def epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
-        """Returns how many whole epochs of training this ensemble the budget pays for; raises if not even one."""
+        """Returns the number of whole epochs that this ensemble can train within the budget. Raises if it is below one."""
         if self.unit == "epochs":
             return int(self.amount)
         steps = max(1, len(job.train) // recipe.batch)
         cost = steps * (_seconds(ensemble, job, recipe) if self.unit == "seconds" else _operations(ensemble, job, recipe))
         if cost > self.amount:
             name = type(ensemble.method).__name__
-            raise InputError(f"--budget {str(self)!r} is too small: one epoch of {name} takes about {cost:.3g} {self.unit}")
+            raise InputError(
+                f"--budget {str(self)!r} is too small: one epoch of {name} takes about {cost:.3g} {self.unit}. "
+                "Give at least that"
+            )
         return int(self.amount / cost)
 
 

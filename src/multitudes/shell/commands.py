@@ -1,6 +1,6 @@
-"""The shell: `multitudes bench | train | predict | score | report | plan`. The only place where methods are strings.
+"""The shell: `multitudes bench | train | predict | score | report | plan`. Only here are methods given as strings.
 
-Imports of torch and of other rooms are inside the commands: `--help` then takes no time.
+Torch and other rooms are imported inside the commands, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _print_json(value: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the `multitudes` command. Errors of this package are printed as one line and exit with 1, or 2 for wrong input."""
+    """Runs the `multitudes` command. Prints errors of this package as one line; the exit code is 1, or 2 for wrong input."""
     sys.exit(exit_code(lambda: app(arguments, standalone_mode=True)))
 
 

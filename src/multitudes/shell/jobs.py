@@ -34,7 +34,7 @@ class Job:
     train: Data
     test: Data
     validation: Data | None = None
-    """Chooses the best epoch. None keeps the last epoch."""
+    """Dataset on which the best epoch is chosen. None: the last epoch is used."""
 
     ood: Mapping[str, Data] = field(default_factory=dict)
     """Out-of-distribution sets by name."""
@@ -51,7 +51,7 @@ class Job:
     """Number of test images that are corrupted."""
 
     about: str = ""
-    """One sentence that says what is compared; the report has it as its title."""
+    """One sentence that says what is compared; it is the title of the report."""
 
     @property
     def example(self) -> Tensor:
@@ -69,7 +69,7 @@ class Job:
 
 
 def fashion(root: Root = None) -> Job:
-    """6,000 images of clothes, embedded; digits are out of distribution. The small network trains in seconds."""
+    """6,000 images of clothes, embedded; digits are the OOD set. The small network trains in seconds."""
     return Job(
         name="fashion",
         network=lambda: models.SmallCNN(channels=1),
@@ -88,7 +88,7 @@ TABLE_1: dict[str, dict[str, Any]] = {
     "packed": {"gamma": 2}, "masksembles": {"position": "after", "feed": "all"},
     "mimo": {"members": 4, "rho": 1.0, "reduction": "mean"}, "emp": {"prior": "none"}, "ecmp": {"prior": "none"},
 }  # fmt: skip
-"""Settings of Table 1 in Packed-Ensembles that differ from our defaults; EMP and ECMP have weight decay as their prior."""
+"""Settings of Table 1 in Packed-Ensembles that differ from our defaults. The prior of EMP and ECMP is weight decay."""
 
 
 def cifar10(root: Root = None) -> Job:

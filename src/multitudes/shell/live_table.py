@@ -79,7 +79,7 @@ def _progress(trial: Trial) -> tuple[dict[str, Any], int]:
 def live_table(trials: Sequence[Trial], live: bool | None = None) -> Iterator[SweepTable]:
     """Shows a live table on standard error. Without a terminal it prints one line for each trial that ends.
 
-    live    True and False force one of the two; None asks whether standard error is a terminal
+    live    True: live table; False: lines; None: a live table if standard error is a terminal
     """
     table = SweepTable(trials)
     if sys.stderr.isatty() if live is None else live:

@@ -101,12 +101,12 @@ def shape(text: str) -> list[int]:
     except ValueError as error:
         raise InputError(f"--example {text!r} is not a shape: type whole numbers, batch first, as in 2,3,32,32") from error
     if min(sizes) < 1:
-        raise InputError(f"--example {text!r}: sizes must be at least 1")
+        raise InputError(f"--example {text!r}: sizes must be at least 1, as in 2,3,32,32")
     return sizes
 
 
 def import_by_name(text: str) -> Any:
-    """Imports the object that MODULE:NAME stands for; modules are looked up in the current folder too."""
+    """Imports the object NAME from MODULE, given as MODULE:NAME. Modules in the current folder are found too."""
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
         raise InputError(f"{text!r} is not of the form MODULE:NAME, as in mypackage.nets:make")
@@ -118,7 +118,7 @@ def import_by_name(text: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[0] != error.name.split(".")[0]:
             raise  # the module exists, and one that it imports does not
-        raise InputError(f"there is no module {module!r}, neither in this folder nor installed: {error}") from error
+        raise InputError(f"there is no module {module!r}: run the command in its folder, or install it ({error})") from error
     for part in name.split("."):
         if not hasattr(value, part):
             raise unknown_name(f"name in {module}", part, [key for key in vars(value) if not key.startswith("_")])

@@ -20,11 +20,13 @@ from multitudes.shell.parse import import_by_name
 
 
 def make_network(factory: str) -> nn.Module:
-    """Calls the function that MODULE:FACTORY names; a module that is a network already is returned as it is."""
+    """Calls the function that MODULE:FACTORY names and returns its network. The name may also be that of a network."""
     value = import_by_name(factory)
     network = value() if not isinstance(value, nn.Module) and callable(value) else value
     if not isinstance(network, nn.Module):
-        raise InputError(f"{factory} must be a function that returns an nn.Module, not a {type(network).__name__}")
+        raise InputError(
+            f"{factory} must be a network, or a function that returns one: it gave a {type(network).__name__}, not an nn.Module"
+        )
     return network
 
 
@@ -41,12 +43,15 @@ def load_ensemble(run: Path, job: Job, factory: str | None) -> Ensemble:
     files = [run] if run.is_file() else [run / "best.multitude", run / "last.multitude"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        raise InputError(f"{run} is neither a .multitude file nor a folder with best.multitude or last.multitude")
+        raise InputError(
+            f"{run} is not a .multitude file, nor a folder with best.multitude or last.multitude: "
+            "give --out of a `multitudes train`"
+        )
     return load(file, job.network() if factory is None else make_network(factory))
 
 
 def write_report(folders: list[Path], out: Path, job: Job | None, title: str | None = None) -> Path:
-    """Writes the report of the trials in these folders. Without a job it shows the images of the one that all trials name."""
+    """Writes the report of the trials in `folders`. If `job` is None, uses the built-in job that all trials name, if any."""
     rows = load_rows(folders)
     tasks = {row.settings.get("task") for row in rows}
     if job is None and len(tasks) == 1 and tasks <= {*JOBS}:

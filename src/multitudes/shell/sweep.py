@@ -1,7 +1,6 @@
 """Sweeps: methods × seeds on a job, in this process, over local processes, or on Ray. Each trial has its own folder.
 
-A finished trial is read, not run again, and an interrupted one resumes from its last checkpoint. To resume a sweep, start it
-again.
+To resume a sweep, start it again: finished trials are only read, and an interrupted trial resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from multitudes.shell.jobs import Root, find_job
 from multitudes.shell.trial import Trial
 
 ATTEMPTS = 3
-"""How often a trial is started before it counts as failed."""
+"""How many times a trial is started before it counts as failed."""
 
 Outcome = Row | Exception
 
@@ -67,7 +66,7 @@ def trials(
             )
             sweep.append(trial)
     if len({trial.folder for trial in sweep}) < len(sweep):
-        raise InputError("--methods names the same method twice")
+        raise InputError("--methods names the same method twice: remove one")
     return sweep
 
 
@@ -126,7 +125,7 @@ def _outcome(trial: Trial) -> Outcome:
 
 
 def by_processes(sweep: Sequence[Trial], workers: int) -> Iterator[tuple[Trial, Outcome]]:
-    """Runs trials over processes of this machine. If one dies, its whole pool does: a new pool takes the remaining trials."""
+    """Runs trials in several processes. If one process dies, its whole pool dies, and a new pool takes the remaining trials."""
     remaining, threads = list(sweep), max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
     for _ in range(ATTEMPTS):
@@ -143,11 +142,11 @@ def by_processes(sweep: Sequence[Trial], workers: int) -> Iterator[tuple[Trial, 
         if not remaining:
             return
     for trial in remaining:
-        yield trial, RunError(f"its process died {ATTEMPTS} times")
+        yield trial, RunError(f"its process died {ATTEMPTS} times, maybe for lack of memory: use fewer --workers")
 
 
 def _remote_error(trial: Trial) -> Exception | None:
-    """Runs a trial in another process: its row is left in its folder, an error is returned as one that can be pickled."""
+    """Runs a trial in another process. Its row stays in its folder; errors are returned as RunError, which can be pickled."""
     outcome = _outcome(trial)
     return None if isinstance(outcome, Row) else RunError(f"{type(outcome).__name__}: {outcome}")
 

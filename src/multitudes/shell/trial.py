@@ -37,7 +37,7 @@ COST_BATCH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The settings of one trial. It can be pickled, and so be sent to another process."""
+    """The settings of one trial. They can be pickled and sent to another process."""
 
     task: str
     """The job's name, or MODULE:FUNCTION."""
@@ -58,7 +58,7 @@ class Trial:
         return (self.folder / "row.json").is_file()
 
     def run(self) -> Row:
-        """Reads the row if it is there; else trains, from the last checkpoint if there is one, and scores."""
+        """Returns the saved row if there is one. Otherwise trains, from the last checkpoint if there is one, and scores."""
         return self.read() if self.done() else self._train_and_score(load_job(self.task, self.root))
 
     def read(self) -> Row:
@@ -68,7 +68,7 @@ class Trial:
         saved = {"method": row.method, "seed": row.seed, **{key: row.settings.get(key) for key in ("task", "budget")}}
         differences = [f"{key} was {saved[key]} and is {mine[key]}" for key in mine if mine[key] != saved[key]]
         if differences:
-            raise FileError(f"{self.folder} holds another trial: {'; '.join(differences)}; choose another --out")
+            raise FileError(f"{self.folder} holds another trial: {'; '.join(differences)}. Choose another --out")
         return row
 
     def _train_and_score(self, job: Job) -> Row:
@@ -93,7 +93,7 @@ class Trial:
         return row
 
     def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
-        """A resumed run keeps its number of epochs: timing it again would give another."""
+        """Returns the number of epochs. A resumed run keeps its number, because timing it again would give another."""
         config = self.folder / "config.json"
         if config.is_file() and self.budget.unit != "epochs":
             return int(json.loads(config.read_text(encoding="utf-8"))["recipe"]["epochs"])
@@ -128,7 +128,7 @@ class Trial:
 
 @functools.lru_cache(maxsize=2)
 def load_job(task: str, root: str | None) -> Job:
-    """Makes a job, and keeps it for the next trial of this process."""
+    """Makes a job and caches it for the other trials of this process."""
     return find_job(task, root)
 
 
@@ -159,7 +159,7 @@ def in_original_units(prediction: Prediction, data: Data) -> Prediction:
 
 
 def _cost_columns(measured: Cost) -> dict[str, float]:
-    """The costs of a call by name, and those of the single network as `single_...`."""
+    """Returns the costs of a call by name, and those of the single network as `single_...`."""
     names = ("parameters", "multiply_adds", "memory", "latency")
     ensemble = {name: float(getattr(measured.ensemble, name)) for name in names}
     single = {f"single_{name}": float(getattr(measured.base, name)) for name in names}
@@ -167,6 +167,6 @@ def _cost_columns(measured: Cost) -> dict[str, float]:
 
 
 def _rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
-    """Settings that stretch a recipe to `epochs`, with milestones at the same fractions of the run."""
+    """Returns the settings that make a recipe last `epochs`, with milestones at the same fractions of the run."""
     ratio = epochs / recipe.epochs
     return {"epochs": epochs, "milestones": tuple(sorted({max(1, round(m * ratio)) for m in recipe.milestones}))}

@@ -163,9 +163,9 @@ def test_all_of_them_by_name_and_severity() -> None:
         ({"images": torch.zeros(2, 4, 32, 32)}, "1 or 3 channels"),
         ({"images": torch.zeros(2, 3, 0, 32)}, r"\[2, 3, 0, 32\]"),
         ({"images": torch.zeros(2, 3, 8, 8, dtype=torch.int64)}, "torch.int64"),
-        ({"images": torch.full((1, 3, 8, 8), 1.1)}, "before they are normalised"),
-        ({"images": torch.full((1, 3, 8, 8), -0.1)}, "before they are normalised"),
-        ({"images": torch.full((1, 3, 8, 8), torch.nan)}, "before they are normalised"),
+        ({"images": torch.full((1, 3, 8, 8), 1.1)}, "not yet normalised"),
+        ({"images": torch.full((1, 3, 8, 8), -0.1)}, "not yet normalised"),
+        ({"images": torch.full((1, 3, 8, 8), torch.nan)}, "not yet normalised"),
     ],
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -176,7 +176,7 @@ def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"names": "fog"}, r"give a list, \['fog'\]"),
+        ({"names": "fog"}, r"names=\['fog'\]"),
         ({"names": ["fogg"]}, "nearest: 'fog'"),
         ({"severities": [7]}, "severity=7"),
         ({"images": torch.zeros(2)}, r"\[2\]"),

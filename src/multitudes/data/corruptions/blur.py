@@ -10,7 +10,7 @@ from multitudes.data.corruptions.noise import Rngs, uniform
 
 
 def defocus_blur(x: Array, rngs: Rngs, radius: float, soft: float) -> Array:
-    """Averages over a disc with a softened rim."""
+    """Replaces each pixel by the mean over a disc with a softened rim."""
     return grids.correlate(x, disc(radius, soft), "mirror")
 
 
@@ -25,10 +25,10 @@ def disc(radius: float, soft: float) -> Array:
 
 
 def glass_blur(x: Array, rngs: Rngs, sigma: float, reach: float, times: float) -> Array:
-    """Copies random neighbours onto pixels, one after the other from the lower right, between two Gaussian filters.
+    """Replaces each pixel by a random neighbour, in order from the lower right, between two Gaussian filters.
 
-    A pixel takes the value of one up to `reach` before it or `reach` − 1 after it, on both axes. The published script looks as
-    if it swapped the two pixels. But both are views of one array, so it copies one onto the other, and so does this function.
+    The neighbour lies up to `reach` pixels before or `reach` − 1 after the pixel, on both axes. The published script seems to
+    swap the two pixels; but both are views of one array, so it copies one onto the other. This function copies too.
     """
     far, (height, width) = int(reach), x.shape[-2:]
     rows, columns = np.arange(height - far, far, -1), np.arange(width - far, far, -1)
@@ -42,7 +42,7 @@ def glass_blur(x: Array, rngs: Rngs, sigma: float, reach: float, times: float) -
 
 
 def _copy_sources(size: int, pixels: Array, neighbours: Array) -> list[int]:
-    """Index of the pixel that each value comes from, after all copies in order. Lists are ten times as fast as arrays here."""
+    """Index of the original pixel whose value each pixel has after all copies. Lists are ten times as fast as arrays here."""
     sources = list(range(size))
     first = pixels.tolist()
     for second in neighbours.tolist():

@@ -4,7 +4,7 @@ Hendrycks, Dietterich, "Benchmarking Neural Network Robustness to Common Corrupt
 https://arxiv.org/abs/1903.12261
 
 The results differ from the published files. The parameters are the authors'. The code and the random numbers are ours, frost is
-generated where theirs is photographed, and results are rounded where theirs are rounded down. Do not compare scores on these
+generated (theirs is photographed), and results are rounded (theirs are rounded down). Do not compare scores on these
 images with scores on CIFAR-10-C or ImageNet-C.
 """
 
@@ -31,7 +31,7 @@ from multitudes.settings import at_least, between, check
 NAMES = (*STANDARD, *EXTRA)
 
 AT_ONCE = 1 << 22
-"""Largest number of values in memory at a time; results do not depend on it."""
+"""Largest number of values to process at a time, to save memory. Results do not depend on it."""
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     name: getattr(next(module for module in (noise, blur, weather, digital) if hasattr(module, name)), name)
@@ -47,7 +47,7 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, start: i
     from the published files: do not compare scores on them with scores on CIFAR-10-C.
 
     The random numbers of an image depend only on the seed, the corruption, the severity and the index of the image. `start` is
-    the index of the first one, so that a dataset can be corrupted in pieces. Computation is on the CPU in single precision.
+    the index of the first image: use it to corrupt a dataset in pieces. Computation is on the CPU in single precision.
 
     >>> import torch
     >>> images = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
@@ -87,7 +87,7 @@ def corruptions(
         {name: {s: (predict(ens, x), y) for s, x in levels.items()} for name, levels in corruptions(images).items()}
     """
     if isinstance(names, str):
-        raise InputError(f"names={names!r}: give a list, [{names!r}]")
+        raise InputError(f"names={names!r} must be a list: names=[{names!r}]")
     names, severities = tuple(names), tuple(severities)
     check_images(images, unit=True)
     for name in names:

@@ -1,4 +1,4 @@
-"""Corruptions by cameras, screens and files; and conversion of colours to grey."""
+"""Digital corruptions: brightness, contrast, saturation, pixels, JPEG, elastic transform; and conversion to grey."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def grey(x: Array) -> Array:
 
 
 def tone(x: Array, colour: tuple[float, float, float]) -> Array:
-    """Returns a colour with as many channels as the images, ``[C, 1, 1]``: RGB, or its grey value."""
+    """Returns a colour, ``[C, 1, 1]``, for images with C channels: its RGB values, or its grey value if C is 1."""
     rgb = np.array(colour, dtype=np.float32)
     return rgb[:, None, None] if x.shape[1] == 3 else (rgb @ LUMA).reshape(1, 1, 1)
 
@@ -52,7 +52,7 @@ def saturate(x: Array, rngs: Rngs, factor: float, more: float) -> Array:
 
 
 def pixelate(x: Array, rngs: Rngs, share: float) -> Array:
-    """Resizes by boxes to a fraction `share` of the sides and back."""
+    """Shrinks the image to a fraction `share` of its sides by box averages, and enlarges it again."""
     matrices = []
     for size in x.shape[-2:]:
         fewer = max(1, int(size * share))
@@ -93,7 +93,7 @@ def elastic_transform(x: Array, rngs: Rngs, strength: float, smoothness: float, 
 
 
 def _affine_sources(rows: Array, columns: Array, half: int, moves: Array) -> tuple[Array, Array]:
-    """Source coordinates of each pixel, ``[N, H, W]`` each, when three corners of a square about the middle move."""
+    """Returns the source row and column of each pixel, ``[N, H, W]`` each, if three corners of a square move by `moves`."""
     middle = np.array([(columns.max() + 1) // 2, (rows.max() + 1) // 2])
     corners = middle + half * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = np.concatenate([corners + moves, np.ones((len(moves), 3, 1))], 2)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 Edge = Literal["nearest", "reflect", "mirror"]
-"""Continuation beyond the edge, in scipy's names: aaa|abcd|ddd, cba|abcd|dcb or dcb|abcd|cba."""
+"""How an image continues beyond its edge, with scipy's names: aaa|abcd|ddd, cba|abcd|dcb or dcb|abcd|cba."""
 
 
 def fold(index: Array, size: int, edge: Edge) -> Array:
@@ -58,7 +58,7 @@ def zoom_matrix(size: int, factor: float) -> Array:
 
 
 def box_matrix(size: int, new: int) -> Array:
-    """Matrix that resizes an axis from `size` to `new` pixels by Pillow's BOX: means of the pixels whose centres lie inside."""
+    """Matrix that resizes an axis from `size` to `new` pixels like Pillow's BOX: means over the old pixels inside a new one."""
     scale = size / new
     wide = max(scale, 1.0)
     centre = (np.arange(new)[:, None] + 0.5) * scale
@@ -86,7 +86,7 @@ def filter_both_axes(x: Array, taps: Array, edge: Edge) -> Array:
 
 
 def correlate(x: Array, kernel: Array, edge: Edge) -> Array:
-    """Correlates with a kernel of odd sides that is not separable, one row of it at a time."""
+    """Correlates images with any kernel of odd sides, one kernel row at a time. Separable ones: `filter_both_axes`."""
     reach = len(kernel) // 2
     result = np.zeros_like(x)
     for k, taps in enumerate(kernel):
@@ -97,13 +97,13 @@ def correlate(x: Array, kernel: Array, edge: Edge) -> Array:
 
 
 def take(x: Array, rows: Array, columns: Array) -> Array:
-    """Takes pixels of images ``[N, C, H, W]`` at whole positions ``[N, ...]`` of each image; returns ``[N, C, ...]``."""
+    """Picks pixels of images ``[N, C, H, W]`` by integer rows and columns, ``[N, ...]`` each; returns ``[N, C, ...]``."""
     index = (rows * x.shape[-1] + columns).reshape(len(x), 1, -1)
     return np.take_along_axis(x.reshape(*x.shape[:2], -1), index, axis=2).reshape(*x.shape[:2], *rows.shape[1:])
 
 
 def bilinear(x: Array, rows: Array, columns: Array, edge: Edge) -> Array:
-    """Samples each image bilinearly at its own points, ``[N, H, W]``."""
+    """Samples each image bilinearly at the given rows and columns, ``[N, H, W]`` each."""
     top, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
     down, right = (rows - top)[:, None].astype(np.float32), (columns - left)[:, None].astype(np.float32)
     y = [fold(top + step, x.shape[-2], edge) for step in (0, 1)]

@@ -1,4 +1,4 @@
-"""Independent noise per pixel and channel; and the random numbers of all corruptions, one generator per image."""
+"""Noise that is independent for each pixel and channel; and random numbers for all corruptions, one generator per image."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def gaussian_noise(x: Array, rngs: Rngs, spread: float) -> Array:
 
 
 def shot_noise(x: Array, rngs: Rngs, photons: float) -> Array:
-    """Photon noise: Poisson(λ x) / λ, where λ = photons is the expected count for white."""
+    """Replaces x by Poisson(λ x) / λ, where λ = photons is the expected count of photons for white."""
     return np.stack([rng.poisson(image * photons) for rng, image in zip(rngs, x, strict=True)]).astype(np.float32) / photons
 
 
 def impulse_noise(x: Array, rngs: Rngs, share: float) -> Array:
-    """Salt and pepper: sets a fraction `share` of values to 0 or 1, both equally often."""
+    """Sets a fraction `share` of the values to 0 or 1 (salt and pepper), both equally often."""
     drawn = np.stack([rng.random(x.shape[1:], dtype=np.float32) for rng in rngs])
     return np.where(drawn < share, (drawn < share / 2).astype(np.float32), x)
 

@@ -13,7 +13,7 @@ WATER = (175 / 255, 238 / 255, 238 / 255)
 MUD = (63 / 255, 42 / 255, 20 / 255)
 
 FAR = 20
-"""Largest distance from a drop's rim, in pixels; larger ones are cut to it."""
+"""Largest distance from a drop's rim, in pixels; larger distances are set to this one."""
 
 RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
 """Kernel that lights drops from the upper left."""
@@ -42,7 +42,7 @@ def spatter(
 
 
 def relief(liquid: Array) -> Array:
-    """Shades drops as if lit from a side, by the distance of each pixel to the nearest rim: ``[N, 1, H, W]`` from 0 to 255."""
+    """Shades drops as if lit from one side: returns ``[N, 1, H, W]`` from 0 to 255. Uses the distance to the nearest rim."""
     level = equalise(np.floor(grids.filter_both_axes(rim_distance(liquid), np.ones(3) / 3, "mirror") + 1e-4))
     lit = grids.correlate(level.astype(np.float32), RELIEF, "mirror").clip(0, 255)
     return np.rint(grids.filter_both_axes(lit, np.ones(3) / 3, "mirror"))
@@ -70,7 +70,7 @@ def _neighbours_liquid(liquid: Array) -> Array:
 
 
 def equalise(level: Array) -> Array:
-    """Equalises the histogram of each image with whole values below 256; an image of one value stays."""
+    """Equalises the histogram of each image of whole values below 256. An image with a single value stays as it is."""
     count, pixels = len(level), level[0].size
     flat = level.reshape(count, -1).astype(int)
     histogram = np.bincount((flat + 256 * np.arange(count)[:, None]).ravel(), minlength=256 * count).reshape(count, 256)

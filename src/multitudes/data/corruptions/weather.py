@@ -54,7 +54,7 @@ def ice(rngs: Rngs, height: int, width: int) -> Array:
 
 
 def fog(x: Array, rngs: Rngs, amount: float, decay: float) -> Array:
-    """Adds a plasma and rescales to the range of the image."""
+    """Adds a plasma (a random fractal) and rescales to the range of the image."""
     most = x.max((1, 2, 3), keepdims=True)
     return (x + amount * plasma(rngs, x.shape[-2], x.shape[-1], decay)[:, None]) * (most / (most + amount))
 
