@@ -84,9 +84,20 @@ def test_public_names_are_these() -> None:
 def test_type_checkers_see_the_same_names() -> None:
     """The imports under TYPE_CHECKING are those of `__getattr__`."""
     tree = ast.parse(Path(mt.__file__).read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {alias.name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == {name: f"multitudes.{home}" for name, home in mt._HOME_OF.items()}
+
+
+@pytest.mark.slow
+def test_type_checkers_know_wrong_names(tmp_path: Path) -> None:
+    """A misspelt name is an error for mypy, a public one has its type."""
+    user = tmp_path / "user.py"
+    user.write_text("import multitudes as mt\nreveal_type(mt.Packed(members=4))\nmt.Pakced\n")
+    command = [sys.executable, "-m", "mypy", "--no-incremental", "--config-file", "", str(user)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert "multitudes.methods.packed.Packed" in shown
+    assert 'has no attribute "Pakced"' in shown
 
 
 def test_completion_shows_public_names_alone() -> None:
@@ -110,7 +121,7 @@ def test_import_waits_for_a_name() -> None:
         "import sys, multitudes as mt; assert 'torch' not in sys.modules; mt.InputError; assert 'torch' not in sys.modules\n"
         "from multitudes.method import Method; assert len(Method.all()) == 12, Method.all()\n"
         "import multitudes.ensemble, multitudes.report.page\n"
-        "assert callable(mt.ensemble) and callable(mt.report) and mt.scores.calibration\n"
+        "assert callable(mt.ensemble) and callable(mt.report) and mt.scores.calibration and mt.method.Layout\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

@@ -47,8 +47,9 @@ def imported(module: str, tree: ast.AST) -> set[str]:
     skipped = {
         inner
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in node.body
+        for inner in ast.walk(part)
     }
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -127,6 +128,8 @@ def test_no_modules_import_each_other() -> None:
         ("def f():\n    from multitudes.engine import tree", {"engine.tree"}),
         ("import multitudes.report.page", {"report.page"}),
         ("if TYPE_CHECKING:\n    from multitudes.ensemble import Ensemble", set()),
+        ("if TYPE_CHECKING:\n    pass\nelse:\n    from multitudes.ensemble import Ensemble", {"ensemble"}),
+        ("if not TYPE_CHECKING:\n    from multitudes.ensemble import Ensemble", {"ensemble"}),
         ("from multitudes import Ensemble", {""}),
         ("importlib.import_module('multitudes.methods')", {"methods"}),
     ],

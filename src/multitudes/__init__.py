@@ -106,12 +106,13 @@ _HOMES = {
     "training.recipe": "Recipe",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ROOMS = ("analysis", "data", "figures", "methods", "models", "scores", "training")
+_ROOMS = """analysis conversion data engine errors figures files method methods models prediction scores settings shell storage
+    training""".split()
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
     """Imports a public name, or a folder of the package, when it is first used."""
     if name in _ROOMS:
         return import_module(f"multitudes.{name}")
@@ -122,6 +123,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+if not TYPE_CHECKING:  # a type checker that saw it would take every name for a public one
+    __getattr__ = _imported
+
+
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
@@ -130,7 +135,8 @@ class _Package(ModuleType):
     """Keeps the functions `mt.ensemble` and `mt.report`: importing the modules of the same names would replace them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+        hides = name in _HOME_OF and isinstance(value, ModuleType) and value.__name__ == f"multitudes.{name}"
+        if not hides:
             super().__setattr__(name, value)
 
 

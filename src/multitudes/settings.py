@@ -14,6 +14,7 @@ multitudes.errors.InputError: Mask(members=0, width='c'): members must be a whol
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -98,7 +99,8 @@ def as_tuple(settings: Any, name: str) -> None:
     """Turns a field of a frozen dataclass into a tuple, if it is a list or another ordered iterable but not a string."""
     value = getattr(settings, name)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
-        object.__setattr__(settings, name, tuple(value))
+        with contextlib.suppress(TypeError):  # a tensor without axes is not iterable
+            object.__setattr__(settings, name, tuple(value))
 
 
 def fits(kind: Any, value: Any) -> bool:

@@ -101,3 +101,10 @@ def test_criteria() -> None:
     assert len(set(found)) == len(some)
     assert json.dumps(criterion_fingerprint(nn.CrossEntropyLoss())) in found
     assert "0x" not in json.dumps(criterion_fingerprint(partial(F.cross_entropy, inner=[len, lambda x: x])))
+
+
+def test_fingerprints_are_those_of_earlier_versions() -> None:
+    """A run that an earlier version began can be resumed."""
+    assert tensor_fingerprint([torch.arange(4.0), torch.tensor([True, False])]) == "6e99e2c19218852a"
+    assert dataset_fingerprint(TensorDataset(torch.arange(6.0).view(3, 2), torch.arange(3))) == "3 examples, 8cd48fecccc77cbc"
+    assert criterion_fingerprint(nn.CrossEntropyLoss(weight=torch.ones(3)))["state"] == "8a31a40ecac0ceb4"

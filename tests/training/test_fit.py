@@ -382,11 +382,11 @@ def test_the_layout_of_memory_is_the_recipes_alone() -> None:
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 3))
         ens = mt.ensemble(net, mt.Deep(members=2), x[:2]).to(memory_format=before)
         fit(ens, TensorDataset(x, torch.randint(3, (20,))), Recipe(epochs=1, batch=10, channels_last=True))
-        assert ens.engine.channels_last == (before is torch.channels_last)
+        assert ens.get_parameter("0.weight")[0].is_contiguous(memory_format=before)
         with pytest.raises(mt.InputError, match="target 9"):
             refused = TensorDataset(x, torch.full((20,), 9))
             fit(ens, refused, Recipe(epochs=1, batch=10, channels_last=True), val=refused)
-        assert ens.engine.channels_last == (before is torch.channels_last)
+        assert ens.get_parameter("0.weight")[0].is_contiguous(memory_format=before)
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,12 @@ def _label(ax: Axes, names: list[str], costs: Floats, qualities: Floats, areas: 
     room = Box(corners.x0 * points + 2, corners.y0 * points + 2, corners.x1 * points, corners.y1 * points)
     for text, name, x, y, disc, box in zip(texts, names, costs, qualities, discs, place(discs, room), strict=True):
         text.remove()
-        aside = (box.left + box.right) / 2 - disc.x, (box.bottom + box.top) / 2 - disc.y
+        offset = (box.left + box.right) / 2 - disc.x, (box.bottom + box.top) / 2 - disc.y
         line = {"arrowstyle": "-", "color": look.muted, "linewidth": 0.8, "shrinkA": 0, "shrinkB": disc.radius}
         ax.annotate(
             name,
             (x, y),
-            aside,
+            offset,
             textcoords="offset points",
             ha="center",
             va="center",

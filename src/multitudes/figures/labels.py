@@ -39,9 +39,9 @@ def place(discs: list[Disc], room: Box) -> list[Box]:
 
 def distance(disc: Disc, box: Box) -> float:
     """Returns the distance from the edge of a disc to a box; negative if they overlap."""
-    aside = max(box.left - disc.x, disc.x - box.right, 0)
+    across = max(box.left - disc.x, disc.x - box.right, 0)
     above = max(box.bottom - disc.y, disc.y - box.top, 0)
-    return math.hypot(aside, above) - disc.radius
+    return math.hypot(across, above) - disc.radius
 
 
 def _choices(disc: Disc) -> list[Box]:

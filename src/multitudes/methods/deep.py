@@ -41,7 +41,8 @@ class Deep(Method):
         >>> mt.Deep.from_models(nets, torch.randn(2, 4)).method
         Deep(members=5, reduction='sum')
         """
-        return stacked(list(models), Deep(members=max(len(models), 1)), example, **options)
+        networks = list(models)
+        return stacked(networks, Deep(members=max(len(networks), 1)), example, **options)
 
     @staticmethod
     def from_checkpoints(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from multitudes.prediction.values import CLASSES
 from multitudes.scores import calibration, detection, segmentation, selective
 from multitudes.scores.meaning import CRITERIA, SPREADS
 from multitudes.scores.shift import Errors, mean_corruption_error, stability
+from multitudes.settings import Count, above, at_least, below, check_settings
 
 Columns = dict[str, Tensor]
 
@@ -27,22 +28,17 @@ Columns = dict[str, Tensor]
 class Settings:
     """Settings of the scores."""
 
-    bins: int = 15
+    bins: Count = 15
     """Number of bins of the calibration errors."""
 
-    drop: int = 0
+    drop: Annotated[int, at_least(0)] = 0
     """ECE and MCE leave out bins with at most this many examples."""
 
-    level: float = 0.95
+    level: Annotated[float, above(0), below(1)] = 0.95
     """Probability of the intervals that coverage and width are computed for."""
 
     def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise InputError(f"bins={self.bins} must be at least 1, such as 15")
-        if self.drop < 0:
-            raise InputError(f"drop={self.drop} must be at least 0")
-        if not 0 < self.level < 1:
-            raise InputError(f"level={self.level} must be between 0 and 1")
+        check_settings(self)
 
 
 @dataclass(frozen=True)

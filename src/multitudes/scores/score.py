@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from types import NoneType
 from typing import Any
 
 import torch
@@ -132,10 +131,11 @@ def _shifts(
     for name, parts in shift.items():
         _set_name(name, "shift")
         by_severity = parts if isinstance(parts, Mapping) else {None: parts}
-        if wrong := [severity for severity in by_severity if not isinstance(severity, (int, NoneType))]:
+        if wrong := [severity for severity in by_severity if severity is not None and not str(severity).isdigit()]:
             raise InputError(f"shift= has the severity {wrong[0]!r} for {name!r}: give whole numbers, {{1: (pred, targets)}}")
         for severity, part in by_severity.items():
-            evidence[name, severity] = _shifted(prediction, name, part, settings, ignore)
+            key = name, None if severity is None else int(severity)
+            evidence[key] = _shifted(prediction, name, part, settings, ignore)
     return evidence
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -14,7 +15,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from multitudes.conversion.anatomy.architecture import settings
 from multitudes.data.dataset import Data
-from multitudes.storage import digest
 
 LARGE = 2**28
 """Size in bytes of a large tensor: of one that is n times as large, only every n-th number is read."""
@@ -22,11 +22,13 @@ LARGE = 2**28
 
 def tensor_fingerprint(tensors: Iterable[Tensor]) -> str:
     """Returns a digest of tensors; "" if there are none, or they cannot be read (sparse, or on the meta device)."""
+    total, parts = hashlib.sha256(), list(tensors)
     try:
-        numbers = {f"{index:06d}": _numbers(tensor) for index, tensor in enumerate(tensors)}
+        for tensor in parts:
+            total.update(_numbers(tensor).view(torch.uint8).numpy().tobytes())
     except (RuntimeError, TypeError, NotImplementedError):
         return ""
-    return digest(numbers)[:16] if numbers else ""
+    return total.hexdigest()[:16] if parts else ""
 
 
 def _numbers(tensor: Tensor) -> Tensor:
