@@ -122,9 +122,9 @@ def first_inputs_for_all(patch: Patch) -> None:
 
 def other_rows(patch: Patch) -> None:
     """Each row is given to the next member."""
-    ensemble = sys.modules["multitudes.ensemble"]
-    run = ensemble.run_rows
-    patch.setattr(ensemble, "run_rows", lambda engine, call, members: run(engine, call, (members + 1) % engine.members))
+    module = sys.modules["multitudes.engine.run"]
+    run = module.run_loop_rows
+    patch.setattr(module, "run_loop_rows", lambda engine, call, members: run(engine, call, (members + 1) % engine.members))
 
 
 def same_start(ens: mt.Ensemble) -> None:

@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 
 from multitudes.errors import InputError
-from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, between, check, check_rules, check_settings, fits
+from multitudes.settings import (
+    Count,
+    Rate,
+    above,
+    as_tuple,
+    at_least,
+    below,
+    between,
+    check_rules,
+    check_settings,
+    check_value,
+    fits,
+)
 
 
 class Kernel:
@@ -134,13 +146,13 @@ class Quack(Protocol):
 
 @pytest.mark.parametrize(("kind", "value"), [(Quack, 3), (Annotated[int, "a note"], 3), (Count, 10**400), (float, 10**400)])
 def test_odd_annotations_and_values_pass(kind: Any, value: Any) -> None:
-    check("value", value, kind)
+    check_value("value", value, kind)
 
 
 def test_one_argument_is_checked_by_the_same_words() -> None:
-    check("workers", 2, Count)
+    check_value("workers", 2, Count)
     with pytest.raises(InputError, match=r"^workers=0: workers must be a whole number of at least 1$"):
-        check("workers", 0, Count)
+        check_value("workers", 0, Count)
 
 
 def test_bounds_exclude_and_include_their_ends() -> None:

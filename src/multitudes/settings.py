@@ -63,7 +63,7 @@ Count = Annotated[int, at_least(1)]
 Rate = Annotated[float, at_least(0), below(1)]
 """A number of at least 0 and below 1, such as a dropout rate or a momentum."""
 
-KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
+KIND_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
 
 
 def check_settings(settings: Any) -> None:
@@ -89,7 +89,7 @@ def check_rules(settings: Any, *rules: tuple[bool, str, str]) -> None:
         raise _error(settings, fields, "; ".join(text for _, text in broken))
 
 
-def check(name: str, value: Any, kind: Any) -> None:
+def check_value(name: str, value: Any, kind: Any) -> None:
     """Checks one argument: ``check("workers", workers, Count)``."""
     if not fits(kind, value):
         raise InputError(f"{name}={value!r}: {name} must be {words(kind)}")
@@ -140,7 +140,7 @@ def words(kind: Any) -> str:
         return f"a tuple with {words(parts[0])} at each place"
     if origin is Callable:
         return "a function (not a class)"
-    return KINDS.get(kind) or f"a {kind.__name__}"
+    return KIND_WORDS.get(kind) or f"a {kind.__name__}"
 
 
 def _either(texts: list[str]) -> str:

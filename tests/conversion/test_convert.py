@@ -183,7 +183,7 @@ def test_conversion_does_not_load_the_compiler() -> None:
                 mt.ensemble(ZOO[name].model(), kind(), ZOO[name].example(), seed=0)
         sys.exit("torch._dynamo" in sys.modules)
     """
-    folders = [str(Path(mt.__file__).parent.parent), str(Path(__file__).parent)]
+    folders = [str(Path(mt.__file__).parent.parent), str(Path(__file__).parents[1])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)], env=env, check=False).returncode == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from multitudes import data
-from multitudes.data.imagenet import groups_of, imagenet_class, wordnet_ids
+from multitudes.data.imagenet import class_groups, imagenet_class, wordnet_ids
 
 
 def test_ids_are_a_thousand_in_order() -> None:
@@ -28,5 +28,5 @@ def test_outputs_are_grouped() -> None:
 
 
 def test_groups_number_the_classes_in_order() -> None:
-    groups = groups_of({"a": [3, 999], "b": [], "c": [0]})
+    groups = class_groups({"a": [3, 999], "b": [], "c": [0]})
     assert (groups[3], groups[999], groups[0], groups[1], len(groups)) == (0, 0, 2, -1, 1000)

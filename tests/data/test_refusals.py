@@ -17,7 +17,7 @@ from data.small_sets import DIGIT_LABELS, DIGITS, HOUSE_LABELS, HOUSES, VID, cha
 import multitudes as mt
 from multitudes import data
 from multitudes.data import embedded
-from multitudes.data.imagenet import groups_of, read_mapping, wordnet_ids
+from multitudes.data.imagenet import class_groups, read_mapping, wordnet_ids
 from multitudes.data.images import image_files
 from multitudes.data.ytbb import read_anchor_sets, ytbb_classes
 from multitudes.errors import FileError, InputError, MultitudesError
@@ -297,7 +297,7 @@ OTHERS: dict[str, Case] = {
     "noisy_function split": (lambda at: data.noisy_function("val"), InputError, "split='val'"),
     "groups of other length": (lambda at: data.grouped(torch.zeros(4), torch.zeros(3)), InputError, r"\[3\].*\[4\]"),
     "groups by mean": (lambda at: data.grouped(torch.zeros(3), torch.zeros(3), by="mean"), InputError, "by='mean'"),
-    "no class 1000": (lambda at: groups_of({"cat": [1000]}), FileError, "cat .*1000"),
+    "no class 1000": (lambda at: class_groups({"cat": [1000]}), FileError, "cat .*1000"),
     "no JSON": (lambda at: read_mapping(changed(at, "a.json", "{") / "a.json"), FileError, r"a\.json.* JSON"),
     "JSON of a list": (lambda at: read_mapping(changed(at, "a.json", "[1]") / "a.json"), FileError, r"a\.json.* object"),
 }

@@ -31,7 +31,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, MultitudesError
 from multitudes.method import Method
 from multitudes.methods.single import Single
-from multitudes.settings import Count, check
+from multitudes.settings import Count, check_value
 from multitudes.terminal import bar
 
 LATE = "the last layer but one"
@@ -149,7 +149,7 @@ def recommend(
 
         near = get_close_matches(str(training), LEVELS, n=1, cutoff=0.0)
         raise InputError(f"training={training!r} must be one of {', '.join(LEVELS)}; did you mean {near[0]!r}?")
-    check("repeats", repeats, Count)
+    check_value("repeats", repeats, Count)
     with torch.random.fork_rng():
         search = Search.of(model, example, batch_axis, training, limits, repeats)
         todo = search.variants(methods)

@@ -14,7 +14,7 @@ from multitudes.engine.modules import names_matching
 from multitudes.engine.seeds import checked_seed
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
-from multitudes.settings import Count, check
+from multitudes.settings import Count, check_value
 
 
 def checked_arguments(
@@ -34,7 +34,7 @@ def checked_arguments(
     seed = checked_seed(seed)
     factory = None if isinstance(model, nn.Module) else model
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
-    kept = check_names(net, keep)
+    kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, example, batch_axis)
     if kept and not method.keeps_layers:
@@ -56,14 +56,14 @@ def check_method(model: Any, method: Any) -> None:
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:
     """Checks `start`, `chunk` and the type of `keep`."""
-    check("start", start, Literal["fresh", "copies"])
+    check_value("start", start, Literal["fresh", "copies"])
     if isinstance(keep, str) or not all(isinstance(glob, str) for glob in keep):
         glob = keep if isinstance(keep, str) else "layer4.*"
         raise InputError(f"keep={keep!r}: give a list of globs, as in keep=[{glob!r}]")
-    check("chunk", chunk, Count | None)
+    check_value("chunk", chunk, Count | None)
 
 
-def check_names(model: nn.Module, keep: Sequence[str]) -> list[str]:
+def matched_modules(model: nn.Module, keep: Sequence[str]) -> list[str]:
     """Returns the modules that keep= matches.
 
     Refuses a model without parameters, and a forward with an argument that `Ensemble` has too.

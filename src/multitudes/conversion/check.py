@@ -30,7 +30,7 @@ from multitudes.engine.proof.outcome import (
     in_double,
     is_random,
     restored,
-    run,
+    run_executor,
     run_plain,
     run_reference,
     trainable_copy,
@@ -154,7 +154,7 @@ def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
             continue
         expected = run_reference(engine, inputs, mode)
         for name in others if not expected.random else ():  # a random forward was compared where executors were proven
-            differs = difference(run(EXECUTORS[name], engine, inputs, mode), expected)
+            differs = difference(run_executor(EXECUTORS[name], engine, inputs, mode), expected)
             yield Law("executors", f"{name}, {mode}", differs and f"{differs} from the loop")
 
 

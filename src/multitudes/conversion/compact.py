@@ -52,7 +52,7 @@ UNARY = """Relu LeakyRelu Elu Celu Selu Gelu Silu Mish Sigmoid LogSigmoid Tanh H
     Threshold Prelu PreluKernel Exp Cos Sin Abs Neg Sqrt Clamp ClampMin ClampMax Clone ToCopy Alias MaxPool2DWithIndices
     MaxPool3DWithIndices View ReshapeAlias UnsafeView Squeeze Unsqueeze AdaptiveAvgPool2D AdaptiveAvgPool3D
     MkldnnAdaptiveAvgPool2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleBilinear2D""".split()
-NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+NORM_NODES = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 BINARY = ("Add", "Sub", "Mul", "Div")
 """Names of the autograd nodes of operations that work channel by channel, for all values."""
 
@@ -314,7 +314,7 @@ def _by_channel(node: Any, channel: int) -> bool:
     """Whether an operation is known to work channel by channel; an unknown one may do so on some inputs only."""
     kind = node.name().rpartition("Backward")[0]
     sources = [source for source, _ in node.next_functions]
-    if kind in NORMS or "AccumulateGrad" in node.name():
+    if kind in NORM_NODES or "AccumulateGrad" in node.name():
         return True
     if kind in BINARY:
         return None not in sources  # an operand without a gradient may have been computed from all channels

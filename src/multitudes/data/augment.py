@@ -23,7 +23,7 @@ from torch.nn import functional
 from multitudes.data.images import check_images
 from multitudes.data.rand_augment import RandAugment
 from multitudes.errors import InputError
-from multitudes.settings import Rate, above, at_least, between, check, check_settings
+from multitudes.settings import Rate, above, at_least, between, check_settings, check_value
 
 
 class Pair(NamedTuple):
@@ -43,8 +43,8 @@ class Pair(NamedTuple):
 def crop(images: Tensor, generator: Generator, padding: int = 4, fill: Literal["zero", "reflect"] = "zero") -> Tensor:
     """Shifts each image by up to `padding` pixels on each axis; `fill` pads with zeros or with a reflection of the image."""
     check_images(images)
-    check("padding", padding, Annotated[int, at_least(0)])
-    check("fill", fill, Literal["zero", "reflect"])
+    check_value("padding", padding, Annotated[int, at_least(0)])
+    check_value("fill", fill, Literal["zero", "reflect"])
     batch, channels, height, width = images.shape
     if fill == "reflect" and padding >= min(height, width):
         raise InputError(
@@ -197,7 +197,7 @@ class Augment:
 def _partners(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
     """Draws the partner of each image, ``[B]``, and the weight λ of the image itself; both on the images' device."""
     check_images(images)
-    check("alpha", alpha, Annotated[float, above(0)])
+    check_value("alpha", alpha, Annotated[float, above(0)])
     if len(targets) != len(images):
         raise InputError(f"there are {len(images)} images but {len(targets)} targets: give one target per image")
     device = generator.device

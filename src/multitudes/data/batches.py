@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from multitudes.data.dataset import Data
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
-from multitudes.settings import Count, check
+from multitudes.settings import Count, check_value
 
 NOTHING = "there are no examples to predict: the data is empty"
 """Error message for an empty dataset."""
@@ -31,7 +31,7 @@ def batched(
 
     A DataLoader or another iterable keeps its own batches; tensors, mt.Inputs and datasets are cut into `batch_size` rows.
     """
-    check("batch_size", batch_size, Count)
+    check_value("batch_size", batch_size, Count)
     if isinstance(data, (Tensor, Inputs)):
         call = Inputs.of(data)
         count = count_rows(call, batch_axis)

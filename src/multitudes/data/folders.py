@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from multitudes.data.dataset import Data
-from multitudes.data.imagenet import groups_of, imagenet_class, read_mapping, wordnet_ids
+from multitudes.data.imagenet import class_groups, imagenet_class, read_mapping, wordnet_ids
 from multitudes.data.images import NORMAL_IMAGENET, image_files, list_images
 from multitudes.data.sources import VARIABLE, Root, Source, top_folder
 from multitudes.errors import FileError, InputError
@@ -87,7 +87,7 @@ def objectnet(root: Root = None, *, size: int = 224, resize: int | None = None) 
         border=2,
         name="objectnet",
     )
-    return replace(data, classes=tuple(objects), groups=groups_of(objects))
+    return replace(data, classes=tuple(objects), groups=class_groups(objects))
 
 
 def _imagenet_classes(mappings: Path) -> dict[str, list[int]]:

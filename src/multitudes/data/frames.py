@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
-from multitudes.data.imagenet import groups_of, imagenet_class, read_mapping
+from multitudes.data.imagenet import class_groups, imagenet_class, read_mapping
 from multitudes.data.images import NORMAL_IMAGENET, image_files
 from multitudes.data.sources import Root, find_file, top_folder
 from multitudes.data.ytbb import ANNOTATIONS, AnchorSet, read_anchor_sets, ytbb_classes
@@ -97,7 +97,7 @@ def _frames(place: Path, sets: Iterable[AnchorSet], classes: dict[str, list[int]
         place.name,
         tuple(classes),
         *NORMAL_IMAGENET,
-        groups=groups_of(classes),
+        groups=class_groups(classes),
     )
     return Frames(data, torch.tensor(anchors), tuple(labels))
 

@@ -63,7 +63,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     return mapping
 
 
-def groups_of(classes: Mapping[str, list[int]]) -> Tensor:
+def class_groups(classes: Mapping[str, list[int]]) -> Tensor:
     """Returns the group of each of ImageNet's 1000 classes, −1 for none. `classes` maps a group to its ImageNet classes."""
     groups = torch.full((1000,), -1)
     for number, (name, members) in enumerate(classes.items()):

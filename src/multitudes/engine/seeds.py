@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from multitudes.engine.modules import named_tensors
-from multitudes.settings import check
+from multitudes.settings import check_value
 
 
 @contextlib.contextmanager
@@ -29,5 +29,5 @@ def member_seed(seed: int, m: int) -> int:
 
 def checked_seed(seed: int | None) -> int:
     """Returns the seed, or for None a new one from torch's global generator."""
-    check("seed", seed, int | None)
+    check_value("seed", seed, int | None)
     return int(torch.randint(2**62, (), device="cpu")) if seed is None else seed

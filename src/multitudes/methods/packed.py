@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS
 from multitudes.conversion.anatomy.structure import Structure, block_starts
 from multitudes.conversion.resize.pruning import ADVICE, Chooser, pruned
 from multitudes.conversion.resize.resize import Resizing, reported, resized
@@ -31,7 +32,6 @@ from multitudes.method import Given, Layout, Method
 from multitudes.settings import Count, at_least, check_rules
 
 CHANNELS_PER_GROUP = 64
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, kw_only=True)

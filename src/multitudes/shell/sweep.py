@@ -20,7 +20,7 @@ import torch
 
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.report.row import Row
-from multitudes.settings import Count, check
+from multitudes.settings import Count, check_value
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Root, find_job
 from multitudes.shell.trial import Trial
@@ -87,7 +87,7 @@ def run_trials(
 
     on_end    called with each trial that ends, and its row or its error
     """
-    check("--workers", workers, Count)
+    check_value("--workers", workers, Count)
     rows: dict[Trial, Row] = {}
     errors: dict[Trial, Exception] = {}
     if ray or ray_address:

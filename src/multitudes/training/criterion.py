@@ -16,7 +16,7 @@ from multitudes.errors import InputError
 from multitudes.method import Criterion
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
-from multitudes.settings import check
+from multitudes.settings import check_value
 from multitudes.training.fingerprint import criterion_fingerprint
 from multitudes.training.losses import CRITERIA
 
@@ -43,7 +43,7 @@ class TaskCriterion:
     """Number of classes, once the first outputs are there."""
 
     def __post_init__(self) -> None:
-        check("class_axis", self.class_axis, Literal[1, -1, None])
+        check_value("class_axis", self.class_axis, Literal[1, -1, None])
         if self.custom is not None and not callable(self.custom):
             raise InputError(
                 f"criterion={self.custom!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()"

@@ -22,7 +22,7 @@ from multitudes.engine.inputs import Inputs, stack_slots
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 
-Augment = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
+AugmentFunction = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
 """Augmentation of a batch: (x, y, generator) → (x, y)."""
 
 
@@ -55,7 +55,7 @@ class Feed:
         ranks: int = 1,
         device: torch.device | None = None,
         split: Split | None = None,
-        augment: Augment | None = None,
+        augment: AugmentFunction | None = None,
         batch_axis: Any = 0,
     ) -> None:
         self.sets = [_on_device_if_small(one, device) for one in _sets(data, members)]

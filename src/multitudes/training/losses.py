@@ -12,7 +12,7 @@ from multitudes.errors import InputError
 from multitudes.method import Criterion
 from multitudes.prediction.tasks import variance_of
 from multitudes.prediction.uncertainty import log_normal
-from multitudes.settings import check
+from multitudes.settings import check_value
 
 
 class GaussianNLL(nn.Module):
@@ -28,7 +28,7 @@ class GaussianNLL(nn.Module):
 
     def __init__(self, reduction: Literal["mean", "sum", "none"] = "mean") -> None:
         super().__init__()
-        check("reduction", reduction, Literal["mean", "sum", "none"])
+        check_value("reduction", reduction, Literal["mean", "sum", "none"])
         self.reduction = reduction
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import run_loop, run_vmap
-from multitudes.engine.proof.outcome import Outcome, clean_autograd, close, difference, in_double, restored, run, run_reference
+from multitudes.engine.proof.outcome import (
+    Outcome,
+    clean_autograd,
+    close,
+    difference,
+    in_double,
+    restored,
+    run_executor,
+    run_reference,
+)
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -96,7 +105,7 @@ class TestUndone:
         before = {n: t.clone() for n, t in ens.state_dict().items()}
         x = torch.randn(B, 4)
         for executor in (run_loop, run_vmap):
-            result = run(executor, ens.engine, mt.Inputs(x), "train")
+            result = run_executor(executor, ens.engine, mt.Inputs(x), "train")
             assert result.buffers["1.num_batches_tracked"].tolist() == [1] * M
             assert set(result.gradients) == {n for n, _ in ens.named_parameters()}
         assert all(torch.equal(t, before[n]) for n, t in ens.state_dict().items())

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from multitudes.engine import tree
 from multitudes.engine.modules import join_name
 
-DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+DROPOUT_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
 
 class ParameterReads(TorchFunctionMode):
@@ -47,7 +47,7 @@ class ParameterReads(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "")
         running = self.running[-1]
-        if func in DROPOUTS and not isinstance(running, _DropoutNd):
+        if func in DROPOUT_FUNCTIONS and not isinstance(running, _DropoutNd):
             rate = args[1] if len(args) > 1 else (kwargs or {}).get("p", 0.5)
             self.functional_dropout |= {self.names[id(running)]} if rate else set()
         reads = getattr(getattr(func, "__self__", None), "__name__", "") in self.ATTRIBUTES if name == "__get__" else True

@@ -24,7 +24,7 @@ from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-PRODUCTS = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0", "CdistBackward0")
+PRODUCT_NODES = ("MmBackward0", "AddmmBackward0", "BmmBackward0", "LinearBackward0", "ConvolutionBackward0", "CdistBackward0")
 """Autograd nodes of products with a matrix."""
 SEEN_THROUGH = """View UnsafeView Reshape ReshapeAlias Expand Select Slice Unsqueeze Squeeze Permute Transpose T ToCopy Repeat
     Clone Index IndexSelect Narrow Split SplitWithSizes Unbind Alias UpsampleBicubic2D UpsampleBilinear2D""".split()
@@ -83,7 +83,7 @@ class Structure:
             return node in self.produced_by and stop(*self.produced_by[node])
 
         def is_loose(node: Any) -> bool:
-            return loose and node.name() in PRODUCTS and bool(self._factors(node, loose))
+            return loose and node.name() in PRODUCT_NODES and bool(self._factors(node, loose))
 
         reached: set[str] = set()
         met: set[str] = set()
@@ -97,7 +97,7 @@ class Structure:
     def _factors(self, node: Any, loose: bool) -> set[str]:
         """Names the parameters that an operation reads; with `loose` also those that a product's factors are computed from."""
         names = {name for source, _ in node.next_functions if (name := self._parameter(source))}
-        if loose and node.name() in PRODUCTS:
+        if loose and node.name() in PRODUCT_NODES:
             names |= {name for source, _ in node.next_functions for name in self._weights(source)}
         return names
 

@@ -33,7 +33,7 @@ ADVICE = "Instead of the model, give a factory that makes it at any width:  lamb
 
 
 @dataclass(frozen=True)
-class Group:
+class ChannelGroup:
     """Channels that can only be removed together."""
 
     layer: Any
@@ -123,7 +123,7 @@ def _graph(model: nn.Module, inputs: Inputs) -> Any:
     return tp.DependencyGraph().build_dependency(model, example_inputs=inputs.tensors(), forward_fn=forward)
 
 
-def _groups(graph: Any, model: nn.Module, ends: set[str]) -> list[Group]:
+def _groups(graph: Any, model: nn.Module, ends: set[str]) -> list[ChannelGroup]:
     """Lists the groups of channels that can be removed; channels of the last layers cannot."""
     names = {module: name for name, module in model.named_modules()}
     groups = []
@@ -134,7 +134,7 @@ def _groups(graph: Any, model: nn.Module, ends: set[str]) -> list[Group]:
         outputs = [i.dep.target.module for i in items if graph.is_out_channel_pruning_fn(i.dep.handler)]
         root = items[0].dep
         layers = frozenset(names[module] for module in outputs if module in names and is_layer(module))
-        groups.append(Group(root.target.module, root.handler, layers, _multiple(items)))
+        groups.append(ChannelGroup(root.target.module, root.handler, layers, _multiple(items)))
     return groups
 
 
@@ -152,7 +152,7 @@ def _multiple(items: Any) -> int:
     return multiple
 
 
-def _prune(graph: Any, group: Group, keep: int, choose: Chooser, read: dict[nn.Module, list[int]]) -> None:
+def _prune(graph: Any, group: ChannelGroup, keep: int, choose: Chooser, read: dict[nn.Module, list[int]]) -> None:
     """Keeps `keep` channels of a group, as `choose` selects, and removes the others.
 
     Each head, or block of a grouped convolution, keeps the same positions. Updates `read`, the input channels that each layer

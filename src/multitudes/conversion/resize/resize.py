@@ -29,7 +29,7 @@ from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.errors import ConversionError
-from multitudes.settings import above, check
+from multitudes.settings import above, check_value
 
 Way = Callable[[Any, float, torch.device], nn.Module | None]
 """way(model, ratio, device): the model at another width; None if the way does not apply to it."""
@@ -66,7 +66,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     >>> thin.resizing.rounded["layer4.1.conv2"]
     (153.6, 154)
     """
-    check("ratio", ratio, Annotated[float, above(0)])
+    check_value("ratio", ratio, Annotated[float, above(0)])
     check_model(model)
     seed = checked_seed(seed)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)

@@ -26,7 +26,7 @@ from multitudes.data.corruptions.spatter import spatter
 from multitudes.data.images import check_images
 from multitudes.data.lazy import LazyMapping
 from multitudes.errors import InputError
-from multitudes.settings import at_least, between, check
+from multitudes.settings import at_least, between, check_value
 
 NAMES = (*STANDARD, *EXTRA)
 
@@ -56,8 +56,8 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0, *, start: i
     """
     check_images(images, unit=True)
     _check_choice(name, severity)
-    check("seed", seed, int)
-    check("start", start, Annotated[int, at_least(0)])
+    check_value("seed", seed, int)
+    check_value("start", start, Annotated[int, at_least(0)])
     stream = int.from_bytes(hashlib.sha256(f"{seed}/{name}/{severity}".encode()).digest()[:8], "big") << 64
     parameters = level(name, severity, images.shape[-1])
     result = torch.empty_like(images, device="cpu", requires_grad=False)
@@ -104,4 +104,4 @@ def _check_choice(name: Any, severity: Any) -> None:
     if name not in NAMES:
         near = get_close_matches(str(name), NAMES, n=1, cutoff=0.0)[0]
         raise InputError(f"there is no corruption {name!r} (nearest: {near!r}): choose from {', '.join(NAMES)}")
-    check("severity", severity, Annotated[int, between(min(SEVERITIES), max(SEVERITIES))])
+    check_value("severity", severity, Annotated[int, between(min(SEVERITIES), max(SEVERITIES))])

@@ -28,7 +28,7 @@ from multitudes.engine.proof.outcome import (
     difference,
     in_double,
     restored,
-    run,
+    run_executor,
     run_plain,
     run_reference,
     trainable_copy,
@@ -90,7 +90,7 @@ def _copy(engine: Engine) -> Engine:
 def _error_on_example(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
     """Runs an executor in the model's own precision and with dropout, unlike the comparison. Returns its error, or None."""
     try:
-        run(executor, _copy(engine), inputs, mode)
+        run_executor(executor, _copy(engine), inputs, mode)
     except Exception as error:
         return _reason(error)
     return None
@@ -111,7 +111,9 @@ def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
         try:
             with warnings.catch_warnings(), without_modules(engine.template, norms):
                 warnings.simplefilter("error")
-                loop, vmap = (run(functools.partial(how, per_member=True), engine, slots, mode) for how in (run_loop, run_vmap))
+                loop, vmap = (
+                    run_executor(functools.partial(how, per_member=True), engine, slots, mode) for how in (run_loop, run_vmap)
+                )
         except Exception:
             return False
         if difference(vmap, loop):
@@ -127,7 +129,7 @@ def _vmap_sums_members(engine: Engine, inputs: Inputs) -> bool:
         try:
             with without_modules(engine.template, norms):
                 plain = run_reference(engine, inputs, mode)
-                summed = run(functools.partial(run_vmap, per_member=True), engine, slots, mode)
+                summed = run_executor(functools.partial(run_vmap, per_member=True), engine, slots, mode)
         except Exception as error:
             engine.why.setdefault("vmap", _reason(error))
             return False
@@ -146,7 +148,9 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     slots, twin = _different_inputs(engine, inputs), _copy(engine)
     try:
         with without_modules(twin.template, engine.shared_norms):
-            loop, fold = (run(functools.partial(how, per_member=True), twin, slots, "train") for how in (run_loop, run_fold))
+            loop, fold = (
+                run_executor(functools.partial(how, per_member=True), twin, slots, "train") for how in (run_loop, run_fold)
+            )
     except Exception:
         return False
     return difference(fold, loop) is None
@@ -313,7 +317,7 @@ def _obstacle(
                 twin.row_axes = engine.row_axes = {**engine.row_axes, **learn_rows(engine, fresh_inputs(inputs))}
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            outcome = run(executor, twin, inputs, mode)
+            outcome = run_executor(executor, twin, inputs, mode)
     except Exception as error:
         return _reason(error)
     slow = [str(warning.message) for warning in heard if "batching rule" in str(warning.message)]
@@ -323,7 +327,7 @@ def _obstacle(
         if name == "fold" and "vmap" in engine.proven["train"] and (differs := _difference_from_vmap(twin, inputs, outcome)):
             return differs
         with without_modules(twin.template, engine.traits.coupled):
-            outcome, loop = run(executor, twin, inputs, mode), run_reference(twin, inputs, mode)
+            outcome, loop = run_executor(executor, twin, inputs, mode), run_reference(twin, inputs, mode)
     if loop.random:
         return _noise_obstacle(executor, engine, inputs, mode)
     differs = difference(outcome, loop)
@@ -332,7 +336,7 @@ def _obstacle(
 
 def _difference_from_vmap(engine: Engine, inputs: Inputs, outcome: Outcome) -> str | None:
     """Returns how fold's outcome differs from vmap's; None if it agrees. With coupled norms the loop is no reference."""
-    differs = difference(outcome, run(run_vmap, _copy(engine), inputs, "train")) if not outcome.random else None
+    differs = difference(outcome, run_executor(run_vmap, _copy(engine), inputs, "train")) if not outcome.random else None
     return differs and f"{differs} from vmap's"
 
 
@@ -366,7 +370,7 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
         return f"aten::{repeating[0]} would draw the same noise for all members"
     if engine.members == 1:
         return None
-    expected, values = (run(how, equal, inputs, mode).values for how in (run_loop, executor))
+    expected, values = (run_executor(how, equal, inputs, mode).values for how in (run_loop, executor))
     for a, b in zip(expected, values, strict=True):
         if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
@@ -390,7 +394,7 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
             return func(*args, **(kwargs or {}))
 
     with Listen():
-        run(run_loop, engine, inputs, mode)
+        run_executor(run_loop, engine, inputs, mode)
     return names
 
 

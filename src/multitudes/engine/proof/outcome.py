@@ -97,7 +97,7 @@ def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
                     buffer.copy_(buffers[name])
 
 
-def run(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
+def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs one forward and backward by an executor, and leaves the engine unchanged."""
     with restored(engine.template, mode), torch.enable_grad():
         output = executor(engine, fresh_inputs(inputs))
@@ -109,7 +109,7 @@ def run(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str)
 
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs the loop, the reference of the other executors, and finds out whether its output is random."""
-    outcome = run(run_loop, engine, inputs, mode)
+    outcome = run_executor(run_loop, engine, inputs, mode)
     with restored(engine.template, mode, seed=1), torch.no_grad():
         other = tree.tensors(run_loop(engine, fresh_inputs(inputs)))
     return replace(outcome, random=not all(close(a, b) for a, b in zip(other, outcome.values, strict=True)))

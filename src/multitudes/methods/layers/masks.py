@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from multitudes.errors import InputError
-from multitudes.settings import Count, at_least, check
+from multitudes.settings import Count, at_least, check_value
 
 NEGLIGIBLE = 45.0
 """Sizes less likely than e^-45 times the likeliest are left out: double precision cannot represent their effect."""
@@ -38,8 +38,8 @@ def masks(features: int, members: int, scale: float, generator: torch.Generator 
 def ones_for(features: int, members: int, scale: float) -> int:
     """Returns the number of ones per mask with which masks of this scale use about `features` features together."""
     for name, value in (("features", features), ("members", members)):
-        check(name, value, Count)
-    check("scale", scale, Annotated[float, at_least(1)])
+        check_value(name, value, Count)
+    check_value("scale", scale, Annotated[float, at_least(1)])
     ones = math.floor(features / columns_per_one(members, scale) + 1e-9)
     return min(features, max(ones, math.ceil(features / members), 1))
 
