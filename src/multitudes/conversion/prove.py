@@ -40,7 +40,7 @@ def prove(draft: Draft, engine: Engine) -> Plan:
 
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
-    """Tests executors on a few members, and sets those of `engine` accordingly. Returns the engine of the few members."""
+    """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
     more = draft.method.draws and engine.members < draft.trial_members
     few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
     if draft.method.draws and few.members > 1:

@@ -33,7 +33,7 @@ class AnchorSet(NamedTuple):
 
 
 def read_anchor_sets(place: Path) -> list[AnchorSet]:
-    """Reads the good anchors with the similar frames around them."""
+    """Reads the anchors that reviewers marked as good, each with the similar frames around it."""
     names = {name: number for number, name in enumerate(ytbb_classes(place))}
     video_labels = _video_labels(_file(place, "ytbb_robustness_test_anchors_full.csv"))
     anchors = {_key(key): marks for key, marks in _marks(_file(place, "anchor_labels.json")).items()}

@@ -89,7 +89,7 @@ def takes_rows(engine: Engine) -> bool:
 
 
 def rows_lie_together(engine: Engine) -> bool:
-    """Checks whether all rows have equally many entries, next to each other.
+    """Checks whether all rows have the same number of entries, and whether each row's entries are adjacent.
 
     That is so if fold is proven in eval mode, and no tensor's size depends on values.
     """

@@ -192,7 +192,7 @@ class Replay(TorchFunctionMode):
         self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
 
     def _release(self, target: Tensor) -> None:
-        """Prepares a member's write into a common tensor: other members compute it again, or get a copy of its old value."""
+        """Called before a member writes into a common tensor: the others recompute it, or get a copy of its old value."""
         storage = _storage(target)
         makers = [key for key, results in self.results.items() if any(result is target for result in results)]
         if storage not in self.stateful:

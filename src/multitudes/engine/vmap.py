@@ -54,7 +54,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
 
 
 def _with_autocast(inputs: Inputs) -> Any:
-    """Returns the mode that casts products under autocast; a null context without autocast."""
+    """Returns the mode that casts operands of matrix products and convolutions; a null context without autocast."""
     device = next((tensor.device.type for tensor in inputs.tensors()), "cpu")
     if not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()

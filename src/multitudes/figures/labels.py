@@ -57,7 +57,7 @@ def _choices(disc: Disc) -> list[Box]:
 
 
 def _hidden(box: Box, discs: list[Disc], room: Box) -> float:
-    """Penalty of a place for leaving the room or covering a disc."""
+    """Returns the penalty of a label's box for reaching out of `room` or covering a disc."""
     outside = max(room.left - box.left, 0) + max(box.right - room.right, 0)
     outside += max(room.bottom - box.bottom, 0) + max(box.top - room.top, 0)
     return 1000 * outside + sum(500 * max(1 - distance(disc, box), 0) for disc in discs)

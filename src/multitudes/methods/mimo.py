@@ -151,7 +151,7 @@ class Slotted:
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Returns the sum of the outputs of all slots, in the shape of the plain layer's output.
 
-        If the weight has a slot axis, ``[M, ...]``, all slots hold the same example, and the weight is summed first.
+        A weight with a slot axis, ``[M, ...]``, means that all slots hold the same example: it is summed before the product.
         """
         layer: Any = self
         stored = self.weight

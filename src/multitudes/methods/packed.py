@@ -158,7 +158,7 @@ def groups_of(structure: Structure, gamma: int, at: Mapping[str, int]) -> dict[s
     if unheard:
         names = [name for name, times in at.items() if times in unheard]
         raise InputError(
-            f"at= gives gamma to {', '.join(names)}, which has no Linear, Conv1d, Conv2d or Conv3d layer: name modules with one"
+            f"at= gives gamma to modules without a Linear, Conv1d, Conv2d or Conv3d layer: {', '.join(names)}. Name others"
         )
     return found
 

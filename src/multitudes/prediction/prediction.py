@@ -390,7 +390,7 @@ class Prediction:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Returns the lower and upper end of the mixture's central interval of probability `level`, ``[N, ...]`` each.
 
-        Exact if members predict variances. Otherwise, or with moments only, it is that of a Gaussian with the same moments.
+        Exact if members' variances are known. Otherwise it is that of a Gaussian with the mixture's mean and variance.
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must be between 0 and 1, such as 0.95")

@@ -181,7 +181,7 @@ def errors_in(scores: Mapping[str, float]) -> Errors:
 
 
 def _merged_ood(parts: Sequence[Columns]) -> Columns:
-    """Merges the OOD columns of several parts: one copy if they are equal in all parts, otherwise concatenates them."""
+    """Merges the OOD columns of several parts: keeps one copy if all parts have equal columns, otherwise concatenates them."""
     first = parts[0]
     same = all(p[n].shape == c.shape and bool(torch.equal(p[n], c)) for p in parts[1:] for n, c in first.items())
     return first if same else _concatenated(parts)

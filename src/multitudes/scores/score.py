@@ -111,7 +111,7 @@ def _check_same_ensemble(prediction: Prediction, other: Prediction, argument: st
     """Refuses a prediction that cannot be of the same ensemble."""
     if other.task != prediction.task or other.count != prediction.count:
         raise InputError(
-            f"{argument} must be predicted by the same ensemble: it is {other}, but the test set's is {prediction}"
+            f"{argument} must come from the same ensemble as the test set's prediction: {other} differs from {prediction}"
         )
     if other.task == "classes" and other.classes != prediction.classes:
         raise InputError(

@@ -65,9 +65,9 @@ def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, floa
 
 
 def stability(correct: Tensor, anchor: Tensor) -> float:
-    """Returns the share of anchor frames whose neighbouring frames are all classified correctly; higher is better.
+    """Returns the share of anchors that are classified correctly with all their neighbouring frames; higher is better.
 
-    Shape: ``[N]``, ``[N]``. `anchor` is the number of each frame's anchor, which is one of its own frames. 1 is best.
+    Shape: ``[N]``, ``[N]``. `anchor` tells which anchor each frame belongs to; an anchor belongs to itself. 1 is best.
     """
     if correct.shape != anchor.shape or correct.ndim != 1 or not len(correct):
         raise InputError(

@@ -39,10 +39,10 @@ def trials(
     out: str | PathLike[str] = "runs/bench",
     root: Root = None,
 ) -> list[Trial]:
-    """Lists the trials of a sweep: every method with every seed, in the order of the seeds.
+    """Lists the trials of a sweep: all methods with the first seed, then all with the next seed, and so on.
 
-    methods    as the shell writes them, ["packed(alpha=2)"]; None for all, the single network first
-    budget     as the shell writes it, "30 seconds"; None for the epochs of the job's recipe
+    methods    as on the command line, such as ["packed(alpha=2)"]; None for all, the single network first
+    budget     as on the command line, such as "30 seconds"; None for the epochs of the job's recipe
     """
     job = find_job(task, root)
     texts = list(methods) if methods else job.methods()

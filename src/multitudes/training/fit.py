@@ -209,7 +209,7 @@ def _set_up(
     if folder is None and resume:
         raise InputError("resume=True needs the folder of the run: fit(..., out='runs/a', resume=True)")
     if fabric is not None and loggers is not None:
-        raise InputError("loggers= has no effect on fabric=: pass Fabric(loggers=...), or loggers= without fabric=")
+        raise InputError("pass either loggers= or fabric=, not both: with fabric=, give the loggers to Fabric(loggers=...)")
     if fabric is not None:
         check_fabric(fabric, ensemble, recipe)
     fabric = fabric or fabric_for(ensemble, recipe, loggers)

@@ -120,15 +120,15 @@ class MaskedDropout(Drawing):
         slot, mask = self.calls[index], layer._buffers[f"mask{index}"]
         if not slot.fits(x):
             raise RunError(
-                f"a mask was drawn for {list(slot.shape)} (0: any number of rows), not for {list(x.shape)}: call the ensemble,"
-                " which draws masks for other shapes, not its template or a member"
+                f"the mask was drawn for inputs {list(slot.shape)} (0: any number of rows), but this one is {list(x.shape)}:"
+                " call the ensemble, which draws new masks, instead of its template or a member"
             )
         if slot.axis is None or slot.each == 1 or mask.shape[slot.axis] == 1:
             return x * mask
         return (x.unflatten(slot.axis, (-1, slot.each)) * mask.unsqueeze(slot.axis)).flatten(slot.axis, slot.axis + 1)
 
     def noise(self, x: Tensor) -> Tensor:
-        """Applies ordinary dropout in training: each row apart, by unit or by channel."""
+        """Applies ordinary dropout in training, with a separate mask for each row, of units or of whole channels."""
         layer: Any = self
         if not layer.training or not self.rate:
             return x

@@ -36,7 +36,7 @@ def masks(features: int, members: int, scale: float, generator: torch.Generator 
 
 
 def ones_for(features: int, members: int, scale: float) -> int:
-    """Returns the number of ones per mask with which masks of this scale use about `features` features together."""
+    """Returns how many ones each mask needs so that, at this scale, all masks together use about `features` features."""
     for name, value in (("features", features), ("members", members)):
         check_value(name, value, Count)
     check_value("scale", scale, Annotated[float, at_least(1)])
@@ -72,7 +72,7 @@ def overlap(matrix: Tensor) -> float:
 def masks_of(features: int, members: int, ones: int, generator: torch.Generator | None = None) -> Tensor:
     """Draws masks with `ones` ones each; all matrices without an empty column are equally likely."""
     if not ones <= features <= members * ones:
-        raise InputError(f"features={features}: {members} masks of {ones} ones need features from {ones} to {members * ones}")
+        raise InputError(f"features={features} must be from {ones} to {members * ones} for {members} masks of {ones} ones each")
     used = _union_sizes(features, members, ones, generator)
     matrix = torch.zeros(members, features, device="cpu")
     for row, (before, after) in enumerate(zip([0, *used], used, strict=False)):
