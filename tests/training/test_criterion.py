@@ -220,7 +220,7 @@ ALL_LABELS = TensorDataset(IMAGES, PIXELS)
         (words, WORDS, {"val": [(TOKENS[:8], TOKENS[:8] % 5)], "class_axis": -1}, "list of batches"),
         (words, WORDS, {"val": [WORDS, WORDS], "class_axis": -1}, "val= takes one dataset"),
         (pixels, ALL_LABELS, {"val": NO_LABELS}, "val=.*labels"),
-        (pixels, ALL_LABELS, {"val": data.Data(IMAGES, holes(255))}, "val=: target 255 .*ignore=255"),
+        (pixels, ALL_LABELS, {"val": data.Data(IMAGES, holes(255))}, "val=: target 255 .*ignore="),
         (pixels, DICTS, {"val": DICTS, "criterion": lambda o, y: F.cross_entropy(o, y["y"])}, "targets are a dict.*split="),
         (pixels, TensorDataset(IMAGES, holes(255)), {}, "target 255 .*0 to 2.*ignore="),
         (pixels, TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), {}, "target 156"),

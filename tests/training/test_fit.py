@@ -537,7 +537,7 @@ def test_a_csv_logger_has_every_epoch(tmp_path: Path) -> None:
     fit(made(), TRAIN, recipe, out=tmp_path / "a", resume=True, loggers=again)
     with next((tmp_path / "logs").rglob("metrics.csv")).open() as file:
         assert [line["step"] for line in csv.DictReader(file)] == ["1", "2", "3"]
-    with pytest.raises(mt.InputError, match="Fabric\\(loggers"):
+    with pytest.raises(mt.InputError, match=r"Fabric\(loggers"):
         fabric = Fabric(accelerator="cpu", devices=1)
         fit(made(), TRAIN, Recipe(epochs=1), fabric=fabric, loggers=CSVLogger(tmp_path))
 

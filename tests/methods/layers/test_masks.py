@@ -120,7 +120,7 @@ def test_bad_input(arguments: tuple[Any, ...], says: str) -> None:
 
 def test_what_cannot_be_filled() -> None:
     """More columns than ones, or fewer than one mask has."""
-    with pytest.raises(mt.InputError, match="features=9.*4 masks of 2 ones"):
+    with pytest.raises(mt.InputError, match=r"features=9.*4 masks of 2 ones"):
         masks_of(9, 4, 2)
     with pytest.raises(mt.InputError, match="from 5 to 20"):
         masks_of(4, 4, 5)
