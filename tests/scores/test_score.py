@@ -532,16 +532,17 @@ print(json.dumps({"seconds": seconds, "peak": peak, "nll": found["nll"], "accura
 
 @pytest.mark.slow
 def test_a_million_predictions() -> None:
-    """A million examples of 100 classes and 4 members take less than 20 s and 4 GiB, 1.6 GB of logits included.
+    """A million examples of 100 classes and 4 members take less than a minute and 3 GiB, 1.6 GB of logits included.
 
-    On one core, where it takes 5 s: two threads that wait for each other on a busy machine take many times as long.
+    On one core, where it takes 10 s: two threads that wait for each other on a busy machine take many times as long. malloc
+    gives freed memory back at once; otherwise the peak differs from run to run by gigabytes.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     done = subprocess.run([sys.executable, "-c", MILLION], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["seconds"] < 20
-    assert found["peak"] < 4 * 2**30
+    assert found["seconds"] < 60
+    assert found["peak"] < 3 * 2**30
     assert 0 < found["nll"] < math.log(100)
     assert 0.1 < found["accuracy"] < 1
 

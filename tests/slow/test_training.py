@@ -32,6 +32,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 import multitudes as mt
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 torch.set_num_threads(1)
 G = torch.Generator().manual_seed(0)
 X = torch.randn(96, 6, generator=G, dtype=torch.float64)
