@@ -116,3 +116,11 @@ class Own(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
         return self.b(self.between(h) if self.training or not self.only else h)
+
+
+def images(count: int = B) -> Tensor:
+    return torch.randn(count, 2, 5, 5)
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3), nn.LayerNorm(3))

@@ -1,0 +1,95 @@
+"""Outputs: members are stacked in the structure that forward returns, or refused."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from engine.separate import B, M, answer, assert_separate, leaves
+from torch import Tensor, nn
+
+import multitudes as mt
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    features: Tensor
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    loss: Tensor | None = None
+    name: str = "result"
+    count: int = 3
+
+
+class Cache:
+    """Holds tensors in a way of its own."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
+def outputs_of(kind: str, h: Tensor, y: Tensor) -> Any:
+    return {
+        "list": [y, [h, None]],
+        "dict": {"logits": y, "aux": {"h": h}, "epoch": 3, "name": "net"},
+        "named tuple": Pair(y, h),
+        "dataclass": Result(y, (h, h * 2)),
+        "none": (y, None, 7, "text", 2.5, True),
+        "nothing of a member's": (y, torch.ones(2)),
+        "integers": (y, y.argmax(1), y > 0),
+    }[kind]
+
+
+OUTPUTS = ["list", "dict", "named tuple", "dataclass", "none", "nothing of a member's", "integers"]
+
+
+class Returning(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(4, 6), nn.Linear(6, 3), kind
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        return outputs_of(self.kind, h, self.b(h.tanh()))
+
+
+class TestOutputs:
+    @pytest.mark.parametrize("kind", OUTPUTS)
+    def test_keep_their_structure(self, kind: str) -> None:
+        """Every tensor gains the member axis, every constant stays, the type is the model's own."""
+        ens = mt.ensemble(Returning(kind), mt.Deep(members=M), torch.randn(B, 4))
+        assert "vmap" in ens.engine.proven["eval"], ens.engine.why
+        for way in ("loop", "vmap"):
+            assert_separate(copy.deepcopy(ens), torch.randn(B, 4), way, training=True)
+            output, plain = answer(ens, way, torch.randn(B, 4)), ens.member(0)(torch.randn(B, 4))
+            assert type(output) is type(plain)
+            assert all(a.shape == (M, *b.shape) for a, b in zip(leaves(output), leaves(plain), strict=True))
+        if kind == "none":
+            assert output[1:] == plain[1:]
+        if kind == "dict":
+            assert (output["epoch"], output["name"]) == (3, "net")
+
+    REFUSED = {
+        "an object with tensors": (lambda h, y: {"logits": y, "past_key_values": Cache(h)}, "past_key_values.*Cache"),
+        "constants that differ": (lambda h, y: (y, y.detach().sum().item()), "different"),
+        "no tensor": (lambda h, y: None, "output"),
+    }
+
+    @pytest.mark.parametrize("kind", REFUSED)
+    def test_that_cannot_be_stacked_are_refused(self, kind: str) -> None:
+        make, noun = self.REFUSED[kind]
+
+        class Net(Returning):
+            def forward(self, x: Tensor) -> Any:
+                h = self.a(x)
+                return make(h, self.b(h))
+
+        with pytest.raises(mt.MultitudesError, match=noun):
+            mt.ensemble(Net(""), mt.MultiHead(members=M), torch.randn(B, 4))
