@@ -12,10 +12,9 @@ import re
 import sys
 from pathlib import Path
 
-from multitudes.method import Method
+import sections
 
-PAGE = Path(__file__).resolve().parent / "methods.md"
-BEGIN, END = "<!-- methods -->", "<!-- /methods -->"
+from multitudes.method import Method
 
 
 def row(kind: type[Method]) -> str:
@@ -35,24 +34,5 @@ def table() -> str:
     return "\n".join(["| method | what it is | |", "|---|---|---|", *map(row, ours)])
 
 
-def main(option: str | None) -> int:
-    if option is None:
-        print(table())
-        return 0
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    old, _, after = rest.partition(END)
-    new = f"\n\n{table()}\n\n"
-    if option == "--write":
-        PAGE.write_text(f"{before}{BEGIN}{new}{END}{after}", encoding="utf-8")
-    elif option != "--check":
-        print(__doc__)
-        return 2
-    elif old != new:
-        print(f"{PAGE.name} is behind the methods' docstrings: python docs/methods_table.py --write")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or [None]))
+    sys.exit(sections.main(Path(__file__).resolve().parent / "methods.md", {"methods": table()}, __doc__))

@@ -12,11 +12,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import sections
+
 from multitudes.method import Method
 from multitudes.methods import Single
 from multitudes.training.recipes import ABSENT, RECIPES, PaperRecipe
-
-PAGE = Path(__file__).resolve().parent / "recipes.md"
 
 
 def table() -> str:
@@ -77,26 +77,6 @@ def augmentation(augment: Any) -> str:
     return ", ".join(parts)
 
 
-def main(option: str | None) -> int:
-    if option is None:
-        print(table(), notes(), sep="\n\n")
-        return 0
-    page = PAGE.read_text(encoding="utf-8")
-    new = page
-    for name, text in {"recipes": table(), "notes": notes()}.items():
-        before, _, rest = new.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- /{name} -->")
-        new = f"{before}<!-- {name} -->\n\n{text}\n\n<!-- /{name} -->{after}"
-    if option == "--write":
-        PAGE.write_text(new, encoding="utf-8")
-    elif option != "--check":
-        print(__doc__)
-        return 2
-    elif page != new:
-        print(f"{PAGE.name} is behind the recipes: python docs/recipes_table.py --write")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or [None]))
+    page = Path(__file__).resolve().parent / "recipes.md"
+    sys.exit(sections.main(page, {"recipes": table(), "notes": notes()}, __doc__))

@@ -10,6 +10,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,16 +45,18 @@ def excerpts() -> list[tuple[Path, str, str]]:
     return [(page, b["source"], b["code"]) for page in PAGES for b in blocks(page) if b["source"] is not None]
 
 
-def run(path: Path, *arguments: str) -> str:
-    """Runs a script in this process, where torch is loaded already, and returns its output; an exit code is a failure."""
+def run(path: Path, *arguments: str) -> tuple[Any, str]:
+    """Runs a script in this process, where torch is loaded already, and returns its exit code and its output."""
+    code: Any = 0
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", [str(path), *arguments])
+        patch.syspath_prepend(str(path.parent))
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
-            assert not end.code, printed.getvalue()
-    return printed.getvalue()
+            code = end.code
+    return code or 0, printed.getvalue()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
@@ -64,8 +67,9 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     path = tmp_path / f"{page.name}.py"
     path.write_text(script(page), encoding="utf-8")
-    run(path)
+    code, printed = run(path)
     gc.collect()  # a method that a page defines leaves the registry
+    assert code == 0, printed
 
 
 @pytest.mark.parametrize(("page", "source", "code"), excerpts(), ids=lambda value: str(value).rpartition("/")[2][:24])
@@ -86,9 +90,11 @@ def test_links_lead_to_files() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["methods_table.py", "rooms.py", pytest.param("cost_table.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["methods_table.py", "recipes_table.py", "rooms.py", pytest.param("cost_table.py", marks=pytest.mark.slow)]
+)
 def test_generated_files_are_current(name: str) -> None:
-    run(ROOT / "docs" / name, "--check")
+    assert run(ROOT / "docs" / name, "--check") == (0, "")
 
 
 def test_the_architecture_page_has_the_order_of_the_rooms() -> None:
@@ -102,7 +108,9 @@ def test_the_architecture_page_has_the_order_of_the_rooms() -> None:
 def test_the_evidence_is_what_results_hold() -> None:
     """Every row is within the bounds it is held against, and the guide has them all."""
     results = ROOT / "results" / "cifar10-resnet18"
-    table = run(ROOT / "benchmarks" / "cifar10.py", "--markdown", "--out", str(results)).strip()
+    code, printed = run(ROOT / "benchmarks" / "cifar10.py", "--markdown", "--out", str(results))
+    table = printed.strip()
+    assert code == 0, table
     assert "not met" not in table
     assert len(table.splitlines()) > 5
     assert f"<!-- evidence -->\n\n{table}\n\n<!-- /evidence -->" in (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
