@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.known_layers import (
+    FormedAttention,
     along_channels,
-    attend,
     channels,
     known_layers,
     over_channels,
@@ -162,27 +162,13 @@ class ScaledProduct(Scaled):
         restore_layer(layer, weight, self.bias)
 
 
-class ScaledAttention(Scaled, nn.MultiheadAttention):
+class ScaledAttention(Scaled, FormedAttention):
     """Attention whose four projections have factors."""
 
     alpha: Tensor
     gamma: Tensor
     alpha_out: Tensor
     gamma_out: Tensor
-
-    def forward(  # noqa: D102
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
         """Returns the scaled weights of query, key and value, and of the output projection."""

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.known_layers import (
+    FormedAttention,
     along_channels,
-    attend,
     channels,
     known_layers,
     over_channels,
@@ -251,24 +251,10 @@ class MaskedAfter(Masked):
         restore_layer(layer, weight, bias)
 
 
-class MaskedAttention(Masked, nn.MultiheadAttention):
+class MaskedAttention(Masked, FormedAttention):
     """Attention with a mask on its inputs and a mask before its output projection."""
 
     mask_out: Tensor
-
-    def forward(  # noqa: D102
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        call = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        return attend(self, call, *self.weights())
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
         """Returns the masked weights of query, key and value, and of the output projection."""

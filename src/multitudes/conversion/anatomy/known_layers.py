@@ -7,7 +7,7 @@ or as a subclass that inherits its parent's forward. A subclass with another for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -204,35 +204,55 @@ def _is_matrix(tensor: Tensor) -> bool:
     return sum(size > 1 for size in tensor.shape) > 1
 
 
-def attend(layer: Any, call: Mapping[str, Any], weights: Sequence[Tensor], out: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Runs torch's attention on the arguments `call` with these weights for query, key and value, and `out` for its output."""
-    query, key, value = call["query"], call["key"], call["value"]
-    swap = layer.batch_first and query.dim() == 3
-    if swap:
-        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    options = {k: v for k, v in call.items() if k not in ("query", "key", "value")}
-    output, maps = F.multi_head_attention_forward(
-        query,
-        key,
-        value,
-        layer.embed_dim,
-        layer.num_heads,
-        None,
-        layer.in_proj_bias,
-        layer.bias_k,
-        layer.bias_v,
-        layer.add_zero_attn,
-        layer.dropout,
-        out,
-        layer.out_proj.bias,
-        training=layer.training,
-        use_separate_proj_weight=True,
-        q_proj_weight=weights[0],
-        k_proj_weight=weights[1],
-        v_proj_weight=weights[2],
-        **options,
-    )
-    return (output.transpose(0, 1) if swap else output), maps
+class FormedAttention(nn.MultiheadAttention):
+    """Attention whose projections are computed by `weights()` at each call, instead of read from its parameters."""
+
+    def weights(self) -> tuple[Sequence[Tensor], Tensor]:
+        """The weights of query, key and value, and of the output projection."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Shape: as that of `nn.MultiheadAttention`."""
+        swap = self.batch_first and query.dim() == 3
+        if swap:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        (q, k, v), out = self.weights()
+        output, maps = F.multi_head_attention_forward(
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            None,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            out,
+            self.out_proj.bias,
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=True,
+            q_proj_weight=q,
+            k_proj_weight=k,
+            v_proj_weight=v,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        return (output.transpose(0, 1) if swap else output), maps
 
 
 def projections(layer: Any) -> tuple[Tensor, ...]:
