@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from laws.compare import assert_same, convert, run_by
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.models import MLP, resnet18
+from multitudes.models import MLP, LeNet, resnet18
 
 X, Y = torch.randn(5, 6, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
 
@@ -142,3 +144,19 @@ def test_split_rows() -> None:
         expected = torch.stack([everything[m, b] for b, m in enumerate(rows.tolist())])
         assert_same(ens(*batch.inputs, **batch.kwargs), expected)
         assert_same(ens.reduce(expected, batch, F.cross_entropy), F.cross_entropy(expected, y))
+
+
+def test_the_first_layer_needs_no_gradient_of_its_inputs() -> None:
+    """A training step of one member has the operations of the network's own: no gradient with respect to the images."""
+    model, x, y = LeNet(), torch.randn(4, 1, 28, 28), torch.arange(4)
+
+    def operations(step: Callable[[], Tensor]) -> int:
+        counter = FlopCounterMode(display=False)
+        with counter:
+            step().backward()
+        return counter.get_total_flops()
+
+    ens = mt.ensemble(model, mt.BatchEnsemble(members=1), x, seed=0).train()
+    plain = operations(lambda: F.cross_entropy(model(x), y))
+    assert operations(lambda: ens.loss(x, y, F.cross_entropy)) == plain
+    assert operations(lambda: ens.loss(x.clone().requires_grad_(), y, F.cross_entropy)) > plain

@@ -26,11 +26,13 @@ from multitudes.conversion.anatomy.known_layers import (
     projections,
     restore_layer,
     restore_projections,
+    taught_name,
     weight_of,
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine.converted import converted_class
+from multitudes.engine.draws import run_with
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.seeds import member_seed
@@ -150,8 +152,21 @@ class ScaledProduct(Scaled):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer with scaled inputs and outputs; shapes are those of the plain layer."""
         layer: Any = self
+        if torch.is_grad_enabled() and not input.requires_grad and self.alpha.ndim == 1 and taught_name(layer) is None:
+            return self._formed_product(input, *args, **kwargs)
         y = self.product(self, input * along_channels(layer, self.alpha, input), *args, **kwargs)
         y = y * along_channels(layer, self.gamma, y)
+        return y if self.bias is None else y + along_channels(layer, self.bias, y)
+
+    def _formed_product(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Runs the layer with the factors multiplied into its weights.
+
+        In training this spares the first layer the gradient of its inputs, which factors of inputs would need: in a
+        convolution of few channels that gradient costs more than all the rest.
+        """
+        layer: Any = self
+        weight = layer.weight * over_channels(layer, self.alpha, self.gamma)
+        y = run_with(layer, {"weight": weight}, self.product, self, input, *args, **kwargs)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
     def form(self) -> None:

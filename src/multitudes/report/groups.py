@@ -54,15 +54,19 @@ class Group:
         """Whether this is the single network, the baseline of the others."""
         return self.first.method.startswith("Single(")
 
-    def value(self, key: str) -> Value | None:
-        """Returns a score's mean and deviation over seeds (one seed: value and interval); None unless all rows have it."""
-        if not all(key in row.scores for row in self.rows):
+    def value(self, key: str, variant: str | None = None) -> Value | None:
+        """Returns a score's mean and deviation over seeds (one seed: value and interval); None unless all rows have it.
+
+        `variant` takes the score from the rows' variant of this name.
+        """
+        own = [row.scores if variant is None else row.variants.get(variant, {}) for row in self.rows]
+        if not all(key in scores for scores in own):
             return None
-        scores = [row.scores[key] for row in self.rows]
-        if len(scores) == 1:
-            return Value(scores[0], *self.first.scores.intervals.get(key, (scores[0], scores[0])), 1)
-        middle, spread = mean(scores), deviation(scores)
-        return Value(middle, middle - spread, middle + spread, len(scores))
+        values = [scores[key] for scores in own]
+        if len(values) == 1:
+            return Value(values[0], *getattr(own[0], "intervals", {}).get(key, (values[0], values[0])), 1)
+        middle, spread = mean(values), deviation(values)
+        return Value(middle, middle - spread, middle + spread, len(values))
 
     def cost(self, key: str) -> float | None:
         """Returns the mean of a cost over seeds. `seconds` is the training time."""
@@ -71,11 +75,10 @@ class Group:
         return mean(known) if known else None
 
     def shifted(self, key: str) -> dict[int, float]:
-        """Returns a score on the corrupted test set by severity (0: clean), averaged over seeds and corruptions."""
+        """Returns the mean of a score over corruptions and seeds, by severity (0: clean)."""
         by_seed: dict[int, list[float]] = {}
         for row in self.rows:
-            by_severity = {severity: [scores[key]] for severity, scores in row.shifted.items() if key in scores}
-            for severity, values in (by_severity or _of_corruptions(row.scores, key)).items():
+            for severity, values in _of_corruptions(row.scores, key).items():
                 by_seed.setdefault(severity, []).append(mean(values))
         clean = self.value(key)
         means = {severity: mean(values) for severity, values in by_seed.items()}

@@ -21,7 +21,12 @@ from multitudes.errors import FileError, InputError
 from multitudes.prediction.prediction import Prediction
 from multitudes.scores.scores import Scores, json_number
 
-FORMAT = 1
+FORMAT = 2
+"""2: scores of corrupted sets are among the scores, by corruption. 1: `shifted` held scores of all corruptions pooled."""
+
+POOLED = ("accuracy", "nll")
+"""Scores that are the same for a pool of equally large sets as in the mean over them. A calibration error is not."""
+
 JSON, TENSORS = "row.json", "row.safetensors"
 OWN = "test"
 """Name of the test set's prediction in row.safetensors; those of OOD sets are called "ood/..."."""
@@ -45,7 +50,7 @@ class Row:
     """Random seed of the trial."""
 
     scores: Scores
-    """Scores of the test set, from `mt.score`."""
+    """Scores of the test set, from `mt.score`; those of corrupted sets too, by `mt.score(shift=...)`."""
 
     prediction: Prediction | None = None
     """Prediction of the test set, with targets."""
@@ -53,8 +58,8 @@ class Row:
     ood: Mapping[str, Prediction] = field(default_factory=dict)
     """Predictions of out-of-distribution sets, by name."""
 
-    shifted: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Scores of the corrupted test set, by severity."""
+    variants: Mapping[str, Scores] = field(default_factory=dict)
+    """Scores of the test set for the same run used otherwise, by name: `best epoch`, `last epoch`, `calibrated`."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
     """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and
@@ -82,7 +87,9 @@ class Row:
             if not isinstance(one, Prediction) and not (one is None and name == "prediction")
         ]
         wrong += [
-            f"shifted has the severity {severity!r}: give an int" for severity in self.shifted if not isinstance(severity, int)
+            f"variants[{name!r}] must be the result of mt.score, not {type(one).__name__}"
+            for name, one in self.variants.items()
+            if not isinstance(one, Scores)
         ]
         try:
             json.dumps(self.settings, allow_nan=False)
@@ -118,7 +125,7 @@ class Row:
             "format": FORMAT, "multitudes": __version__, "name": self.name, "method": self.method, "seed": self.seed,
             "command": self.command, "seconds": None if self.seconds is None else json_number(self.seconds),
             "settings": dict(self.settings), "cost": {name: json_number(value) for name, value in self.cost.items()},
-            "shifted": {str(s): {name: json_number(value) for name, value in own.items()} for s, own in self.shifted.items()},
+            "variants": {name: json.loads(one.json()) for name, one in self.variants.items()},
             "scores": json.loads(self.scores.json()),
         }  # fmt: skip
 
@@ -136,9 +143,9 @@ class Row:
             made = {one["name"]: Prediction.from_tensors(one, _of(one["name"], tensors)) for one in about["predictions"]}
             return cls(
                 name=found["name"], method=found["method"], seed=found["seed"], command=found["command"],
-                scores=Scores.from_json(json.dumps(found["scores"])), prediction=made.pop(OWN, None),
+                scores=_scores(found), prediction=made.pop(OWN, None),
                 ood={name.removeprefix("ood/"): one for name, one in made.items()},
-                shifted={int(s): {n: float(v) for n, v in own.items()} for s, own in found["shifted"].items()},
+                variants={name: Scores.from_json(json.dumps(one)) for name, one in found.get("variants", {}).items()},
                 cost={name: float(value) for name, value in found["cost"].items()}, settings=found["settings"],
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
             )  # fmt: skip
@@ -146,6 +153,13 @@ class Row:
             raise FileError(
                 f"{place} holds no valid row (the result of a trial): {type(error).__name__}: {error}. Run the trial again"
             ) from error
+
+
+def _scores(saved: Mapping[str, Any]) -> Scores:
+    """Returns the scores in a row's JSON. Pooled scores of format 1 become those of one corruption, called `corrupted`."""
+    scores = saved["scores"]
+    pooled = {f"corrupted/{s}/{key}": own[key] for s, own in saved.get("shifted", {}).items() for key in POOLED if key in own}
+    return Scores.from_json(json.dumps({**scores, "scores": {**scores["scores"], **pooled}}))
 
 
 def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:

@@ -22,11 +22,13 @@ from multitudes.errors import FileError
 from multitudes.method import Method
 from multitudes.prediction.predict import predict
 from multitudes.prediction.prediction import Prediction
+from multitudes.prediction.temperature import calibrate
+from multitudes.prediction.values import CLASSES
 from multitudes.report.row import Row
 from multitudes.scores.score import score
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
-from multitudes.training.fit import fit
+from multitudes.training.fit import Run, fit
 from multitudes.training.recipe import Recipe
 
 INTERVALS = 200
@@ -78,8 +80,6 @@ class Trial:
         recipe = replace(job.recipe, seed=self.seed)
         recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, job, recipe)))
         run = fit(ensemble, job.train, recipe, val=job.validation, out=self.folder, resume=True, progress=False)
-        if job.validation is not None:
-            run.use_best()
         ensemble.to(memory_format=torch.contiguous_format)
         settings = {
             "task": self.task,
@@ -88,9 +88,28 @@ class Trial:
             "recipe": {key: value for key, value in recipe.settings().items() if key != "seed"},
             "budget": str(self.budget),
         }
-        row = replace(self._score(ensemble, job), settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
+        row = self._scored_run(run, job)
+        row = replace(row, settings=settings, seconds=sum(line["seconds"] for line in run.metrics))
         row.save(self.folder)
         return row
+
+    def _scored_run(self, run: Run, job: Job) -> Row:
+        """Scores the epoch that the job names; the other one, and the temperature-scaled ensemble, as variants."""
+        ensemble, variants = run.ensemble, {}
+        if job.validation is None:
+            return self._score(ensemble, job)
+        if job.epoch == "best":
+            variants["last epoch"] = score(predicted(ensemble, job.test), intervals=INTERVALS)
+            run.use_best()
+        row = self._score(ensemble, job)
+        if job.task in CLASSES:
+            calibrator = calibrate(predict(ensemble, job.validation, progress=False))
+            assert row.prediction is not None
+            variants["calibrated"] = score(row.prediction.calibrated(calibrator), intervals=INTERVALS)
+        if job.epoch == "last":
+            run.use_best()
+            variants["best epoch"] = score(predicted(ensemble, job.test), intervals=INTERVALS)
+        return replace(row, variants=variants)
 
     def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
         """Returns the number of epochs. A resumed run keeps its number, because timing it again would give another."""
@@ -102,16 +121,13 @@ class Trial:
     def _score(self, ensemble: Ensemble, job: Job) -> Row:
         """Scores the ensemble on the test set, the out-of-distribution sets and the corrupted images, and measures its cost."""
 
-        def prediction(data: Data) -> Prediction:
-            return in_original_units(predict(ensemble, data, progress=False), job.test)
-
-        test = prediction(job.test)
-        ood = {name: prediction(data) for name, data in job.ood.items()}
-        scores = score(test, ood=ood or None, intervals=INTERVALS)
-        shifted = {
-            severity: dict(score(Prediction.cat([prediction(data) for data in sets])))
-            for severity, sets in corrupted(self.task, self.root).items()
+        test = predicted(ensemble, job.test)
+        ood = {name: predicted(ensemble, data, job.test) for name, data in job.ood.items()}
+        shift = {
+            name: {severity: predicted(ensemble, data) for severity, data in by_severity.items()}
+            for name, by_severity in corrupted(self.task, self.root).items()
         }
+        scores = score(test, ood=ood or None, shift=shift or None, intervals=INTERVALS)
         batch = job.test.batch(slice(0, COST_BATCH))[0].to(next(ensemble.parameters()).device)
         return Row(
             name=self.name,
@@ -120,7 +136,6 @@ class Trial:
             scores=scores,
             prediction=test,
             ood=ood,
-            shifted=shifted,
             cost=_cost_columns(cost(ensemble, batch)),
             command=self.command,
         )
@@ -133,17 +148,22 @@ def load_job(task: str, root: str | None) -> Job:
 
 
 @functools.lru_cache(maxsize=2)
-def corrupted(task: str, root: str | None) -> Mapping[int, list[Data]]:
-    """Returns the job's test images under each of its corruptions, by severity."""
+def corrupted(task: str, root: str | None) -> Mapping[str, Mapping[int, Data]]:
+    """Returns the job's test images under each of its corruptions, by name and severity."""
     job = load_job(task, root)
     if not job.corruptions:
         return {}
     clean = job.test.subset(range(min(job.corrupted, len(job.test)))).in_memory()
     assert isinstance(clean.inputs, Tensor)
     return {
-        severity: [replace(clean, inputs=corrupt(clean.inputs, name, severity), name=name) for name in job.corruptions]
-        for severity in SEVERITIES
+        name: {severity: replace(clean, inputs=corrupt(clean.inputs, name, severity), name=name) for severity in SEVERITIES}
+        for name in job.corruptions
     }
+
+
+def predicted(ensemble: Ensemble, data: Data, units: Data | None = None) -> Prediction:
+    """Predicts a dataset, in the original units of its targets or of those of `units`."""
+    return in_original_units(predict(ensemble, data, progress=False), units or data)
 
 
 def in_original_units(prediction: Prediction, data: Data) -> Prediction:
