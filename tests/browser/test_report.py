@@ -34,8 +34,8 @@ def made(name: str, index: int) -> Row:
     ood = Prediction(logits=torch.randn(3, 80, 4, generator=generator))
     return Row(
         name=name, method="Single()" if name == "single" else f"Method({name!r})",
-        scores=mt.score(pred, ood={"svhn": ood}, intervals=20), prediction=pred, ood={EVIL: ood},
-        shifted={s: {"accuracy": 0.9 - s / 10 - index / 50, "ece": s / 20} for s in range(1, 6)},
+        scores=mt.score(pred, ood={"svhn": ood}, shift={"fog": dict.fromkeys(range(1, 6), pred)}, intervals=20),
+        prediction=pred, ood={EVIL: ood}, variants={"best epoch": mt.score(pred), "calibrated": mt.score(pred)},
         cost={"parameters": 1e6 * (1 + index), "multiply_adds": 1e9 + index, "latency": 0.01},
         settings={"data": "made up", "network": EVIL, "recipe": {"epochs": 3, EVIL: EVIL}}, command=f"multitudes {EVIL}",
         seconds=61.0,

@@ -40,7 +40,8 @@ def made() -> Make:
 
     def make(name: str = "packed", task: str = "classes", seed: int = 0, intervals: int = 0, **more: Any) -> Row:
         pred = predicted(task, seed, members=more.pop("members", 3))
-        given = {"method": f"{name.capitalize()}(members=3)", "scores": mt.score(pred, intervals=intervals), "prediction": pred}
+        scores = mt.score(pred, intervals=intervals, shift=more.pop("shift", None))
+        given = {"method": f"{name.capitalize()}(members=3)", "scores": scores, "prediction": pred}
         return Row(**{"name": name, "seed": seed, **given, **more})
 
     return make
@@ -52,7 +53,7 @@ def scored() -> Make:
 
     def make(name: str, task: str = "classes", seed: int = 0, intervals: Any = None, **scores: Any) -> Row:
         more = {
-            key: scores.pop(key) for key in ("cost", "settings", "seconds", "method", "shifted", "command") if key in scores
+            key: scores.pop(key) for key in ("cost", "settings", "seconds", "method", "variants", "command") if key in scores
         }
         found = Scores({key.replace("__", "/"): value for key, value in scores.items()}, task=task, intervals=intervals)
         return Row(**{"name": name, "method": f"{name}()", "seed": seed, "scores": found, **more})

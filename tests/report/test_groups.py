@@ -24,6 +24,7 @@ def test_seeds_are_one_line_with_mean_and_deviation(scored: Make) -> None:
     assert value is not None
     assert value.mean == pytest.approx(0.7)
     assert value.spread == pytest.approx(math.sqrt(0.02))
+    assert value.error == pytest.approx(math.sqrt(0.02) / math.sqrt(2))
     assert [row.seed for row in group.rows] == [0, 2]
 
 
@@ -50,7 +51,7 @@ def test_only_lists_of_rows_or_scores_are_accepted(given: object) -> None:
 
 
 def test_the_primary_score_is_the_one_most_groups_have(scored: Make) -> None:
-    assert primary(grouped([scored("a", accuracy=0.1, nll=1), scored("b", rmse=0.1)])) == "accuracy"
+    assert primary(grouped([scored("a", accuracy=0.1, nll=1), scored("b", rmse=0.1)])) == "nll"
     assert primary(grouped([scored("a", rmse=1, lpd=2)])) == "lpd"
     assert primary(grouped([scored("a", miou=1, accuracy=2)])) == "miou"
     assert primary(grouped([scored("a", foo=1)])) is None
@@ -92,9 +93,7 @@ def test_ratios_are_the_rows_own_or_against_single(scored: Make) -> None:
     assert ratios(grouped([own]), "latency") == {}
 
 
-def test_severities_come_from_the_row_or_from_corruptions(scored: Make) -> None:
-    (group,) = grouped([scored("a", accuracy=0.9, shifted={2: {"accuracy": 0.5}, 1: {"accuracy": 0.7}})])
-    assert group.shifted("accuracy") == {0: 0.9, 1: 0.7, 2: 0.5}
+def test_a_score_of_a_severity_is_the_mean_over_corruptions(scored: Make) -> None:
     (group,) = grouped([scored("a", accuracy=0.9, fog__1__accuracy=0.6, snow__1__accuracy=0.8)])
     assert group.shifted("accuracy") == {0: 0.9, 1: pytest.approx(0.7)}
     assert group.shifted("nll") == {}

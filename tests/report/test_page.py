@@ -129,9 +129,9 @@ def test_the_page_allows_its_own_script_alone(made: Make, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_twelve_rows_with_seeds_are_a_small_page(made: Make, tmp_path: Path) -> None:
     cost = {"parameters": 1e6, "multiply_adds": 1e9}
-    shifted = {severity: {"accuracy": 0.5} for severity in range(1, 6)}
     others = {"svhn": made(seed=50).prediction}
-    given = [made(f"m{i}", seed=seed, cost=cost, shifted=shifted, ood=others) for i in range(12) for seed in (0, 1)]
+    shift = {"fog": {severity: made(seed=60).prediction for severity in range(1, 6)}}
+    given = [made(f"m{i}", seed=seed, cost=cost, ood=others, shift=shift) for i in range(12) for seed in (0, 1)]
     path = report(given, tmp_path / "page.html", images=torch.rand(30, 3, 32, 32))
     found = checked(path)
     assert {"scores", "cost", "reliability", "ood", "corruption", "diversity", "examples", "reproduce"} <= set(found.ids)

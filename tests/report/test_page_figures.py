@@ -103,7 +103,10 @@ def test_corruptions_of_few_runs_are_boxes(scored: Make) -> None:
 
 
 def test_severities_are_lines(scored: Make) -> None:
-    rows = [scored("a", accuracy=0.9, ece=0.1, shifted={s: {"accuracy": 0.9 - s / 10, "ece": math.nan} for s in range(1, 6)})]
+    corrupted = {
+        f"fog__{s}__{key}": value for s in range(1, 6) for key, value in (("accuracy", 0.9 - s / 10), ("ece", math.nan))
+    }
+    rows = [scored("a", accuracy=0.9, ece=0.1, **corrupted)]
     assert parts(rows) == ["corruption"]
 
 

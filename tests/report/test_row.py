@@ -34,7 +34,7 @@ def row(name: str = "packed", seed: int = 0, **more: Any) -> Row:
 
 def test_a_saved_row_loads(tmp_path: Path) -> None:
     given = row(
-        ood={"svhn": classes(5, None), "a/b ü": classes(4, None)}, shifted={1: {"accuracy": 0.5}, 5: {"nll": math.inf}},
+        ood={"svhn": classes(5, None), "a/b ü": classes(4, None)}, variants={"calibrated": mt.score(classes())},
         cost={"parameters": 12, "latency": math.nan}, settings={"recipe": {"epochs": 3, "rates": [0.1]}, "data": "x"},
         command="multitudes bench 'ü'", seconds=1.5,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def test_a_saved_row_loads(tmp_path: Path) -> None:
     found = Row.load(tmp_path / "a" / "b")
     assert given.prediction is not None
     assert found.prediction is not None
-    for field in ("name", "method", "seed", "scores", "shifted", "settings", "command", "seconds"):
+    for field in ("name", "method", "seed", "scores", "variants", "settings", "command", "seconds"):
         assert getattr(found, field) == getattr(given, field), field
     assert found.cost["parameters"] == 12
     assert math.isnan(found.cost["latency"])
@@ -51,6 +51,15 @@ def test_a_saved_row_loads(tmp_path: Path) -> None:
         torch.testing.assert_close(one.members.logits, other.members.logits, rtol=0, atol=0)
     torch.testing.assert_close(found.prediction.targets, TARGETS)
     assert mt.score(found.prediction) == given.scores
+
+
+def test_pooled_scores_of_older_rows_are_kept_where_they_are_means() -> None:
+    """Rows of format 1 held scores of all corruptions pooled. Accuracy and NLL of a pool are means; its ECE is not."""
+    scores = Row.load(Path(__file__).parent / "written" / "format-1").scores
+    pooled = {key: value for key, value in scores.items() if key.startswith("corrupted/")}
+    assert pooled == {
+        "corrupted/1/accuracy": 0.75, "corrupted/1/nll": 0.5, "corrupted/5/accuracy": 0.25, "corrupted/5/nll": 2.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("task", ["binary", "multilabel", "gaussian", "regression", "moments", "number moments", "calibrated"])
@@ -94,7 +103,7 @@ def test_a_row_may_hold_scores_alone(tmp_path: Path) -> None:
         ({"scores": {"accuracy": 1.0}}, r"mt\.score"),
         ({"prediction": torch.zeros(3)}, r"prediction .*mt\.predict"),
         ({"ood": {"svhn": None}}, "ood='svhn' .*NoneType"),
-        ({"shifted": {"fog": {}}}, "shifted .*'fog'"),
+        ({"variants": {"calibrated": {}}}, "variants.*'calibrated'.*dict"),
         ({"settings": {"a": torch.zeros(1)}}, "settings .*JSON"),
         ({"settings": {"a": math.nan}}, "settings .*JSON"),
         ({"name": "", "scores": {}}, "name=.*; scores"),

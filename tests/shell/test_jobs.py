@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,17 @@ def test_the_settings_of_table_1_are_those_of_its_recipe() -> None:
 def test_an_example_is_two_inputs() -> None:
     d = data.Data(torch.randn(8, 3), torch.arange(8))
     assert Job(name="a", network=lambda: MLP(3, (4,), 2), train=d, test=d).example.shape == (2, 3)
+
+
+def test_corruptions_need_classes() -> None:
+    """They would be scored only after all training."""
+    job = find_job("yacht")
+    with pytest.raises(mt.InputError, match=r"corruptions= .*classification.*gaussian"):
+        replace(job, corruptions=("fog",))
+
+
+def test_the_demo_is_trained_until_it_fits() -> None:
+    """Its network has a hundred times as many weights as there are images, and its last epoch is scored."""
+    job = find_job("fashion")
+    assert sum(p.numel() for p in job.network().parameters()) > 100 * len(job.train)
+    assert job.epoch == "last"

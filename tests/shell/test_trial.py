@@ -13,6 +13,7 @@ import torch
 import multitudes as mt
 from multitudes import data
 from multitudes.models import MLP, LeNet
+from multitudes.report.groups import grouped
 from multitudes.report.row import Row
 from multitudes.shell import trial as trials
 from multitudes.shell.budget import Budget
@@ -37,6 +38,9 @@ JOBS = {
         corrupted=10,
     ),
 }
+
+
+JOBS["small, last epoch"] = replace(JOBS["small"], epoch="last")
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +80,8 @@ def test_a_row_has_all_that_a_report_shows(finished: Path) -> None:
     assert len(row.ood["digits"]) == 40
     assert row.scores.intervals["accuracy"][0] <= row.scores["accuracy"] <= row.scores.intervals["accuracy"][1]
     assert "auroc/msp" in row.scores
-    assert list(row.shifted) == [1, 2, 3, 4, 5]
-    assert all(0 <= scores["accuracy"] <= 1 for scores in row.shifted.values())
+    assert {f"{name}/{s}/ece" for name in ("contrast", "pixelate") for s in range(1, 6)} <= {*row.scores}
+    assert set(row.variants) == {"last epoch", "calibrated"}
     assert row.cost["parameters"] == 2 * row.cost["single_parameters"]
     assert row.settings["recipe"]["epochs"] == 2
     assert row.seconds is not None
@@ -86,6 +90,29 @@ def test_a_row_has_all_that_a_report_shows(finished: Path) -> None:
 def test_scores_are_of_the_best_epoch(finished: Path) -> None:
     best = mt.load(finished / "best.multitude", LeNet())
     assert Row.load(finished).scores["nll"] == pytest.approx(mt.score(mt.predict(best, TEST))["nll"], abs=1e-6)
+
+
+def test_calibration_under_corruption_is_the_mean_over_corruptions(finished: Path) -> None:
+    """ECE of a pool would be smaller: one corruption makes the network too sure, another one not sure enough."""
+    best, row = mt.load(finished / "best.multitude", LeNet()), Row.load(finished)
+    apart = [mt.score(mt.predict(best, one))["ece"] for sets in corrupted("small", None).values() for one in sets.values()]
+    assert row.scores["cECE"] == pytest.approx(sum(apart) / 10, abs=1e-6)
+    (group,) = grouped([row])
+    assert sum(group.shifted("ece")[s] for s in range(1, 6)) / 5 == pytest.approx(row.scores["cECE"])
+
+
+def test_variants_are_the_other_epoch_and_the_calibrated_ensemble(tmp_path: Path, finished: Path) -> None:
+    row = Row.load(finished)
+    last, best = (mt.load(finished / f"{name}.multitude", LeNet()) for name in ("last", "best"))
+    assert row.variants["last epoch"]["nll"] == pytest.approx(mt.score(mt.predict(last, TEST))["nll"], abs=1e-6)
+    best.calibrator = mt.calibrate(mt.predict(best, JOBS["small"].validation))
+    assert row.variants["calibrated"]["nll"] == pytest.approx(mt.score(mt.predict(best, TEST))["nll"], abs=1e-6)
+    shutil.copytree(finished, tmp_path / "a")
+    (tmp_path / "a" / "row.json").unlink()
+    other = trial(tmp_path / "a", "small, last epoch").run()
+    assert set(other.variants) == {"best epoch", "calibrated"}
+    assert other.scores["nll"] == pytest.approx(row.variants["last epoch"]["nll"], abs=1e-6)
+    assert other.variants["best epoch"]["nll"] == pytest.approx(row.scores["nll"], abs=1e-6)
 
 
 def test_a_finished_trial_is_read_and_not_run(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +158,7 @@ def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
     _, test = data.uci("yacht", 0)
     assert torch.allclose(row.prediction.targets, test.original(test.targets))
     assert row.scores["rmse"] < float(test.target_std)
-    assert row.shifted == {}
+    assert set(row.variants) == {"last epoch"}
     assert Row.load(tmp_path / "a").scores["rmse"] == row.scores["rmse"]
 
 

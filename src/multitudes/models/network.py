@@ -21,7 +21,7 @@ class Network(nn.Module):
         width = arguments["width"]
         if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width < math.inf:
             raise InputError(f"{type(self).__name__}(width={width!r}): give a number above 0, the factor on all hidden widths")
-        self.arguments = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
+        self.arguments = {k: v for k, v in arguments.items() if k not in ("self", "__class__")} | {"width": float(width)}
 
     def resized(self: N, ratio: float) -> N:
         """Returns the same architecture with every hidden width times `ratio`, newly initialised."""

@@ -14,8 +14,8 @@ from multitudes.report.row import Row
 from multitudes.scores.meaning import meaning
 from multitudes.scores.scores import Scores
 
-PRIMARY = ("miou", "accuracy", "lpd", "rmse")
-"""Scores that rank the groups, in order of preference."""
+PRIMARY = ("miou", "nll", "lpd", "accuracy", "rmse")
+"""Scores that rank the groups, in order of preference: those that reward honest probabilities before the plain ones."""
 
 COSTS = ("parameters", "multiply_adds", "memory", "latency", "seconds")
 
@@ -33,6 +33,11 @@ class Value(NamedTuple):
     def spread(self) -> float | None:
         """Standard deviation over seeds; None for one seed."""
         return self.high - self.mean if self.seeds > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean over seeds; None for one seed."""
+        return None if self.spread is None else self.spread / math.sqrt(self.seeds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,27 +125,27 @@ def primary(groups: Sequence[Group]) -> str | None:
     return best if counts[best] else None
 
 
-def ranked(groups: Sequence[Group], key: str | None) -> list[Group]:
-    """Sorts groups by a score, best first; groups without it come last."""
+def ranked(groups: Sequence[Group], key: str | None, variant: str | None = None) -> list[Group]:
+    """Sorts groups by a score, or by that of a variant, best first; groups without it come last."""
     if key is None:
         return list(groups)
     sign = -1 if meaning(key).better == "higher" else 1
 
     def place(group: Group) -> tuple[bool, float]:
-        value = group.value(key)
+        value = group.value(key, variant)
         known = value is not None and not math.isnan(value.mean)
         return not known, sign * value.mean if known and value else 0.0
 
     return sorted(groups, key=place)
 
 
-def leaders(groups: Sequence[Group], key: str) -> list[Group]:
+def leaders(groups: Sequence[Group], key: str, variant: str | None = None) -> list[Group]:
     """Returns the best group and those whose mean lies within its interval; none if the score has no better direction."""
-    known = [group for group in ranked(groups, key) if not math.isnan(_mean(group, key))]
+    known = [group for group in ranked(groups, key, variant) if not math.isnan(_mean(group, key, variant))]
     if not meaning(key).better or len(known) < 2:
         return []
-    low, high = _interval(known[0], key)
-    return [group for group in known if low <= _mean(group, key) <= high]
+    low, high = _interval(known[0], key, variant)
+    return [group for group in known if low <= _mean(group, key, variant) <= high]
 
 
 def ratios(groups: Sequence[Group], key: str) -> Mapping[str, float]:
@@ -169,16 +174,16 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def _interval(group: Group, key: str) -> tuple[float, float]:
+def _interval(group: Group, key: str, variant: str | None) -> tuple[float, float]:
     """Returns the interval, widened to include the mean, because a bootstrap interval may not."""
-    value = group.value(key)
+    value = group.value(key, variant)
     assert value is not None
     low, high = (value.mean if math.isnan(end) else end for end in (value.low, value.high))
     return min(low, value.mean), max(high, value.mean)
 
 
-def _mean(group: Group, key: str) -> float:
-    value = group.value(key)
+def _mean(group: Group, key: str, variant: str | None) -> float:
+    value = group.value(key, variant)
     return math.nan if value is None else value.mean
 
 

@@ -22,7 +22,8 @@ from multitudes.report.groups import Group, grouped, primary, ranked
 from multitudes.report.page_figures import drawn_groups, page_figures
 from multitudes.report.row import Row
 from multitudes.report.summary import highlights, summary, warning
-from multitudes.report.table import Column, columns, glossary, legend, table
+from multitudes.report.table import Column, columns, glossary, legend, table, variant_columns
+from multitudes.report.verdict import verdict
 from multitudes.report.wording import counted, duration, safe
 from multitudes.scores.scores import Scores
 from multitudes.storage import write
@@ -30,6 +31,7 @@ from multitudes.version import __version__
 
 PARTS = {
     "scores": "Scores",
+    "variants": "Another epoch, or temperature scaling",
     "cost": "Cost and quality",
     "reliability": "Reliability",
     "ood": "Out-of-distribution detection",
@@ -84,6 +86,7 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     parts = {name: _figures(body, notes.get(name, chosen.note())) for name, body in drawn.items()}
     colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"cost", "diversity"} else {}
     parts["scores"] = _scores(best, first, rest, colours)
+    parts["variants"] = _variants(best)
     parts["examples"] = examples(best, images, classes)
     parts["reproduce"] = "".join(_reproduce(group) for group in best)
     sections = {name: parts[name] for name in PARTS if parts.get(name)}
@@ -92,7 +95,7 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
         title=safe(title),
         script=script,
         style=_style(),
-        summary=summary(groups),
+        summary=verdict(groups) or summary(groups),
         warning=warning(groups),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         highlights=highlights(groups, first),
@@ -120,6 +123,15 @@ def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Col
         more = table(groups, rest, "all", "All other scores")
         text += f"<details><summary>{counted(len(rest), 'more score')}</summary>{more}{glossary(rest)}</details>"
     return text
+
+
+def _variants(groups: Sequence[Group]) -> str:
+    """Returns the HTML of the table of variants; empty if rows have none."""
+    shown = variant_columns(groups)
+    if not shown:
+        return ""
+    note = "Best epoch: that of the lowest validation NLL. Calibrated: after temperature scaling on the validation set."
+    return f'<p class="note">{note}</p>{table(groups, shown, "variants-table", "The same runs, used otherwise")}'
 
 
 def _reproduce(group: Group) -> str:

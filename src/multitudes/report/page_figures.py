@@ -93,7 +93,7 @@ def drawn_groups(groups: Sequence[Group]) -> DrawnGroups:
 def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
     """Returns all figures that can be drawn from the rows."""
     chosen = drawn_groups(groups)
-    drawn = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "nll", "crps")) if key][:2]
+    drawn = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "accuracy", "crps")) if key][:2]
     drawn += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
     drawn += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
     drawn += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
@@ -104,7 +104,7 @@ def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
 def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> PageFigure | None:
     """Draws every group as a disc at its cost and score."""
     known = [group for group in groups if (v := group.value(key)) is not None and math.isfinite(v.mean)]
-    choices = [name for name in ("multiply_adds", "latency", "memory", "parameters", "seconds") if _all_cost(known, name)]
+    choices = [name for name in ("latency", "multiply_adds", "memory", "parameters", "seconds") if _all_cost(known, name)]
     if not choices or len(known) < 2:
         return None
     axis = choices[0]

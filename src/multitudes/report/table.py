@@ -18,6 +18,9 @@ FIRST = (
 )  # fmt: skip
 """Scores of the first table, in this order; the second table has the others."""
 
+VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "lpd", "rmse")
+"""Scores of the table of variants, in this order."""
+
 LIMITED = {"gaussian_nll": "lpd"}
 """Scores that the first table leaves out if it has a more telling one: {left out: more telling}."""
 
@@ -35,6 +38,8 @@ class Column(NamedTuple):
     """"higher", "lower" or ""."""
 
     cost: bool = False
+    variant: str | None = None
+    """The variant of the rows that the numbers are of; None for the rows' own scores."""
 
 
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
@@ -44,14 +49,28 @@ def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]
     first += [key for key in keys if "/" in key and key.rpartition("/")[2] in FIRST and key not in detection]
-    first += _auroc_keys(detection)
+    first += auroc_keys(detection)
     scores = {key: Column(key, title(key, sets), meaning(key).about, meaning(key).better) for key in keys}
     costs = [name for name in (*COSTS, *_other_costs(groups)) if any(group.cost(name) is not None for group in groups)]
     spent = [Column(name, title(name), _about_cost(name), "lower", True) for name in costs]
     return [*(scores[key] for key in first), *spent], [scores[key] for key in keys if key not in first]
 
 
-def _auroc_keys(keys: Sequence[str]) -> list[str]:
+def variant_columns(groups: Sequence[Group]) -> list[Column]:
+    """Returns the columns of the table of variants: each main score of the rows, then of every variant."""
+    names = list(dict.fromkeys(name for group in groups for row in group.rows for name in row.variants))
+    epochs = {str(group.first.settings.get("epoch", "")) for group in groups}
+    own = f"{epochs.pop()} epoch" if len(epochs) == 1 and epochs != {""} else "as above"
+    keys = [key for key in VARIED if any(key in one for group in groups for one in group.first.variants.values())]
+    return [
+        Column(key, f"{title(key)} {name or own}", meaning(key).about, meaning(key).better, variant=name)
+        for key in keys
+        for name in (None, *names)
+        if names
+    ]
+
+
+def auroc_keys(keys: Sequence[str]) -> list[str]:
     """Returns the key of one AUROC per OOD set, by the preferred OOD score."""
     by_set: dict[str, str] = {}
     for criterion in (*CRITERION, *CRITERIA, *SPREADS):
@@ -90,15 +109,13 @@ def table(
 
     `sorted_by` is the column that `groups` are sorted by; `colours` maps labels to the colour indices of the figures.
     """
-    best = {column.key: set() if column.cost else {g.label for g in leaders(groups, column.key)} for column in shown}
+    best = {c: set() if c.cost else {g.label for g in leaders(groups, c.key, c.variant)} for c in shown}
     times = {column.key: ratios(groups, column.key) for column in shown if column.cost}
     heads = "".join(_head(column, column.key == sorted_by) for column in shown)
     lines = []
     for group in groups:
         cells = [
-            _cost_cell(group, column, times[column.key])
-            if column.cost
-            else _cell(group, column, group.label in best[column.key])
+            _cost_cell(group, column, times[column.key]) if column.cost else _cell(group, column, group.label in best[column])
             for column in shown
         ]
         lines.append(
@@ -131,17 +148,19 @@ def _head(column: Column, is_sorted: bool) -> str:
 
 
 def _titled(column: Column) -> str:
-    """Puts a title of two parts on two lines: the OOD set above AUROC."""
+    """Puts a title of two parts on two lines: the OOD set above AUROC, the variant above the score."""
     head, space, rest = column.title.partition(" ")
-    return f'<span class="of">{safe(rest)}</span>{safe(head)}' if space and "/" in column.key else safe(column.title)
+    two = space and ("/" in column.key or column.variant is not None)
+    return f'<span class="of">{safe(rest)}</span>{safe(head)}' if two else safe(column.title)
 
 
 def _cell(group: Group, column: Column, best: bool) -> str:
-    value = group.value(column.key)
+    value = group.value(column.key, column.variant)
     if value is None:
         return '<td class="none">–</td>'
     shown = f"<strong>{number(value.mean)}</strong>" if best else number(value.mean)
-    span = f'<span class="range">{_range(value)}</span>' if _range(value) else ""
+    error = "" if value.error is None else f' title="standard error {number(value.error, value.mean)}"'
+    span = f'<span class="range"{error}>{_range(value)}</span>' if _range(value) else ""
     return f'<td data-value="{_sortable(value.mean)}">{shown}{span}</td>'
 
 

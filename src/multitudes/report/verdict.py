@@ -1,15 +1,14 @@
-"""The first sentences of the page: what ensembles gain over the single network, at what cost, and where they do not.
+"""The first sentences of the page: what ensembles gain over the single network, at what cost, and where they fail.
 
 A method is clearly better than the single network in a score if the intervals of the two do not overlap.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from multitudes.report.groups import Group, Value, ranked, ratios
+from multitudes.report.groups import Group, ranked, ratios
 from multitudes.report.table import auroc_keys
 from multitudes.report.wording import counted, listed, number, ratio, safe, title, title_in_sentence
 from multitudes.scores.meaning import meaning
@@ -20,16 +19,18 @@ PROPER = ("nll", "lpd")
 BESIDE = ("ece", "rmse")
 """Scores that the first sentence names beside the proper one."""
 
+CALIBRATED = "calibrated"
+
 VARIANTS = {
-    "best epoch": "at the epoch of the lowest validation NLL",
+    "best epoch": "at the epoch of its lowest validation NLL",
     "last epoch": "after its last epoch",
-    "calibrated": "after temperature scaling",
+    CALIBRATED: "after temperature scaling",
 }
-"""How a variant's name reads in a sentence."""
+"""How a variant's name reads in a sentence about the single network."""
 
 
 class Compared(NamedTuple):
-    """The ensembles that are clearly better and clearly worse than the single network in a score."""
+    """How many ensembles are clearly better and clearly worse than the single network in a score."""
 
     better: list[Group]
     worse: list[Group]
@@ -38,89 +39,95 @@ class Compared(NamedTuple):
 
 
 def verdict(groups: Sequence[Group]) -> str:
-    """Returns a few sentences as HTML; empty unless ensembles are compared with one single network in a proper score."""
-    single = [group for group in groups if group.is_single]
+    """Returns a few sentences as HTML; empty unless ensembles are compared with one single network by a proper score."""
+    singles = [group for group in groups if group.is_single]
     others = [group for group in groups if not group.is_single]
     key = next((key for key in PROPER if all(group.value(key) is not None for group in groups)), None)
-    if len(single) != 1 or not others or key is None:
+    if len(singles) != 1 or not others or key is None:
         return ""
-    return " ".join(
-        filter(None, (_headline(groups, single[0], others, key), _lasting(single[0], others, key), _elsewhere(groups, single[0])))
-    )
+    single = singles[0]
+    return f"{_headline(groups, single, others, key)} {_counts(single, others, key)}{_elsewhere(groups, single, others)}"
 
 
-def compared(single: Group, others: Sequence[Group], key: str, variants: tuple[str | None, str | None] = (None, None)) -> Compared:
-    """Compares ensembles with the single network; `variants` are those of the single network and of the ensembles."""
-    mine = single.value(key, variants[0])
-    values = {group.label: value for group in others if (value := group.value(key, variants[1])) is not None}
+def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
+    """Compares ensembles with the single network, or with a variant of it.
+
+    Another epoch is taken for the ensembles as well; temperature scaling is for the single network alone.
+    """
+    mine = single.value(key, variant)
+    values = {g.label: value for g in others if (value := g.value(key, None if variant == CALIBRATED else variant)) is not None}
     if mine is None:
         return Compared([], [], 0)
-    higher = meaning(key).better == "higher"
     above = [group for group in others if group.label in values and values[group.label].low > mine.high]
     below = [group for group in others if group.label in values and values[group.label].high < mine.low]
-    return Compared(above, below, len(values)) if higher else Compared(below, above, len(values))
+    return Compared(*((above, below) if meaning(key).better == "higher" else (below, above)), len(values))
 
 
 def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> str:
-    """Says how many ensembles are clearly better, names the best with its scores and costs, and says if the gain vanishes."""
+    """Names the best ensemble with its gain and cost, and says where the gain vanishes and what is no better."""
     better = compared(single, others, key).better
-    name = safe(title_in_sentence(key))
+    mine = single.value(key)
+    assert mine is not None
     if not better:
-        mine = single.value(key)
-        assert mine is not None
-        return f"<strong>No ensemble is clearly better</strong> than the single network by its {name} of {number(mine.mean)}."
+        none = "<strong>No ensemble is clearly better calibrated</strong> than the single network"
+        return f"{none}, whose {_named(key)} is {number(mine.mean)}."
     best = ranked(better, key)[0]
-    scores = [text for score in (key, *BESIDE) if (text := _instead(best, single, score))]
-    gone = [words for variant, words in VARIANTS.items() if variant in single.first.variants and not _lasts(single, others, key, variant)]
-    rest = f", but the single network does as well {listed(gone)}" if gone else ""
+    gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
+    known = {variant: words for variant, words in VARIANTS.items() if single.value(key, variant) is not None}
+    gone = [words for variant, words in known.items() if not compared(single, others, key, variant).better]
+    lasts = ", but " + " and ".join(gone) + " the single network does as well" if gone else ""
+    accuracy = _instead(best, single, "accuracy")
     return (
-        f"<strong>{len(better)} of {counted(len(others), 'ensemble')}</strong> {'is' if len(better) == 1 else 'are'} clearly better "
-        f"than the single network by {name}{rest}. Best is <strong>{safe(best.label)}</strong>: {listed(scores)}{_times(groups, best)}."
+        f"<strong>{safe(best.label)}</strong> is better calibrated than the single network, {gains}, at {_times(groups, best)}"
+        f"{lasts}{f'; {accuracy}' if accuracy else ''}."
     )
 
 
+def _named(key: str) -> str:
+    return safe(title_in_sentence(key))
+
+
 def _instead(group: Group, single: Group, key: str) -> str:
-    pair = group.value(key), single.value(key)
-    if pair[0] is None or pair[1] is None:
-        return ""
-    return f"{safe(title_in_sentence(key))} {number(pair[0].mean)} instead of {number(pair[1].mean)}"
+    """Returns a score of a group and of the single network in words; empty if one of them lacks it."""
+    own, other = group.value(key), single.value(key)
+    return "" if own is None or other is None else f"{_named(key)} {number(own.mean)} instead of {number(other.mean)}"
 
 
 def _times(groups: Sequence[Group], group: Group) -> str:
-    """Returns the measured times of a group, as multiples of the single network's."""
-    names = {"training": "training time", "latency": "prediction time"}
-    parts = [f"{ratio(times[group.label])} the {words}" for name, words in names.items() if group.label in (times := ratios(groups, name))]
-    return f", at {listed(parts)}" if parts else ""
+    """Returns the cost of a group as multiples of the single network's: measured times if there are any."""
+    names = {
+        "training": "training time",
+        "latency": "prediction time",
+        "multiply_adds": "multiply-adds",
+        "parameters": "parameters",
+    }
+    parts = [
+        f"{ratio(times[group.label])} its {words}"
+        for name, words in names.items()
+        if group.label in (times := ratios(groups, name))
+    ]
+    return listed(parts[:2]) if parts else "a cost that was not measured"
 
 
-def _lasts(single: Group, others: Sequence[Group], key: str, variant: str) -> bool:
-    return bool(compared(single, others, key, _pair(variant)).better)
-
-
-def _pair(variant: str) -> tuple[str, str | None]:
-    """A temperature is fitted for the single network alone; another epoch is taken for all."""
-    return variant, None if variant == "calibrated" else variant
-
-
-def _lasting(single: Group, others: Sequence[Group], key: str) -> str:
-    """Says how many ensembles are clearly better than the single network's variants."""
-    parts = []
+def _counts(single: Group, others: Sequence[Group], key: str) -> str:
+    """Says how many ensembles are clearly better than the single network, as it is and used otherwise."""
+    plain = compared(single, others, key)
+    text = f"By {_named(key)} {len(plain.better)} of {counted(plain.of, 'ensemble')} are clearly better than the single network"
     for variant, words in VARIANTS.items():
         mine = single.value(key, variant)
         if mine is not None:
-            clear = compared(single, others, key, _pair(variant))
-            parts.append(f"{words} it has {number(mine.mean)}, and {len(clear.better)} of {clear.of} are clearly better")
-    return f"The single network can be used otherwise: {'; '.join(parts)}." if parts else ""
+            text += f"; {words} it has {number(mine.mean)}, and {len(compared(single, others, key, variant).better)} are"
+    return f"{text}."
 
 
-def _elsewhere(groups: Sequence[Group], single: Group) -> str:
-    """Says how many ensembles are clearly better and clearly worse in accuracy, under corruption, and on OOD data."""
-    others = [group for group in groups if not group.is_single]
+def _elsewhere(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> str:
+    """Says how many ensembles are clearly better and clearly worse in accuracy, under corruption, and in OOD detection."""
     sets = list(dict.fromkeys(name for group in groups for name in group.first.ood))
-    keys = ["accuracy", "cECE", *auroc_keys([key for key in single.first.scores if "auroc/" in key])]
+    detection = auroc_keys([key for key in single.first.scores if "auroc/" in key])
     parts = []
-    for key in keys:
-        result = compared(single, others, key)
+    for key, variant in [("accuracy", None), ("cNLL", None), ("cNLL", CALIBRATED), *((key, None) for key in detection)]:
+        result = compared(single, others, key, variant)
         if result.of:
-            parts.append(f"{safe(title(key, sets))} {len(result.better)} better, {len(result.worse)} worse")
-    return f"Other scores, clearly: {'; '.join(parts)}." if parts else ""
+            against = " against the temperature-scaled single network" if variant else ""
+            parts.append(f"{safe(title(key, sets))}{against} {len(result.better)} better, {len(result.worse)} worse")
+    return f" Other scores, clearly: {'; '.join(parts)}." if parts else ""

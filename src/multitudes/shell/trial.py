@@ -26,6 +26,7 @@ from multitudes.prediction.temperature import calibrate
 from multitudes.prediction.values import CLASSES
 from multitudes.report.row import Row
 from multitudes.scores.score import score
+from multitudes.scores.scores import Scores
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
 from multitudes.training.fit import Run, fit
@@ -85,6 +86,7 @@ class Trial:
             "task": self.task,
             "data": job.name,
             "network": type(ensemble.base).__name__,
+            "epoch": job.epoch if job.validation is not None else "last",
             "recipe": {key: value for key, value in recipe.settings().items() if key != "seed"},
             "budget": str(self.budget),
         }
@@ -94,21 +96,21 @@ class Trial:
         return row
 
     def _scored_run(self, run: Run, job: Job) -> Row:
-        """Scores the epoch that the job names; the other one, and the temperature-scaled ensemble, as variants."""
+        """Scores the epoch that the job names; the other epoch, and the calibrated ensemble, become variants."""
         ensemble, variants = run.ensemble, {}
         if job.validation is None:
             return self._score(ensemble, job)
         if job.epoch == "best":
-            variants["last epoch"] = score(predicted(ensemble, job.test), intervals=INTERVALS)
+            variants["last epoch"] = self._variant(ensemble, job)
             run.use_best()
         row = self._score(ensemble, job)
         if job.task in CLASSES:
-            calibrator = calibrate(predict(ensemble, job.validation, progress=False))
-            assert row.prediction is not None
-            variants["calibrated"] = score(row.prediction.calibrated(calibrator), intervals=INTERVALS)
+            ensemble.calibrator = calibrate(predict(ensemble, job.validation, progress=False))
+            variants["calibrated"] = self._variant(ensemble, job)
+            ensemble.calibrator = None
         if job.epoch == "last":
             run.use_best()
-            variants["best epoch"] = score(predicted(ensemble, job.test), intervals=INTERVALS)
+            variants["best epoch"] = self._variant(ensemble, job)
         return replace(row, variants=variants)
 
     def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
@@ -120,25 +122,28 @@ class Trial:
 
     def _score(self, ensemble: Ensemble, job: Job) -> Row:
         """Scores the ensemble on the test set, the out-of-distribution sets and the corrupted images, and measures its cost."""
-
         test = predicted(ensemble, job.test)
         ood = {name: predicted(ensemble, data, job.test) for name, data in job.ood.items()}
-        shift = {
-            name: {severity: predicted(ensemble, data) for severity, data in by_severity.items()}
-            for name, by_severity in corrupted(self.task, self.root).items()
-        }
-        scores = score(test, ood=ood or None, shift=shift or None, intervals=INTERVALS)
         batch = job.test.batch(slice(0, COST_BATCH))[0].to(next(ensemble.parameters()).device)
         return Row(
             name=self.name,
             method=repr(self.method),
             seed=self.seed,
-            scores=scores,
+            scores=score(test, ood=ood or None, shift=self._shift(ensemble), intervals=INTERVALS),
             prediction=test,
             ood=ood,
             cost=_cost_columns(cost(ensemble, batch)),
             command=self.command,
         )
+
+    def _variant(self, ensemble: Ensemble, job: Job) -> Scores:
+        """Scores the ensemble on the test set and the corrupted images."""
+        return score(predicted(ensemble, job.test), shift=self._shift(ensemble), intervals=INTERVALS)
+
+    def _shift(self, ensemble: Ensemble) -> dict[str, dict[int, Prediction]] | None:
+        """Predicts the corrupted images, by corruption and severity; None if the job has no corruptions."""
+        sets = corrupted(self.task, self.root)
+        return {name: {s: predicted(ensemble, data) for s, data in one.items()} for name, one in sets.items()} or None
 
 
 @functools.lru_cache(maxsize=2)

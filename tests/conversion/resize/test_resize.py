@@ -81,6 +81,11 @@ def test_a_network_of_ours_is_as_its_constructor_makes_it(name: str, ratio: floa
     assert type(new) is type(build(1.0))
 
 
+def test_a_whole_number_is_a_width_too() -> None:
+    """LeNet(width=2) is made by its constructor, as LeNet(width=2.0) is."""
+    assert mt.resize(models.LeNet(width=2), 0.5, torch.randn(2, 1, 28, 28)).resizing.way == "its constructor"
+
+
 def test_there_and_back() -> None:
     """A network resized twice has the widths that both ratios give together."""
     wide = mt.resize(mt.resize(small_resnet(), 0.5, PICTURES), 2, PICTURES)

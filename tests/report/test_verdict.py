@@ -1,0 +1,115 @@
+"""The first sentences: gain, cost, whether the gain lasts, and where ensembles fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multitudes.report.groups import grouped
+from multitudes.report.row import Row
+from multitudes.report.verdict import compared, verdict
+from multitudes.scores import Scores
+
+Make = Callable[..., Row]
+
+
+def plain(text: str) -> str:
+    return re.sub(r"<.*?>", "", text)
+
+
+def around(**scores: float) -> dict[str, Any]:
+    """Scores, each with an interval of ± 0.02."""
+    return {**scores, "intervals": {key.replace("__", "/"): (v - 0.02, v + 0.02) for key, v in scores.items()}}
+
+
+def used_otherwise(**nll: float) -> dict[str, Scores]:
+    """Variants by name with these NLLs, each with an interval of ± 0.02."""
+    return {
+        name.replace("_", " "): Scores({"nll": value}, task="classes", intervals={"nll": (value - 0.02, value + 0.02)})
+        for name, value in nll.items()
+    }
+
+
+def rows(scored: Make, calibrated: float = 0.7, early: Mapping[str, float] | None = None) -> list[Row]:
+    """The single network with NLL 0.8, a better ensemble, and one that is no better."""
+    early = early or {"single": 0.6, "good": 0.4, "poor": 0.6}
+    cost = {"latency": 3.0, "single_latency": 2.0, "multiply_adds": 9.0, "single_multiply_adds": 1.0}
+    made = {
+        "single": around(nll=0.8, ece=0.1, accuracy=0.86, auroc__entropy=0.8),
+        "good": around(nll=0.4, ece=0.02, accuracy=0.85, auroc__entropy=0.9),
+        "poor": around(nll=0.79, ece=0.1, accuracy=0.80, auroc__entropy=0.7),
+    }
+    return [
+        scored(
+            name,
+            method="Single()" if name == "single" else f"{name}()",
+            cost=cost,
+            variants=used_otherwise(best_epoch=early[name], calibrated=calibrated),
+            **scores,
+        )
+        for name, scores in made.items()
+    ]
+
+
+def test_gain_cost_and_failures_are_said(scored: Make) -> None:
+    assert plain(verdict(grouped(rows(scored)))) == (
+        "good is better calibrated than the single network, NLL 0.4000 instead of 0.8000 and ECE 0.0200 instead of 0.1000, at "
+        "1.50 × its prediction time and 9.00 × its multiply-adds; accuracy 0.8500 instead of 0.8600. "
+        "By NLL 1 of 2 ensembles are clearly better than the single network; at the epoch of its lowest validation NLL it has "
+        "0.6000, and 1 are; after temperature scaling it has 0.7000, and 1 are. "
+        "Other scores, clearly: Accuracy 0 better, 1 worse; AUROC (entropy) 1 better, 1 worse."
+    )
+
+
+def test_a_gain_that_vanishes_is_said_in_the_first_sentence(scored: Make) -> None:
+    first = plain(verdict(grouped(rows(scored, calibrated=0.41)))).partition(";")[0]
+    assert first.endswith(", but after temperature scaling the single network does as well")
+    early = {"single": 0.4, "good": 0.39, "poor": 0.5}
+    first = plain(verdict(grouped(rows(scored, calibrated=0.41, early=early)))).partition(";")[0]
+    assert first.endswith(
+        ", but at the epoch of its lowest validation NLL and after temperature scaling the single network does as well"
+    )
+
+
+def test_no_gain_is_said(scored: Make) -> None:
+    few = [row for row in rows(scored) if row.name != "good"]
+    assert plain(verdict(grouped(few))).startswith(
+        "No ensemble is clearly better calibrated than the single network, whose NLL is 0.8000. By NLL 0 of 1 ensemble are"
+    )
+
+
+def test_temperature_scaling_is_for_the_single_network_alone(scored: Make) -> None:
+    """Ensembles are as they are, although they would be worse after temperature scaling."""
+    single, good, _ = grouped(rows(scored))
+    good.first.variants["calibrated"]._values["nll"] = 5.0  # type: ignore[index]
+    assert [group.label for group in compared(single, [good], "nll", "calibrated").better] == ["good"]
+
+
+def test_touching_intervals_are_no_clear_difference(scored: Make) -> None:
+    single = scored("s", method="Single()", nll=0.5, intervals={"nll": (0.4, 0.6)})
+    near, far = scored("a", nll=0.35, intervals={"nll": (0.3, 0.4)}), scored("b", nll=0.7, intervals={"nll": (0.61, 0.8)})
+    first, *others = grouped([single, near, far])
+    result = compared(first, others, "nll")
+    assert ([g.label for g in result.better], [g.label for g in result.worse], result.of) == ([], ["b"], 2)
+
+
+def test_higher_density_is_better(scored: Make) -> None:
+    single = scored("s", task="gaussian", method="Single()", lpd=-1.0, rmse=2.0)
+    better = scored("deep", task="gaussian", lpd=-0.5, rmse=1.0)
+    assert plain(verdict(grouped([single, better]))).startswith(
+        "deep is better calibrated than the single network, log density −0.5000 instead of −1.0000 and RMSE 1.0000 instead of "
+        "2.0000, at a cost that was not measured."
+    )
+
+
+def test_without_a_single_network_or_a_proper_score_there_is_none(scored: Make) -> None:
+    assert verdict(grouped([scored("a", nll=1.0), scored("b", nll=2.0)])) == ""
+    assert verdict(grouped([scored("s", method="Single()", accuracy=0.5), scored("b", accuracy=0.6)])) == ""
+    assert verdict(grouped([scored("s", method="Single()", nll=0.5)])) == ""
+
+
+def test_names_are_escaped(scored: Make) -> None:
+    text = verdict(grouped([scored("s", method="Single()", nll=2.0), scored("<i>", nll=1.0)]))
+    assert "&lt;i&gt;" in text
+    assert "<i>" not in text
