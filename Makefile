@@ -14,7 +14,7 @@ ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
 .PHONY: demo test test-full test-gpu zoo zoo-few costs gallery corruptions lint format
 
 demo: $(ready)  ## every method trained on the embedded images by the same budget, and compared on one page: runs/demo/report.html
-	@$(PYTHON) -m multitudes bench --out runs/demo --workers $(WORKERS)
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m multitudes bench --out runs/demo --workers $(WORKERS)
 
 test: lint  ## what every change must pass: at most 4 minutes on 2 cores
 	$(TESTS) -m pytest -q --doctest-modules src

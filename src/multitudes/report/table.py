@@ -41,6 +41,9 @@ class Column(NamedTuple):
     variant: str | None = None
     """The variant of the rows that the numbers are of; None for the rows' own scores."""
 
+    of: str = ""
+    """What the numbers are of, above the title: a variant."""
+
 
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     """Returns the columns of the first and of the second table. Scores of single corruptions are left out."""
@@ -63,7 +66,7 @@ def variant_columns(groups: Sequence[Group]) -> list[Column]:
     own = f"{epochs.pop()} epoch" if len(epochs) == 1 and epochs != {""} else "as above"
     keys = [key for key in VARIED if any(key in one for group in groups for one in group.first.variants.values())]
     return [
-        Column(key, f"{title(key)} {name or own}", meaning(key).about, meaning(key).better, variant=name)
+        Column(key, title(key), meaning(key).about, meaning(key).better, variant=name, of=name or own)
         for key in keys
         for name in (None, *names)
         if names
@@ -149,9 +152,8 @@ def _head(column: Column, is_sorted: bool) -> str:
 
 def _titled(column: Column) -> str:
     """Puts a title of two parts on two lines: the OOD set above AUROC, the variant above the score."""
-    head, space, rest = column.title.partition(" ")
-    two = space and ("/" in column.key or column.variant is not None)
-    return f'<span class="of">{safe(rest)}</span>{safe(head)}' if two else safe(column.title)
+    head, _, rest = column.title.partition(" ") if "/" in column.key else (column.title, "", column.of)
+    return f'<span class="of">{safe(rest)}</span>{safe(head)}' if rest else safe(head)
 
 
 def _cell(group: Group, column: Column, best: bool) -> str:

@@ -46,7 +46,8 @@ def verdict(groups: Sequence[Group]) -> str:
     if len(singles) != 1 or not others or key is None:
         return ""
     single = singles[0]
-    return f"{_headline(groups, single, others, key)} {_counts(single, others, key)}{_elsewhere(groups, single, others)}"
+    rest = f"{_counts(single, others, key)}{_elsewhere(groups, single, others)}"
+    return f'{_headline(groups, single, others, key)} <span class="rest">{rest}</span>'
 
 
 def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
