@@ -567,8 +567,8 @@ print(json.dumps({"seconds": seconds, "peak": peak, "nll": found["nll"], "accura
 def test_a_million_predictions() -> None:
     """A million examples of 100 classes and 4 members take less than a minute and 3 GiB, 1.6 GB of logits included.
 
-    On one core, where it takes 20 s, of which the ranking of classes is a half; the time of other processes does not count. malloc
-    gives freed memory back at once; otherwise the peak differs from run to run by gigabytes.
+    On one core, where it takes 20 s; half of that ranks classes. The time of other processes does not count. malloc gives freed
+    memory back at once; otherwise the peak differs from run to run by gigabytes.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     done = subprocess.run([sys.executable, "-c", MILLION], env=environment, capture_output=True, text=True, check=False)

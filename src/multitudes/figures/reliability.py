@@ -29,8 +29,8 @@ def reliability(
     """Draws accuracy over confidence in bins, with the gap to the diagonal as a vertical line, and the examples per bin below.
 
     `runs` maps a name to (confidence ``[N]``, correct ``[N]``) or (prediction, targets). Targets equal to `ignore` do not
-    count. Bins with at most `drop` examples are left out of the curve and of the expected calibration error (ECE) in the legend;
-    the bars below show all examples. The EMP paper uses bins=20, drop=5.
+    count. The legend shows the expected calibration error (ECE) of each run. Bins with at most `drop` examples are left out of
+    the curve and of the ECE; the bars show all examples. The EMP paper uses bins=20, drop=5.
     """
     if drop < 0:
         raise InputError(f"drop={drop} must be at least 0: bins with at most so many examples are left out")

@@ -5,8 +5,8 @@
     balanced accuracy    the share of correct labels among the examples of each class
 
 Every class counts alike, however few examples it has. A class for which a score is undefined is left out: AUROC and AUPR need
-examples of the class and of others, F1 needs the class among targets or predictions, balanced accuracy among targets. If no class
-is left, the score is NaN. A binary task has AUROC, AUPR and F1 of "yes" alone; a multilabel task has their means over labels.
+examples of the class and of others, F1 needs the class among targets or predictions, balanced accuracy among targets. If no
+class is left, the score is NaN. A binary task has AUROC, AUPR and F1 of "yes" alone; a multilabel task has means over labels.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def aupr(score: Tensor, ood: Tensor) -> float:
 def ranking(score: Tensor, positive: Tensor) -> tuple[float, float]:
     """Returns AUROC and average precision of a score that ranks positive above other examples. Shape: ``[N]``, ``[N]``
 
-    Both are NaN without positive or without other examples. They are those of `auroc` and `aupr`, but only the positive examples
+    Both are NaN without positive or without other examples, and otherwise those of `auroc` and `aupr`. Only positive examples
     are sorted: fast for many classes, of which each has few examples.
     """
     threshold, size = score[positive].unique(return_counts=True)

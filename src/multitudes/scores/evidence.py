@@ -93,8 +93,8 @@ class Evidence:
     def resampled(self, generator: torch.Generator) -> Evidence:
         """Draws a bootstrap sample: N of the N examples, with replacement.
 
-        All pixels, labels or frames of an example are drawn together. `sums` cannot be resampled and are left out, and so are log
-        odds of very many classes and examples, which would take too long.
+        All pixels, labels or frames of an example are drawn together. `sums` cannot be resampled and are left out. So are more
+        than `RESAMPLED` log odds, which would take too long.
         """
         sample = _bootstrap_rows(self.columns, generator)
         known = self.in_distribution

@@ -15,10 +15,10 @@ def mean_over_corruptions(
 ) -> dict[int, dict[str, float]]:
     """Returns the scores of corrupted sets by severity, each averaged over corruptions. `options` are those of `score`.
 
-    sets   predictions with targets, or (prediction, targets), by corruption and severity: {("fog", 3): pred}. An iterable of such
-           items, ((name, severity), pred), needs only one prediction in memory at a time
+    sets   predictions with targets, or (prediction, targets), by corruption and severity: {("fog", 3): pred}. An iterable of
+           such items, ((name, severity), pred), needs only one prediction in memory at a time
 
-    Each set is scored alone: in a pool of all sets, overconfidence under one corruption would hide underconfidence under another.
+    Each set is scored alone: in a pool, overconfidence under one corruption would hide underconfidence under another.
 
     >>> import torch
     >>> sure, unsure = (Prediction(probs=torch.tensor([[[p, 1 - p]] * 2]), targets=torch.tensor([0, 1])) for p in (0.9, 0.6))
@@ -40,7 +40,7 @@ def _check_complete(names: Mapping[int, set[str]]) -> None:
     whole = set().union(*names.values())
     if missing := [f"{name} at {severity}" for severity in sorted(names) for name in sorted(whole - names[severity])]:
         raise InputError(
-            f"every severity needs the same corruptions, but sets lacks {', '.join(missing)}: give these, or leave them out of all"
+            f"every severity needs the same corruptions, but sets lacks {', '.join(missing)}: add these, or remove the others"
         )
 
 

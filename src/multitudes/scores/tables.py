@@ -16,7 +16,7 @@ RELATIVE = ("CE", "rCE")
 
 
 def tables(scores: Scores) -> list[Table]:
-    """Returns a table of the whole dataset, one of errors and one per OOD set by criterion, and one with a row per corruption."""
+    """Returns tables of the whole dataset, of detected errors, of each OOD set, and of corruptions."""
     return [_main_table(scores), *_detection_tables(scores), *_corruption_tables(scores)]
 
 
