@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -118,3 +120,120 @@ def test_memory_is_that_of_a_training_step() -> None:
     assert kept(mt.Masksembles(members=4)) < 3
     assert kept(mt.Masksembles(members=4, feed="all")) > 4
     assert kept(mt.Deep(members=4)) > 3
+
+
+class Slow(nn.Module):
+    """A linear layer that notes the dtype of its product, and waits: longer in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = self.layer(x)
+        DTYPES.append(product.dtype)
+        time.sleep(0.02 if self.training else 0.005)
+        return product
+
+
+DTYPES: list[torch.dtype] = []
+
+
+@pytest.fixture
+def slow() -> tuple[mt.Ensemble, torch.Tensor]:
+    """An ensemble of three slow networks, run one after the other."""
+    x = torch.randn(10, 4)
+    return run_by(mt.ensemble(Slow(), mt.Deep(members=3), x, seed=0), "loop"), x
+
+
+def test_throughput_and_epochs_follow_from_the_times(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
+    """Three networks that wait 5 ms each answer 10 examples in 15 ms; a step takes 60 ms, and 45 examples are 5 steps."""
+    measured = mt.cost(*slow, repeats=3, training=True)
+    assert measured.base.latency >= 0.005
+    assert measured.ensemble.latency >= 0.015
+    for row in (measured.ensemble, measured.base):
+        assert row.throughput == pytest.approx(10 / row.latency)
+        assert row.epoch(45) == pytest.approx(5 * row.step)  # type: ignore[operator]
+    assert measured.ensemble.step is not None
+    assert measured.base.step is not None
+    assert measured.ensemble.step >= 0.06
+    assert 0.02 <= measured.base.step < measured.ensemble.step
+    lines = str(measured).splitlines()
+    assert any("throughput" in line and f"{measured.base.throughput:,.0f} / s" in line for line in lines)
+    assert any("step" in line and f"{measured.base.step * 1e3:.2f} ms" in line for line in lines)
+
+
+def test_a_step_is_not_measured_unless_asked_for(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
+    measured = mt.cost(*slow, repeats=1)
+    assert measured.ensemble.step is None
+    assert "step" not in str(measured)
+    with pytest.raises(mt.InputError, match="training=True"):
+        measured.ensemble.epoch(100)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32", torch.float32), ("bf16", torch.bfloat16)])
+def test_timed_calls_have_the_precision(slow: tuple[mt.Ensemble, torch.Tensor], precision: Any, dtype: torch.dtype) -> None:
+    """Calls and training steps of both networks run in it; what is counted does not change."""
+    plain = mt.cost(*slow, repeats=1)
+    DTYPES.clear()
+    measured = mt.cost(*slow, repeats=2, precision=precision, training=True)
+    timed = 3 * (3 + 1) * 2  # a warm-up and two turns of three members and the base model, in eval mode and in training
+    assert sum(one == dtype for one in DTYPES) >= timed
+    assert {torch.float32, dtype} == set(DTYPES)
+    assert measured.ensemble.memory == plain.ensemble.memory
+    assert measured.ensemble.multiply_adds == plain.ensemble.multiply_adds
+
+
+@pytest.mark.parametrize(
+    "method",
+    [mt.Deep(), mt.Packed(), mt.MIMO(), mt.Masksembles(fewest=2), mt.EMP(), mt.DropConnect()],
+    ids=lambda method: type(method).__name__,
+)
+def test_every_kind_of_step_is_timed_and_changes_nothing(method: mt.Method) -> None:
+    """Methods that split rows, fill slots, draw weights or have a prior; weights, gradients, mode and randomness stay."""
+    case = ZOO["resnet"]
+    ens = convert(method, case)
+    state, random = {name: tensor.detach().clone() for name, tensor in named_tensors(ens)}, torch.get_rng_state()
+    drawn = ens.generator.get_state()
+    measured = mt.cost(ens, case.example(4), repeats=1, training=True)
+    assert measured.ensemble.step is not None
+    assert measured.ensemble.step > 0
+    assert_exact([tensor.detach() for _, tensor in named_tensors(ens)], state.values())
+    assert all(weight.grad is None for weight in ens.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(ens.generator.get_state(), drawn)
+
+
+def test_a_step_has_gradients_where_the_caller_has_none(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
+    with torch.no_grad():
+        assert mt.cost(*slow, repeats=1, training=True).ensemble.step is not None
+    with torch.device("meta"):
+        net, x = nn.Linear(10, 10), torch.zeros(8, 10)
+    assert mt.cost(mt.ensemble(net, mt.Deep(), x), x, training=True).ensemble.step is None
+
+
+def test_what_cannot_be_timed_is_refused(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
+    """A precision that is none, half precision without a GPU, one row with BatchNorm, and an ensemble without gradients."""
+    with pytest.raises(mt.InputError, match="'16' must be one of 32, bf16, fp16"):
+        mt.cost(*slow, precision="16")  # type: ignore[arg-type]
+    with pytest.raises(mt.InputError, match="'fp16' needs a GPU"):
+        mt.cost(*slow, precision="fp16")
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.randn(5, 4)
+    ens = mt.ensemble(net, mt.Deep(), x, seed=0)
+    with pytest.raises(mt.InputError, match="training step fails"):
+        mt.cost(ens, x[:1], repeats=1, training=True)
+    with pytest.raises(mt.InputError, match="requires a gradient"):
+        mt.cost(ens.requires_grad_(False), x, repeats=1, training=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32", "bf16", "fp16"])
+def test_every_precision_is_timed_on_a_gpu(precision: Any) -> None:
+    """Images per second and the time of a step, which waits for the device."""
+    case = ZOO["resnet"]
+    ens = convert(mt.Packed(), case).float().to("cuda")
+    measured = mt.cost(ens, case.example(64).float().to("cuda"), repeats=3, precision=precision, training=True)
+    for row in (measured.ensemble, measured.base):
+        assert row.throughput > 0
+        assert row.step is not None
+        assert row.step > row.latency

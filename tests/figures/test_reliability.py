@@ -52,10 +52,27 @@ def test_the_legend_has_the_calibration_error(runs: dict[str, tuple[torch.Tensor
     assert calibration.ece(*runs["sure"], BINS) != calibration.ece(*runs["timid"], BINS)
 
 
+def test_bins_of_few_examples_are_left_out() -> None:
+    """As in the EMP paper: no point, no gap and no part in the ECE; the bars still show them."""
+    confidence = torch.tensor([0.12] * 5 + [0.52] * 6 + [0.97] * 9, dtype=torch.float64)
+    correct = torch.tensor([1] * 5 + [0, 1] * 3 + [1] * 8 + [0])
+    upper, lower = reliability({"a": (confidence, correct)}, bins=20, drop=5).axes
+    np.testing.assert_allclose(upper.lines[1].get_xydata(), [[0.52, 0.5], [0.97, 8 / 9]])
+    assert len(upper.collections[0].get_segments()) == 2  # type: ignore[attr-defined]
+    heights = [bar.get_height() for bar in lower.containers[0]]
+    assert [heights[n] for n in (2, 10, 19)] == [5, 6, 9]
+    legend = upper.get_legend()
+    assert legend is not None
+    error = (6 * 0.02 + 9 * (0.97 - 8 / 9)) / 15
+    assert legend.get_texts()[1].get_text() == f"a: ECE {error:.3f}"
+
+
 def test_bad_input_is_refused() -> None:
     good = {"a": ([0.5], [1])}
     with pytest.raises(InputError, match="bins=0"):
         reliability(good, bins=0)
+    with pytest.raises(InputError, match="drop=-1"):
+        reliability(good, drop=-1)
     with pytest.raises(InputError, match="confidence"):
         reliability({"a": ([1.5], [1])})
     with pytest.raises(InputError, match="runs must be a dict"):

@@ -40,6 +40,7 @@ def test_scores_are_functions_of_columns() -> None:
         nll=torch.tensor([0.5, 1.5]), brier=torch.tensor([0.2, 0.4]),
     ).scores()  # fmt: skip
     expected = {"accuracy": 0.5, "nll": 1.0, "brier": 0.3, "ece": 0.2, "mce": 0.2, "ace": 0.4, "aurc": 0.25}
+    expected |= {"error_auroc/msp": 1.0, "error_aupr/msp": 1.0}
     assert found == pytest.approx(expected)
 
 

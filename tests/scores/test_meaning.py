@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 import pytest
 import torch
 
@@ -63,7 +65,9 @@ def test_every_score_has_a_meaning_and_better_is_better() -> None:
             found = meaning(name)
             assert found.about, name
             seen |= {part for part in name.split("/") if part in MEANINGS}
-            if found.better and not name.endswith(("variation_ratio", "mutual_information")):
+            if name.startswith("error_"):  # the good run makes no errors
+                assert isnan(good[name]), name
+            elif found.better and not name.endswith(("variation_ratio", "mutual_information")):
                 assert (good[name] > bad[name]) if found.better == "higher" else (good[name] < bad[name]), name
     assert seen == set(MEANINGS)
 
@@ -77,6 +81,8 @@ def test_every_score_has_a_meaning_and_better_is_better() -> None:
         ("fog/3/nll", "nll"),
         ("sketches/rAcc", "rAcc"),
         ("cECE", "cECE"),
+        ("fog/rCE", "rCE"),
+        ("error_auroc/entropy", "error_auroc"),
         ("video/stability", "stability"),
         ("svhn/fpr95_in/energy", "fpr95_in"),
     ],

@@ -7,7 +7,7 @@ import torch
 
 import multitudes as mt
 from multitudes.data.corruptions.published import EXTRA, STANDARD
-from multitudes.scores.shift import ALEXNET, Errors, mean_corruption_error, stability
+from multitudes.scores.shift import ALEXNET, Errors, corruption_errors, mean_corruption_error, stability
 
 
 def test_the_corruptions() -> None:
@@ -26,12 +26,16 @@ def test_mce_and_rmce_by_hand() -> None:
     base = Errors(0.2, {name: 0.5 + 0.02 * n for n, name in enumerate(STANDARD)})
     mce = sum((0.2 + 0.01 * n) / (0.5 + 0.02 * n) for n in range(15)) / 15
     rmce = sum((0.1 + 0.01 * n) / (0.3 + 0.02 * n) for n in range(15)) / 15
-    assert mean_corruption_error(own, base) == pytest.approx((mce, rmce))
+    each = corruption_errors(own, base)
+    assert mean_corruption_error(each) == pytest.approx((mce, rmce))
+    assert list(each) == list(STANDARD)
+    assert each["shot_noise"] == pytest.approx((0.21 / 0.52, 0.11 / 0.32))
+    assert each["jpeg_compression"].rce == pytest.approx(0.24 / 0.58)
 
 
 def test_a_run_is_its_own_baseline() -> None:
     """A run against itself has 1 and 1; AlexNet's errors are those of the authors' table."""
-    assert mean_corruption_error(ALEXNET, ALEXNET) == pytest.approx((1, 1))
+    assert mean_corruption_error(corruption_errors(ALEXNET, ALEXNET)) == pytest.approx((1, 1))
     assert round(ALEXNET.clean, 3) == 0.435
     rounded = {name: round(100 * error) for name, error in ALEXNET.corrupted.items()}
     assert [rounded[name] for name in ("gaussian_noise", "shot_noise", "impulse_noise")] == [89, 89, 92]
@@ -43,7 +47,7 @@ def test_a_run_is_its_own_baseline() -> None:
 def test_the_other_four_do_not_count() -> None:
     """Extra corruptions and unknown names do not change mCE."""
     more = Errors(ALEXNET.clean, {**ALEXNET.corrupted, **dict.fromkeys(EXTRA, 0.9), "rain": 0.9})
-    assert mean_corruption_error(more, ALEXNET) == pytest.approx((1, 1))
+    assert mean_corruption_error(corruption_errors(more, ALEXNET)) == pytest.approx((1, 1))
 
 
 def test_corruptions_that_are_missing() -> None:
@@ -51,7 +55,15 @@ def test_corruptions_that_are_missing() -> None:
     less = Errors(0.1, {name: 0.5 for name in STANDARD if name not in ("fog", "snow")})
     for pair in ((less, ALEXNET), (ALEXNET, less)):
         with pytest.raises(mt.InputError, match="snow, fog"):
-            mean_corruption_error(*pair)
+            corruption_errors(*pair)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.25])
+def test_a_baseline_that_cannot_divide(error: float) -> None:
+    """A baseline without errors, or as good on corrupted as on clean data, is refused with the corruption's name."""
+    base = Errors(0.25, {**dict.fromkeys(STANDARD, 0.5), "fog": error})
+    with pytest.raises(mt.InputError, match="under fog"):
+        corruption_errors(ALEXNET, base)
 
 
 def test_stability_is_that_of_the_worst_frame() -> None:

@@ -21,13 +21,17 @@ def scored(**options: object) -> mt.scores.Scores:
 def test_every_score_stands_in_one_table() -> None:
     """Every score is in one table, with four digits."""
     scores = scored()
-    whole, first, second, corruptions = tables(scores)
+    whole, errors, first, second, corruptions = tables(scores)
     text = rendered([whole])
     assert f"{scores['nll']:.4f}" in text
     assert "nll ↓" in text
     assert "accuracy ↑" in text
     assert "auroc/msp" not in text
     assert "fog/1/nll" not in text
+    assert "error_auroc" not in text
+    assert errors.title == "wrong predictions"
+    assert [str(cell) for cell in errors.columns[0].cells] == ["msp", "entropy", "mutual_information"]
+    assert list(errors.columns[2].cells)[1] == f"{scores['error_aupr/entropy']:.4f}"
     for name, table in (("a", first), ("b", second)):
         assert table.title == f"out of distribution: {name}"
         assert [str(cell) for cell in table.columns[0].cells] == [
@@ -46,7 +50,7 @@ def test_intervals_are_shown() -> None:
     low, high = scores.intervals["nll"]
     assert f"{low:.4f} – {high:.4f}" in text
     low, high = scores.intervals["a/auroc/msp"]
-    assert f"{low:.4f} – {high:.4f}" in str([list(column.cells) for column in tables(scores)[1].columns])
+    assert f"{low:.4f} – {high:.4f}" in str([list(column.cells) for column in tables(scores)[2].columns])
 
 
 def test_a_regression_has_one_table() -> None:
@@ -55,3 +59,22 @@ def test_a_regression_has_one_table() -> None:
     assert len(tables(mt.score(pred, torch.randn(20)))) == 1
     found = tables(mt.score(pred, torch.randn(20), ood=pred))
     assert next(next(iter(column.cells)) for column in found[1].columns) == "variance"
+
+
+def test_corruptions_have_their_errors_over_a_baseline() -> None:
+    """CE and rCE stand beside the accuracies of a corruption, and nowhere else."""
+    from multitudes.data.corruptions.published import STANDARD
+
+    targets = torch.arange(12) % 3
+    pred = mt.Prediction(logits=torch.randn(2, 12, 3) + 3 * torch.eye(3)[targets])
+    noise = mt.Prediction(logits=torch.randn(2, 12, 3))
+    shift = {name: dict.fromkeys(range(1, 6), (noise, targets)) for name in STANDARD}
+    scores = mt.score(pred, targets, shift=shift, baseline="alexnet")
+    whole, *_, table = tables(scores)
+    assert [column.header for column in table.columns] == ["corruption", "1", "2", "3", "4", "5", "CE", "rCE"]
+    row = list(table.columns[0].cells).index("fog")
+    assert [list(column.cells)[row] for column in table.columns[6:]] == [
+        f"{scores[f'fog/{kind}']:.4f}" for kind in ("CE", "rCE")
+    ]
+    assert "fog/CE" not in rendered([whole])
+    assert "mCE" in rendered([whole])

@@ -47,7 +47,7 @@ class Column(NamedTuple):
 
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     """Returns the columns of the first and of the second table. Scores of single corruptions are left out."""
-    keys = list(dict.fromkeys(key for group in groups for key in group.first.scores if not re.search(r"/\d+/", key)))
+    keys = list(dict.fromkeys(key for group in groups for key in group.first.scores if not re.search(r"/\d+/|/r?CE$", key)))
     sets = list(dict.fromkeys(name for group in groups for name in ood_sets(group.first)))
     detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]

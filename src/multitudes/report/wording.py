@@ -13,12 +13,13 @@ from multitudes.scores.meaning import CRITERIA, SPREADS
 TITLES = {
     "accuracy": "Accuracy", "exact_match": "Exact match", "top5": "Top 5", "nll": "NLL", "gibbs_nll": "Gibbs NLL",
     "brier": "Brier", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE", "aurc": "AURC",
+    "class_auroc": "Class AUROC", "class_aupr": "Class AUPR", "error_auroc": "Error AUROC", "error_aupr": "Error AUPR",
     "miou": "mIoU", "kl_diversity": "KL diversity", "member_accuracy": "Member accuracy", "member_nll": "Member NLL",
     "idmi": "MI in", "oodmi": "MI out", "auroc": "AUROC", "aupr": "AUPR", "aupr_in": "AUPR in", "fpr95": "FPR95",
     "fpr95_in": "FPR95 in", "rmse": "RMSE", "mae": "MAE", "gaussian_nll": "Gaussian NLL", "lpd": "Log density",
     "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
-    "rmCE": "rmCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
+    "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
 }  # fmt: skip
 """Titles of scores and costs whose key in words is not a good title."""
 
@@ -43,7 +44,8 @@ def title(key: str, sets: Sequence[str] = ()) -> str:
     """
     *front, last = key.split("/")
     if last in (*CRITERIA, *SPREADS) and front:
-        where = front[0] if len(front) > 1 else sets[0] if len(sets) == 1 else ""
+        of_set = not front[-1].startswith("error_")
+        where = front[0] if len(front) > 1 else sets[0] if len(sets) == 1 and of_set else ""
         return f"{TITLES.get(front[-1], front[-1])}{f' {where}' if where else ''} ({TITLES.get(last, last).replace('_', ' ')})"
     plain = TITLES.get(last) or last.replace("_", " ").capitalize()
     return f"{plain} {' '.join(front)}".strip()

@@ -47,22 +47,29 @@ def _example_index(prediction: Prediction) -> Columns:
     return {"example": torch.arange(len(prediction)).repeat_interleave(prediction.shape[1:].numel())}
 
 
-def classification_evidence(prediction: Prediction, targets: Tensor, settings: Settings) -> Evidence:
-    """Returns the evidence of a classification; `targets` are checked labels, with −1 for ignored entries."""
+def classification_evidence(prediction: Prediction, targets: Tensor, settings: Settings, *, by_class: bool = False) -> Evidence:
+    """Returns the evidence of a classification; `targets` are checked labels, with −1 for ignored entries.
+
+    With `by_class` there are columns for the scores of classes too, as large as the mixture's probabilities; not for pixels.
+    """
     dense = prediction.task in ("classes", "binary") and len(prediction.shape) > 1
+    by_class = by_class and len(prediction.shape) <= (2 if prediction.task == "multilabel" else 1)
     if prediction.has_members:
-        columns, sums = _from_members(prediction, targets, settings.bins, dense)
+        columns, sums = _from_members(prediction, targets, settings.bins, dense, by_class)
     else:
-        columns, sums = _from_moments(prediction, targets), {}
+        columns, sums = _from_moments(prediction, targets, by_class), {}
+    labelled = targets.flatten() != IGNORED
     for name, column in _example_index(prediction).items():
-        columns[name] = column[targets.flatten() != IGNORED]
+        columns[name] = column[labelled]
+    if by_class and prediction.task == "multilabel":
+        columns["output"] = torch.arange(targets[:1].numel()).repeat(len(prediction))[labelled]
     if prediction.task == "multilabel" and len(columns["correct"]) == targets.numel():
         exact = columns["correct"].reshape(len(prediction), -1).amin(1)
         sums["exact"] = torch.tensor([exact.sum(), len(exact)], dtype=torch.float64)
     return Evidence(prediction.task, settings, columns, sums)
 
 
-def _from_members(prediction: Prediction, targets: Tensor, bins: int, dense: bool) -> tuple[Columns, Columns]:
+def _from_members(prediction: Prediction, targets: Tensor, bins: int, dense: bool, by_class: bool) -> tuple[Columns, Columns]:
     parts: list[Columns] = []
     sums: Columns = {}
     for rows, values in prediction.pieces():
@@ -72,16 +79,16 @@ def _from_members(prediction: Prediction, targets: Tensor, bins: int, dense: boo
             values, labels = {name: value[:, labelled] for name, value in values.items()}, labels[labelled]
         if not len(labels):
             continue
-        part, added = _piece_columns(values, labels, prediction.temperature, bins, dense)
+        part, added = _piece_columns(values, labels, prediction.temperature, bins, dense, by_class)
         parts.append(part)
         sums = {name: sums[name] + value if name in sums else value for name, value in added.items()}
     if not parts:
         raise InputError(NOTHING)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, sums
+    return {name: torch.cat([part.pop(name) for part in parts]) for name in list(parts[0])}, sums  # frees as it goes
 
 
 def _piece_columns(
-    values: Mapping[str, Tensor], targets: Tensor, temperature: float, bins: int, dense: bool
+    values: Mapping[str, Tensor], targets: Tensor, temperature: float, bins: int, dense: bool, by_class: bool
 ) -> tuple[Columns, Columns]:
     """Returns the columns and sums of members' outputs ``[M, n, K]`` and labels ``[n]``."""
     logs = log_probs_of({name: value.double() for name, value in values.items()})
@@ -113,11 +120,22 @@ def _piece_columns(
     if "logits" in values:
         scores = uncertainty.of_logits(as_two_classes(values["logits"]), logs, labels)
         columns.update(max_logit=-scores["max_logit"], energy=scores["energy"])
+    if by_class:
+        columns.update(_class_columns(shown, statistics["labels"], targets, yes=next(iter(values.values())).ndim == 2))
     if dense:
         sums = {"confusion": segmentation.confusion(statistics["labels"], targets, logs.shape[2])}
     else:
         sums = {"classwise": calibration.classwise_bins(shown, targets, bins)}
     return {name: column.cpu() for name, column in columns.items()}, {name: value.cpu() for name, value in sums.items()}
+
+
+def _class_columns(probs: Tensor, labels: Tensor, targets: Tensor, yes: bool) -> Columns:
+    """Returns label, target and log odds of each class ``[n, K]``, or with `yes` of "yes" alone ``[n]``.
+
+    Log odds rank as probabilities do. In single precision probabilities near 1 would be equal, log odds are not.
+    """
+    odds = probs.clamp(0, 1).logit().float()
+    return {"label": labels, "target": targets, "log_odds": odds[:, 1].contiguous() if yes else odds}
 
 
 def _in_top(count: int, probs: Tensor, targets: Tensor) -> Tensor:
@@ -127,7 +145,7 @@ def _in_top(count: int, probs: Tensor, targets: Tensor) -> Tensor:
     return (((probs > right) | ((probs == right) & before)).sum(1) < count).float()
 
 
-def _from_moments(prediction: Prediction, targets: Tensor) -> Columns:
+def _from_moments(prediction: Prediction, targets: Tensor, by_class: bool) -> Columns:
     """Returns the columns of a prediction that has no members' outputs."""
     statistics = {name: value.flatten().cpu() for name, value in prediction.described().items()}
     labels = targets.flatten()
@@ -144,6 +162,8 @@ def _from_moments(prediction: Prediction, targets: Tensor) -> Columns:
     columns["brier"] = (probs * probs).sum(1) - 2 * probs.gather(1, labels[:, None]).squeeze(1) + 1
     if probs.shape[1] > 5:
         columns["top5"] = _in_top(5, probs, labels)
+    if by_class:
+        columns |= _class_columns(probs, statistics["labels"][labelled], labels, yes=prediction.task != "classes")
     return columns
 
 

@@ -63,6 +63,29 @@ def aupr(score: Tensor, ood: Tensor) -> float:
     return float((gained * found / (found + false)).sum())
 
 
+def ranking(score: Tensor, positive: Tensor) -> tuple[float, float]:
+    """Returns AUROC and average precision of a score that ranks positive above other examples. Shape: ``[N]``, ``[N]``
+
+    Both are NaN without positive or without other examples, and otherwise those of `auroc` and `aupr`. Only positive examples
+    are sorted: fast for many classes, of which each has few examples.
+    """
+    threshold, size = score[positive].unique(return_counts=True)
+    others = score[~positive]
+    if not len(threshold) or not len(others):
+        return float("nan"), float("nan")
+    reached = torch.searchsorted(threshold, others, right=True)  # the number of thresholds that each score reaches
+    equal = threshold[(reached - 1).clamp(min=0)] == others
+    false, above = (_at_least(numbers, len(threshold)) for numbers in (reached, reached - equal.long()))
+    found = size.flip(0).cumsum(0).flip(0)
+    auroc = (size * (len(others) - (false + above) / 2)).sum() / (size.sum() * len(others))
+    return float(auroc), float((size * found / (found + false)).sum() / size.sum())
+
+
+def _at_least(reached: Tensor, thresholds: int) -> Tensor:
+    """Counts for each threshold the scores that reach it, from the number of thresholds that each score reaches."""
+    return torch.bincount(reached, minlength=thresholds + 1).flip(0).cumsum(0).flip(0)[1:].double()
+
+
 def fpr_at(score: Tensor, ood: Tensor, recall: float = 0.95) -> float:
     """Returns the false positive rate at the highest threshold with at least this recall; lower is better, 0 is best.
 

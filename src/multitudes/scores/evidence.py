@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -16,12 +17,15 @@ from torch import Tensor
 from multitudes.data.corruptions.published import EXTRA
 from multitudes.errors import InputError
 from multitudes.prediction.values import CLASSES
-from multitudes.scores import calibration, detection, segmentation, selective
-from multitudes.scores.meaning import CRITERIA, SPREADS
-from multitudes.scores.shift import Errors, mean_corruption_error, stability
+from multitudes.scores import by_class, calibration, detection, segmentation, selective
+from multitudes.scores.meaning import CRITERIA, ERROR_CRITERIA, SPREADS
+from multitudes.scores.shift import Errors, corruption_errors, mean_corruption_error, stability
 from multitudes.settings import Count, above, at_least, below, check_settings
 
 Columns = dict[str, Tensor]
+
+RESAMPLED = 1 << 20
+"""The largest number of log odds, examples times classes, that a bootstrap resamples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +93,15 @@ class Evidence:
     def resampled(self, generator: torch.Generator) -> Evidence:
         """Draws a bootstrap sample: N of the N examples, with replacement.
 
-        All pixels, labels or frames of an example are drawn together. `sums` cannot be resampled and are left out.
+        All pixels, labels or frames of an example are drawn together. `sums` cannot be resampled and are left out. So are more
+        than `RESAMPLED` log odds, which would take too long.
         """
         sample = _bootstrap_rows(self.columns, generator)
         known = self.in_distribution
         paired = known and len(next(iter(known.values()))) == len(self)
         return replace(
             self,
-            columns=_take_rows(self.columns, *sample),
+            columns=_take_rows({n: c for n, c in self.columns.items() if n != "log_odds" or c.numel() <= RESAMPLED}, *sample),
             sums={},
             in_distribution=_take_rows(known, *(sample if paired else _bootstrap_rows(known, generator))) if known else {},
             ood={name: _take_rows(columns, *_bootstrap_rows(columns, generator)) for name, columns in self.ood.items()},
@@ -105,9 +110,40 @@ class Evidence:
 
     def scores(self) -> dict[str, float]:
         """Computes all scores that the columns allow, by name."""
-        rules = CLASSIFICATION_SCORES if self.task in CLASSES else REGRESSION_SCORES
-        scores = {name: float(rule(self)) for name, rule in rules.items() if _computable(name, self)}
-        return {**scores, **self._ood_scores(), **self._shift_scores(scores)}
+        if self.task not in CLASSES:
+            return {**self._by_rule(REGRESSION_SCORES), **self._ood_scores()}
+        scores = self._by_rule(CLASSIFICATION_SCORES)
+        return {**scores, **self._error_scores(), **self._ood_scores(), **self._shift_scores(scores)}
+
+    def _by_rule(self, rules: Mapping[str, Rule]) -> dict[str, float]:
+        return {name: float(rule(self)) for name, rule in rules.items() if _computable(name, self)}
+
+    @cached_property
+    def class_ranking(self) -> tuple[float, float]:
+        """AUROC and AUPR of the classes, computed together."""
+        odds, targets = self.columns["log_odds"], self.columns["target"]
+        if self.task == "multilabel":
+            return by_class.by_output(odds, targets, self.columns["output"])
+        return by_class.one_vs_rest(odds, targets) if self.task == "classes" else detection.ranking(odds, targets == 1)
+
+    @cached_property
+    def class_tallies(self) -> Tensor:
+        """Correct labels, predicted labels and targets of each class, ``[3, L, K]``."""
+        if "confusion" in self.sums:
+            return by_class.tallies_of(self.sums["confusion"])
+        columns, classes = self.columns, 0 if self.task == "classes" else 2
+        return by_class.tallies(columns["label"], columns["target"], columns.get("output"), classes)
+
+    def _error_scores(self) -> dict[str, float]:
+        """Computes how well each criterion ranks wrong above right predictions."""
+        wrong, scores = self.columns["correct"] == 0, {}
+        columns = {"msp": -self.columns["confidence"], **self.columns}
+        single = columns["member_correct"].shape[1] == 1 if "member_correct" in columns else "variation_ratio" not in columns
+        for criterion in ERROR_CRITERIA:
+            if criterion in columns and not (single and criterion == "mutual_information"):
+                pair = detection.ranking(columns[criterion].double(), wrong)
+                scores[f"error_auroc/{criterion}"], scores[f"error_aupr/{criterion}"] = pair
+        return scores
 
     def _shift_scores(self, clean: Mapping[str, float]) -> dict[str, float]:
         """Computes the scores of each shifted set, and their means over corruptions; `clean` are the unshifted scores."""
@@ -116,7 +152,7 @@ class Evidence:
         scores, corrupted = {}, {}
         sets = [name for name, severity in self.shifts if severity is None]
         for (name, severity), shift in self.shifts.items():
-            values = shift.scores()
+            values = shift._by_rule({key: CLASSIFICATION_SCORES[key] for key in SHIFT_SCORES})
             if severity is None:
                 prefix = f"{name}/" if len(sets) > 1 else ""
                 scores.update({f"{prefix}r{short}": values[key] for key, short in SHIFT_SCORES.items()})
@@ -129,7 +165,10 @@ class Evidence:
             for key, short in SHIFT_SCORES.items():
                 scores[f"c{short}"] = sum(values[key] for values in counted) / len(counted)
         if self.baseline is not None:
-            scores["mCE"], scores["rmCE"] = mean_corruption_error(errors_in({**clean, **scores}), self.baseline)
+            each = corruption_errors(errors_in({**clean, **scores}), self.baseline)
+            scores["mCE"], scores["rmCE"] = mean_corruption_error(each)
+            for name, (ce, rce) in each.items():
+                scores |= {f"{name}/CE": ce, f"{name}/rCE": rce}
         return scores
 
     def per_member(self) -> dict[str, list[float]]:
@@ -233,6 +272,10 @@ CLASSIFICATION_SCORES: dict[str, Rule] = {
     "accuracy": _mean("correct"),
     "exact_match": lambda evidence: evidence.sums["exact"][0] / evidence.sums["exact"][1],
     "top5": _mean("top5"),
+    "balanced_accuracy": lambda evidence: by_class.balanced_accuracy(evidence.class_tallies),
+    "f1": lambda evidence: by_class.f1(evidence.class_tallies, yes=evidence.task != "classes"),
+    "class_auroc": lambda evidence: evidence.class_ranking[0],
+    "class_aupr": lambda evidence: evidence.class_ranking[1],
     "nll": _mean("nll"),
     "gibbs_nll": _mean("member_nll"),
     "brier": _mean("brier"),
@@ -262,13 +305,15 @@ REGRESSION_SCORES: dict[str, Rule] = {
 }
 
 OPTIONAL = {
-    "exact_match": "exact", "top5": "top5", "gibbs_nll": "member_nll", "classwise_ece": "classwise", "miou": "confusion",
-    "disagreement": "disagreement", "kl_diversity": "kl", "member_accuracy": "member_correct", "member_nll": "member_nll",
-    "idmi": "mutual_information", "gaussian_nll": "gaussian_nll", "lpd": "log_density", "crps": "crps", "coverage": "covered",
-    "interval_width": "width", "member_rmse": "member_squares", "epistemic_std": "epistemic",
+    "exact_match": "exact", "top5": "top5", "balanced_accuracy": "label confusion", "f1": "label confusion",
+    "class_auroc": "log_odds", "class_aupr": "log_odds", "gibbs_nll": "member_nll", "classwise_ece": "classwise",
+    "miou": "confusion", "disagreement": "disagreement", "kl_diversity": "kl", "member_accuracy": "member_correct",
+    "member_nll": "member_nll", "idmi": "mutual_information", "gaussian_nll": "gaussian_nll", "lpd": "log_density",
+    "crps": "crps", "coverage": "covered", "interval_width": "width", "member_rmse": "member_squares",
+    "epistemic_std": "epistemic",
 }  # fmt: skip
-"""Scores that not every prediction has, each with the column or sum that it needs."""
+"""Scores that not every prediction has, each with the columns or sums of which it needs one."""
 
 
 def _computable(name: str, evidence: Evidence) -> bool:
-    return name not in OPTIONAL or OPTIONAL[name] in {*evidence.columns, *evidence.sums}
+    return name not in OPTIONAL or bool({*OPTIONAL[name].split()} & {*evidence.columns, *evidence.sums})

@@ -20,6 +20,9 @@ ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 CRITERIA = ("msp", "max_logit", "entropy", "mutual_information", "variation_ratio", "energy")
 """OOD scores of a classification. As criteria all are larger for examples that look more out-of-distribution."""
 
+ERROR_CRITERIA = ("msp", "entropy", "mutual_information")
+"""Criteria whose detection of errors is scored."""
+
 SPREADS = ("variance", "epistemic")
 """OOD scores of a regression."""
 
@@ -27,6 +30,12 @@ MEANINGS = {
     "accuracy": Meaning("higher", "share of correct labels"),
     "exact_match": Meaning("higher", "share of examples with all labels correct"),
     "top5": Meaning("higher", "share of examples whose label is among the five most probable classes"),
+    "balanced_accuracy": Meaning("higher", "share of correct labels of each class, averaged over classes"),
+    "f1": Meaning("higher", "F1 of each class, averaged over classes; of yes in a binary task"),
+    "class_auroc": Meaning("higher", "AUROC of each class against the others, averaged over classes"),
+    "class_aupr": Meaning("higher", "average precision of each class against the others, averaged over classes"),
+    "error_auroc": Meaning("higher", "probability that a random wrong prediction is less certain than a random right one"),
+    "error_aupr": Meaning("higher", "average precision with wrong predictions as the positive class"),
     "nll": Meaning("lower", "−log of the mixture's probability of the target, in nats"),
     "gibbs_nll": Meaning("lower", "expected NLL of a random member"),
     "brier": Meaning("lower", "squared error of the probabilities, summed over classes"),
@@ -63,6 +72,8 @@ MEANINGS = {
     "rAcc": Meaning("higher", "accuracy on a shifted set"),
     "rNLL": Meaning("lower", "NLL on a shifted set"),
     "rECE": Meaning("lower", "ECE on a shifted set"),
+    "CE": Meaning("lower", "error under a corruption over a baseline's"),
+    "rCE": Meaning("lower", "increase of the error by a corruption over a baseline's increase"),
     "mCE": Meaning("lower", "error under the 15 standard corruptions over a baseline's, averaged"),
     "rmCE": Meaning("lower", "increase of the error by corruption over a baseline's increase, averaged"),
 }

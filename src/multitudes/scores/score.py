@@ -57,7 +57,7 @@ def score(
             f"score takes a Prediction, not a {type(prediction).__name__}: mt.predict(ens, data), or mt.Prediction(logits=...)"
         )
     settings = Settings(bins=bins, drop=drop, level=level)
-    evidence = _evidence(prediction, targets, settings, ignore)
+    evidence = _evidence(prediction, targets, settings, ignore, by_class=True)
     if ood is not None:
         known = _in_distribution_criteria(prediction, evidence)
         evidence = replace(evidence, in_distribution=known, ood=_criteria_by_set(prediction, ood))
@@ -72,9 +72,11 @@ def score(
     return scores.with_intervals(intervals, seed=seed) if intervals else scores
 
 
-def _evidence(prediction: Prediction, targets: Any, settings: Settings, ignore: int | None) -> Evidence:
-    compute = classification_evidence if prediction.task in CLASSES else regression_evidence
-    return compute(prediction, checked_targets(prediction, targets, ignore), settings)
+def _evidence(prediction: Prediction, targets: Any, settings: Settings, ignore: int | None, by_class: bool = False) -> Evidence:
+    checked = checked_targets(prediction, targets, ignore)
+    if prediction.task not in CLASSES:
+        return regression_evidence(prediction, checked, settings)
+    return classification_evidence(prediction, checked, settings, by_class=by_class)
 
 
 def _in_distribution_criteria(prediction: Prediction, evidence: Evidence) -> Columns:

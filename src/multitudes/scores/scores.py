@@ -100,8 +100,9 @@ class Scores(Mapping[str, float]):
     def with_intervals(self, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> Scores:
         """Returns the scores with bootstrap confidence intervals: percentiles over `samples` resampled datasets.
 
-        classwise_ece, miou and exact_match have no interval: they are computed from totals over all examples, which cannot be
-        resampled.
+        classwise_ece, miou, exact_match, and balanced_accuracy and f1 of pixels have no interval: they are computed from totals
+        over all examples, which cannot be resampled. class_auroc and class_aupr have none for more than a million
+        probabilities, examples times classes: it would take too long.
         """
         evidence = self._require_evidence("with_intervals")
         _check_bootstrap(samples, level)
@@ -200,7 +201,7 @@ class Scores(Mapping[str, float]):
             raise FileError(f"cannot read {path}: {error}") from error
 
     def tables(self) -> list[Any]:
-        """Returns the scores as rich tables: the whole dataset, OOD detection by criterion, corruptions by severity."""
+        """Returns the scores as rich tables: the whole dataset, detected errors and OOD examples by criterion, corruptions."""
         from multitudes.scores.tables import tables
 
         return tables(self)

@@ -5,14 +5,15 @@ https://arxiv.org/abs/1903.12261
 
 E_c is the error under corruption c, averaged over severities; E_clean is the error on clean data:
 
-    mCE  = mean over c of E_c / E_c^baseline
-    rmCE = mean over c of (E_c − E_clean) / (E_c^baseline − E_clean^baseline)
+    CE_c  = E_c / E_c^baseline                                          mCE:  their mean over c
+    rCE_c = (E_c − E_clean) / (E_c^baseline − E_clean^baseline)         rmCE: their mean over c
 
 over the 15 standard corruptions; the other four do not count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -43,25 +44,35 @@ ALEXNET = Errors(
 BASELINES = {"alexnet": ALEXNET}
 
 
-def mean_corruption_error(errors: Errors, baseline: Errors) -> tuple[float, float]:
-    """Returns mCE and rmCE over the standard corruptions as fractions; lower is better, 1 is the baseline.
+class CorruptionError(NamedTuple):
+    """CE and rCE of one corruption as fractions; lower is better, 1 is the baseline."""
 
-    Formulas: see the module.
-    """
+    ce: float
+    rce: float
+
+
+def corruption_errors(errors: Errors, baseline: Errors) -> dict[str, CorruptionError]:
+    """Returns CE and rCE of each of the standard corruptions. Formulas: see the module."""
     missing = [name for name in STANDARD if name not in errors.corrupted or name not in baseline.corrupted]
     if missing:
         raise InputError(f"mCE needs all 15 standard corruptions in shift= and in the baseline: {', '.join(missing)} missing")
     if errors.severities != baseline.severities:
         shown = [", ".join(map(str, sorted(one.severities))) for one in (errors, baseline)]
         raise InputError(f"mCE needs the same severities in both: the run has {shown[0]}, the baseline {shown[1]}")
-    own = torch.tensor([errors.corrupted[name] for name in STANDARD], dtype=torch.float64)
-    base = torch.tensor([baseline.corrupted[name] for name in STANDARD], dtype=torch.float64)
-    if bool((base == 0).any()) or bool((base == baseline.clean).any()):
-        at = STANDARD[int(((base == 0) | (base == baseline.clean)).nonzero()[0])]
-        raise InputError(
-            f"mCE divides by the baseline's error under {at} and its increase, but one of them is 0: use another baseline"
-        )
-    return float((own / base).mean()), float(((own - errors.clean) / (base - baseline.clean)).mean())
+    each = {}
+    for name in STANDARD:
+        own, base = errors.corrupted[name], baseline.corrupted[name]
+        if base in (0, baseline.clean):
+            raise InputError(
+                f"mCE divides by the baseline's error under {name} and its increase, but one of them is 0: use another baseline"
+            )
+        each[name] = CorruptionError(own / base, (own - errors.clean) / (base - baseline.clean))
+    return each
+
+
+def mean_corruption_error(each: Mapping[str, CorruptionError]) -> CorruptionError:
+    """Returns mCE and rmCE, the means of CE and rCE over corruptions; lower is better, 1 is the baseline."""
+    return CorruptionError(*(math.fsum(values) / len(each) for values in zip(*each.values(), strict=True)))
 
 
 def stability(correct: Tensor, anchor: Tensor) -> float:

@@ -11,9 +11,12 @@ from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
 if TYPE_CHECKING:
     from multitudes.scores.scores import Scores
 
+RELATIVE = ("CE", "rCE")
+"""Errors of a corruption relative to a baseline."""
+
 
 def tables(scores: Scores) -> list[Table]:
-    """Returns a table of the whole dataset, one per OOD set with a row per criterion, and one with a row per corruption."""
+    """Returns tables of the whole dataset, of detected errors, of each OOD set, and of corruptions."""
     return [_main_table(scores), *_detection_tables(scores), *_corruption_tables(scores)]
 
 
@@ -34,8 +37,8 @@ def _title(scores: Scores) -> str:
 
 
 def _in_other_table(name: str) -> bool:
-    """Whether a score belongs to a table of OOD detection or of corruptions."""
-    return name.rpartition("/")[2] in (*CRITERIA, *SPREADS) or name.count("/") == 2
+    """Whether a score belongs to a table of detection or of corruptions."""
+    return name.rpartition("/")[2] in (*CRITERIA, *SPREADS, *RELATIVE) or name.count("/") == 2
 
 
 def _with_arrow(name: str) -> str:
@@ -43,17 +46,19 @@ def _with_arrow(name: str) -> str:
 
 
 def _detection_tables(scores: Scores) -> list[Table]:
-    """Returns a table of each OOD set, with a row per criterion."""
+    """Returns a table of detected errors and one of each OOD set, with a row per criterion."""
     sets: dict[str, dict[str, dict[str, str]]] = {}
     for key in scores:
         *front, kind, criterion = key.split("/") if "/" in key else ["", "", ""]
         if criterion in (*CRITERIA, *SPREADS):
             cell = _number(scores[key]) + (f"\n{_interval(scores, key)}" if key in scores.intervals else "")
-            sets.setdefault("/".join(front), {}).setdefault(criterion, {})[kind] = cell
+            name = "out of distribution" + "".join(f": {one}" for one in front)
+            title = "wrong predictions" if kind.startswith("error_") else name
+            sets.setdefault(title, {}).setdefault(criterion, {})[kind] = cell
     tables_of_sets = []
-    for name, rows in sets.items():
+    for title, rows in sets.items():
         kinds = list(next(iter(rows.values())))
-        table = Table("criterion", *map(_with_arrow, kinds), title=f"out of distribution{f': {name}' if name else ''}")
+        table = Table("criterion", *map(_with_arrow, kinds), title=title)
         for column in table.columns[1:]:
             column.justify = "right"
         for criterion, cells in rows.items():
@@ -63,19 +68,20 @@ def _detection_tables(scores: Scores) -> list[Table]:
 
 
 def _corruption_tables(scores: Scores) -> list[Table]:
-    """Returns a table of accuracies, with a row per corruption and a column per severity; none without corruptions."""
-    rows: dict[str, dict[int, float]] = {}
+    """Returns a table with a row per corruption: accuracy by severity, and CE and rCE if any; none without corruptions."""
+    rows: dict[str, dict[str, float]] = {}
     for key in scores:
         name, _, rest = key.partition("/")
         severity, _, kind = rest.partition("/")
-        if kind == "accuracy" and severity.isdigit():
-            rows.setdefault(name, {})[int(severity)] = scores[key]
+        if rest in RELATIVE or (kind == "accuracy" and severity.isdigit()):
+            rows.setdefault(name, {})[severity] = scores[key]
     if not rows:
         return []
-    severities = sorted({severity for row in rows.values() for severity in row})
-    table = Table("corruption", *map(str, severities), title="accuracy by severity")
+    severities = sorted({column for row in rows.values() for column in row} - {*RELATIVE}, key=int)
+    columns = [*severities, *(column for column in RELATIVE if any(column in row for row in rows.values()))]
+    table = Table("corruption", *columns, title="accuracy by severity")
     for name, row in rows.items():
-        table.add_row(name, *(_number(row[s]) if s in row else "" for s in severities))
+        table.add_row(name, *(_number(row[column]) if column in row else "" for column in columns))
     return [table]
 
 
