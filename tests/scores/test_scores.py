@@ -283,3 +283,17 @@ def test_a_run_as_a_baseline() -> None:
     assert found.corrupted == {"fog": 0.0}
     with pytest.raises(mt.InputError, match="accuracies"):
         regressed(torch.ones(3)).errors()
+
+
+def test_intervals_of_calibration_errors_are_around_them() -> None:
+    """Resampled datasets have larger calibration errors than the dataset: percentiles alone would lie above the score."""
+    probs = torch.rand(60, 3, generator=rng()).softmax(1)
+    scores = mt.score(mt.Prediction(probs=probs[None]), torch.multinomial(probs, 1, generator=rng())[:, 0], intervals=200)
+    assert scores.evidence is not None
+    generator = rng()
+    drawn = torch.tensor([scores.evidence.resampled(generator).scores()["ece"] for _ in range(200)])
+    assert drawn.mean() > scores["ece"] + 0.01
+    low, high = scores.intervals["ece"]
+    assert low < scores["ece"] < high
+    assert high - low == pytest.approx(float(drawn.quantile(0.975) - drawn.quantile(0.025)), abs=1e-6)
+    assert low == pytest.approx(float(drawn.quantile(0.025) - drawn.mean()) + scores["ece"], abs=1e-6)

@@ -17,7 +17,7 @@ from multitudes.scores.scores import Scores
 PRIMARY = ("miou", "nll", "lpd", "accuracy", "rmse")
 """Scores that rank the groups, in order of preference: those that reward honest probabilities before the plain ones."""
 
-COSTS = ("parameters", "multiply_adds", "memory", "latency", "seconds")
+COSTS = ("step", "latency", "parameters", "multiply_adds", "memory", "seconds")
 
 
 class Value(NamedTuple):

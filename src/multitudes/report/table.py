@@ -13,10 +13,13 @@ from multitudes.report.wording import cost, number, ratio, safe, title
 from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
 
 FIRST = (
-    "accuracy", "exact_match", "miou", "rmse", "lpd", "nll", "gaussian_nll", "crps", "brier", "ece", "aurc", "coverage",
+    "miou", "nll", "ece", "accuracy", "exact_match", "lpd", "rmse", "gaussian_nll", "crps", "brier", "aurc", "coverage",
     "interval_width", "cAcc", "cNLL", "cECE", "mCE", "rAcc", "rNLL", "rECE", "stability",
 )  # fmt: skip
 """Scores of the first table, in this order; the second table has the others."""
+
+LEADING, TIMES = 3, ("step", "latency")
+"""Number of scores before the measured times in the first table, and the names of these times."""
 
 VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "lpd", "rmse")
 """Scores of the table of variants, in this order."""
@@ -56,7 +59,11 @@ def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     scores = {key: Column(key, title(key, sets), meaning(key).about, meaning(key).better) for key in keys}
     costs = [name for name in (*COSTS, *_other_costs(groups)) if any(group.cost(name) is not None for group in groups)]
     spent = [Column(name, title(name), _about_cost(name), "lower", True) for name in costs]
-    return [*(scores[key] for key in first), *spent], [scores[key] for key in keys if key not in first]
+    leading, others = first[:LEADING], first[LEADING:]
+    times, sizes = [c for c in spent if c.key in TIMES], [c for c in spent if c.key not in TIMES]
+    return [*(scores[key] for key in leading), *times, *(scores[key] for key in others), *sizes], [
+        scores[key] for key in keys if key not in first
+    ]
 
 
 def variant_columns(groups: Sequence[Group]) -> list[Column]:
@@ -95,7 +102,8 @@ def _about_cost(name: str) -> str:
         "parameters": "number of parameters",
         "multiply_adds": "multiply-adds of one forward pass",
         "memory": "weights, and activations kept for the backward pass of a training step",
-        "latency": "time of one forward pass without gradients",
+        "latency": "measured time of one forward pass without gradients",
+        "step": "measured time of one training step",
         "seconds": "training time",
     }.get(name, "")
 

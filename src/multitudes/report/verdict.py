@@ -97,7 +97,7 @@ def _instead(group: Group, single: Group, key: str) -> str:
 def _times(groups: Sequence[Group], group: Group) -> str:
     """Returns the cost of a group as multiples of the single network's: measured times if there are any."""
     names = {
-        "training": "training time",
+        "step": "training time",
         "latency": "prediction time",
         "multiply_adds": "multiply-adds",
         "parameters": "parameters",

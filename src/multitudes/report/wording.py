@@ -19,7 +19,7 @@ TITLES = {
     "fpr95_in": "FPR95 in", "rmse": "RMSE", "mae": "MAE", "gaussian_nll": "Gaussian NLL", "lpd": "Log density",
     "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
-    "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
+    "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training", "step": "Training step", "latency": "Prediction",
 }  # fmt: skip
 """Titles of scores and costs whose key in words is not a good title."""
 
@@ -90,7 +90,7 @@ def cost(key: str, value: float) -> str:
         return _large(value)
     if key == "memory":
         return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
-    if key == "latency":
+    if key in ("latency", "step"):
         return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
     if key == "seconds":
         return duration(value)

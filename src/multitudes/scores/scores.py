@@ -19,6 +19,9 @@ from multitudes.terminal import rendered
 
 FORMAT = 1
 
+CALIBRATION_ERRORS = ("ece", "mce", "ace", "cECE", "rECE")
+"""Scores that grow when examples are drawn with repetition: repeated examples make bins look less calibrated."""
+
 
 class Difference(NamedTuple):
     """The difference of a score between two runs on the same examples, with its confidence interval."""
@@ -100,6 +103,7 @@ class Scores(Mapping[str, float]):
     def with_intervals(self, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> Scores:
         """Returns the scores with bootstrap confidence intervals: percentiles over `samples` resampled datasets.
 
+        Resampling makes calibration errors larger, so their intervals are moved by the mean difference to the score.
         classwise_ece, miou, exact_match, and balanced_accuracy and f1 of pixels have no interval: they are computed from totals
         over all examples, which cannot be resampled. class_auroc and class_aupr have none for more than a million
         probabilities, examples times classes: it would take too long.
@@ -115,7 +119,7 @@ class Scores(Mapping[str, float]):
             examples=self.examples,
             members=self.members,
             evidence=evidence,
-            intervals={name: _percentiles([sample[name] for sample in drawn], level) for name in drawn[0] if name in self},
+            intervals={name: _interval(name, self[name], [d[name] for d in drawn], level) for name in drawn[0] if name in self},
         )
 
     def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> dict[str, Difference]:
@@ -212,6 +216,15 @@ class Scores(Mapping[str, float]):
     def __repr__(self) -> str:
         main = [name for name in ("accuracy", "nll", "ece", "rmse", "lpd") if name in self]
         return f"Scores({', '.join(f'{name}={self[name]:.4f}' for name in main)}, {len(self)} in all)"
+
+
+def _interval(name: str, score: float, drawn: Sequence[float], level: float) -> tuple[float, float]:
+    """Returns the interval of a score. That of a calibration error is moved by the bias of resampling, and starts at 0 or above."""
+    low, high = _percentiles(drawn, level)
+    if name.rpartition("/")[2] not in CALIBRATION_ERRORS:
+        return low, high
+    bias = sum(drawn) / len(drawn) - score
+    return max(0.0, low - bias), high - bias
 
 
 def _percentiles(values: Sequence[float], level: float) -> tuple[float, float]:

@@ -132,7 +132,7 @@ class Trial:
             scores=score(test, ood=ood or None, shift=self._shift(ensemble), intervals=INTERVALS),
             prediction=test,
             ood=ood,
-            cost=_cost_columns(cost(ensemble, batch)),
+            cost=_cost_columns(cost(ensemble, batch, training=True)),
             command=self.command,
         )
 
@@ -185,7 +185,7 @@ def in_original_units(prediction: Prediction, data: Data) -> Prediction:
 
 def _cost_columns(measured: Cost) -> dict[str, float]:
     """Returns the costs of a call by name, and those of the single network as `single_...`."""
-    names = ("parameters", "multiply_adds", "memory", "latency")
+    names = ("parameters", "multiply_adds", "memory", "latency", "step")
     ensemble = {name: float(getattr(measured.ensemble, name)) for name in names}
     single = {f"single_{name}": float(getattr(measured.base, name)) for name in names}
     return {**ensemble, **single}
