@@ -273,7 +273,8 @@ class SlotPlane:
 def _gram(ends: list[list[Tensor]]) -> Tensor:
     first, second = ([(b - a).double().flatten() for a, b in zip(ends[0], end, strict=True)] for end in ends[1:])
     pairs = ((first, first), (first, second), (second, first), (second, second))
-    return torch.tensor([sum(float(a @ b) for a, b in zip(u, v, strict=True)) for u, v in pairs]).view(2, 2)
+    products = [sum(float(a @ b) for a, b in zip(u, v, strict=True)) for u, v in pairs]
+    return torch.tensor(products, dtype=torch.float64).view(2, 2)
 
 
 def _linear(c: Tensor, values: list[Tensor | None]) -> Tensor:

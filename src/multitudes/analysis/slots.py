@@ -121,8 +121,8 @@ def _contexts(count: int, slots: int, number: int | None, seed: int) -> Iterator
 
 def _variance(values: Tensor, channel_axis: int) -> Tensor:
     """Returns the variance of each unit over the batch, the mean over positions: ``[B, C, ...]`` → ``[C]``"""
-    values = values.double()
-    return values.var(0, correction=0).movedim(channel_axis - 1 if channel_axis > 0 else -1, 0).flatten(1).mean(1).cpu()
+    variance = values.double().var(0, correction=0).movedim(0 if channel_axis == 1 else -1, 0)
+    return variance.reshape(len(variance), -1).mean(1).cpu()
 
 
 def _observed(ensemble: Ensemble, slots: Inputs) -> tuple[list[str], list[Tensor]]:
