@@ -135,5 +135,5 @@ def test_bad_input_is_refused() -> None:
         wander(made(mt.Deep(members=2)), 1).embedding("pca")
     with pytest.raises(InputError, match="method must be 'tsne' or 'pca'"):
         wander(made(), 2).embedding("umap")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="perplexity=9.* below the number of points, 6"):
+    with pytest.raises(InputError, match=r"perplexity=9.* below the number of points, 6"):
         wander(made(), 2).embedding(perplexity=9.0)

@@ -101,7 +101,7 @@ def test_bad_input_is_refused(learn: Any, options: dict[str, Any], message: str)
 
 def test_a_classifier_and_a_test_set_without_targets_are_refused() -> None:
     ens = mt.ensemble(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 3)), mt.Deep(members=2), torch.randn(3, 1))
-    with pytest.raises(InputError, match="squared error.*task='regression'"):
+    with pytest.raises(InputError, match=r"squared error.*task='regression'"):
         bias_variance(lambda *_: ens, train, TEST, members=(2,), sets=2)
     with pytest.raises(InputError, match="pairs"):
         bias_variance(means_of_parts, train, torch.zeros(3, 1))

@@ -279,7 +279,7 @@ def _gram(ends: list[list[Tensor]]) -> Tensor:
 
 def _linear(c: Tensor, values: list[Tensor | None]) -> Tensor:
     """Returns Σ c_i value_i; None stands for zeros. At an anchor it is the anchor's value, exactly."""
-    return sum(weight.to(value) * value for weight, value in zip(c, values, strict=True) if value is not None)  # type: ignore[return-value]
+    return sum(weight.to(value) * value for weight, value in zip(c, values, strict=True) if value is not None)
 
 
 def _geometric(c: Tensor, values: list[Tensor | None]) -> Tensor:

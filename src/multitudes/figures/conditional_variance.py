@@ -55,7 +55,7 @@ def _scatter(ax: Axes, variance: Floats, share: Floats, look: Look) -> None:
     """Draws the two variances of each unit, coloured by the input that it depends on more."""
     for index in (0, 1):
         style, mine = look.style(index), variance[:, share.argmax(0) == index]
-        ax.scatter(*mine, s=14, color=style.colour, marker=style.marker, edgecolors="none", alpha=0.7)
+        ax.scatter(mine[0], mine[1], s=14, color=style.colour, marker=style.marker, edgecolors="none", alpha=0.7)
     x, y = "Variance with respect to input 0", "Variance with respect to input 1"
     canvas.style_axes(ax, look, title="Each unit", x=x, y=y)
     ax.set_xlim(left=0)
@@ -70,8 +70,10 @@ def _corners(ax: Axes, variance: Floats, share: Floats, look: Look) -> None:
     places = corners @ share
     for index, corner in enumerate(corners.T):
         style, mine = look.style(index), places[:, share.argmax(0) == index]
-        ax.scatter(*mine, s=14, color=style.colour, marker=style.marker, edgecolors="none", alpha=0.7)
-        ax.text(*(1.14 * corner), f"input {index}", color=look.ink, fontsize=canvas.SIZE, ha="center", va="center")
+        ax.scatter(mine[0], mine[1], s=14, color=style.colour, marker=style.marker, edgecolors="none", alpha=0.7)
+        ax.text(
+            1.14 * corner[0], 1.14 * corner[1], f"input {index}", color=look.ink, fontsize=canvas.SIZE, ha="center", va="center"
+        )
     canvas.style_image_axes(ax, look)
     ax.set_title("Each unit", loc="left", color=look.ink, fontsize=canvas.SIZE + 0.5, fontweight="bold")
     ax.set_aspect("equal")

@@ -6,7 +6,7 @@ Havasi et al., "Training independent subnetworks for robust prediction", ICLR 20
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,5 +66,5 @@ def _anchors(ax: Axes, points: Floats, names: Sequence[str], look: Look) -> None
         style = look.style(index)
         ax.plot([x], [y], marker=style.marker, color=look.paper, markersize=9, markeredgecolor=look.ink, linestyle="")
         box = {"facecolor": look.paper, "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
-        place = {"xytext": (8, 8) if x <= middle else (-8, 8), "ha": "left" if x <= middle else "right"}
+        place: dict[str, Any] = {"xytext": (8, 8) if x <= middle else (-8, 8), "ha": "left" if x <= middle else "right"}
         ax.annotate(name, (x, y), textcoords="offset points", color=look.ink, fontsize=canvas.SIZE - 1, bbox=box, **place)
