@@ -168,11 +168,77 @@ def blurred(planes: Array, times: int) -> Array:
     return planes
 
 
+def basins(rng: np.random.Generator) -> dict[str, Any]:
+    """Makes up a loss over a plane with three basins, one at each member."""
+    x, y = np.linspace(-1.5, 5.5, 60), np.linspace(-1.5, 5, 60)
+    anchors = np.array([[0.0, 0.0], [4.0, 0.3], [1.8, 3.4]])
+    depth = [np.exp(-((x - a) ** 2 + (y[:, None] - b) ** 2) / 1.6) for a, b in anchors]
+    ripples = 0.05 * blurred(rng.normal(0, 1, (1, 60, 60)), 6)[0]
+    return {"x": x, "y": y, "values": 2.3 - 1.9 * np.max(depth, 0) + ripples, "anchors": anchors}
+
+
+def paths(rng: np.random.Generator) -> Array:
+    """Makes up the paths of three members, which start together and part."""
+    ends = np.array([[8.0, 1.0], [-3.0, 7.0], [-5.0, -6.0]])
+    time = 1 - np.exp(-np.linspace(0, 3, 25))[:, None, None]
+    return time * ends + np.cumsum(rng.normal(0, 0.25, (25, 3, 2)), 0)
+
+
+def separated(rng: np.random.Generator) -> Array:
+    """Makes up the variances of units with respect to three inputs: most depend on one."""
+    return (rng.dirichlet([0.18] * 3, 500) * rng.gamma(2, 1, (500, 1))).T
+
+
+def analyses(rng: np.random.Generator) -> list[Entry]:
+    """Returns the figures of multitudes.analysis."""
+    p, sigma = np.linspace(0.02, 1, 80), np.array([[0.3], [1.0], [3.0]])
+    bound = 0.5 * (p + 1 / p - 2 + (1 - p) ** 2 / (p * sigma**2))
+    members = np.arange(1, 6)
+    parts = {
+        name: {"bias": bias, "variance": variance, "error": bias + variance}
+        for name, bias, variance in (("ensemble", 0.1 + 0.004 * members, 0.06 / members + 0.02),
+                                     ("single member", 0.1 + 0.006 * members, 0.08 + 0.004 * members))
+    }  # fmt: skip
+    steps = np.linspace(-4, 4, 200)
+    units = [np.sign(steps[None] * rng.normal(0, 1, (40, 60, 1)) + rng.normal(0, 2, (40, 60, 1))) for _ in range(2)]
+    functions = {"dropped weights": units[0][:, ::4].sum(1) * 2, "EMP": units[1].sum(1)}
+    scales = np.array([1, 1.5, 2, 3, 4, 5])
+    masks = {n: (scales, scales * (1 - (1 - 1 / scales) ** n), 1 / (2 * scales - 1)) for n in (2, 4, 8)}
+    shares = {f"layer{k}.weight": np.clip(rng.normal(0.9 - 0.1 * k, 0.03, 1 if k % 5 else 3), 0, 1) for k in range(6)}
+    plane, ways, variances = basins(rng), paths(rng), separated(rng)
+    return [
+        Entry("Weights left out", "Divergence of a layer's units if each weight is kept with probability p, and its bound.",
+              "kl_bound(p, bound, kl, names=['σ = 0.3', ...])",
+              lambda **k: figures.kl_bound(p, bound, 0.6 * bound, names=["σ = 0.3", "σ = 1", "σ = 3"], **k)),
+        Entry("Bias and variance", "Over training sets, for different numbers of members.",
+              "bias_variance(members, {'ensemble': {'bias': bias, 'variance': variance, 'error': error}, ...})",
+              lambda **k: figures.bias_variance(members, parts, **k)),
+        Entry("Landscape", "Loss over the plane through three members in weight space.",
+              "landscape(x, y, loss, anchors, names=['member 0', ...])",
+              lambda **k: figures.landscape(**plane, names=["member 0", "member 1", "member 2"], **k)),
+        Entry("Trajectories", "Predictions of members during training, in a plane.",
+              "trajectories(points)", lambda **k: figures.trajectories(ways, **k)),
+        Entry("Conditional variance", "How much the units of a network with three inputs depend on each input.",
+              "conditional_variance(variance)", lambda **k: figures.conditional_variance(variances, **k)),
+        Entry("Weights in use", "Share of weights above a threshold, by tensor.",
+              "weight_share({'layer0.weight': share, ...}, total)", lambda **k: figures.weight_share(shares, 0.65, **k)),
+        Entry("Functions of a prior", "Functions that two methods draw, and bands over many.",
+              "function_prior(x, {'EMP': values, ...})",
+              lambda **k: figures.function_prior(steps, functions, **k), {"columns": 1}),
+        Entry("Masks", "Size and overlap of masks over their scale: expected and measured.",
+              "mask_statistics({4: (scale, size, iou), ...})", lambda **k: figures.mask_statistics(masks, **k)),
+        Entry("Parameter counts", "Parameters of methods, as multiples of the network's.",
+              "counts({'EMP': 1.18, ...})",
+              lambda **k: figures.counts({"Gaussian": 2, "MNFG": 300, "dropout": 1, "EMP": 1.18, "deep": 5}, **k)),
+    ]  # fmt: skip
+
+
 def entries(seed: int = 0) -> list[Entry]:
     """Returns all figures, each with its own random data."""
-    draws = iter(np.random.default_rng(seed).spawn(8))
+    draws = iter(np.random.default_rng(seed).spawn(9))
     runs, scores, boxes = confidence_and_correct(next(draws)), entropies(next(draws)), accuracies(next(draws))
     line, plane, matrix, scene = regression(next(draws)), sinusoids(next(draws)), differing(next(draws)), street(next(draws))
+    more = analyses(next(draws))
     names = ["sky", "grass", "tree", "road", "car"]
     labels = {"cost": "multiply-adds, single network = 1", "quality": "accuracy (%)", "size": "million parameters"}
     two = {name: runs[name] for name in ("single", "packed")}
@@ -200,6 +266,7 @@ def entries(seed: int = 0) -> list[Entry]:
         Entry("Segmentation", "One image with its true labels, predicted labels and entropy.",
               "segmentation(image, labels, predicted, entropy, classes=names)",
               lambda **k: figures.segmentation(**scene, classes=names, **k), {"columns": 2}),
+        *more,
     ]  # fmt: skip
 
 

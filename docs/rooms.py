@@ -33,7 +33,7 @@ CAPTIONS = {
     "scores": "one function for each score",
     "training": "fit, recipes, losses",
     "figures": "one function for each figure",
-    "analysis": "recommend: compare methods",
+    "analysis": "what papers measure of members; recommend",
     "report": "one HTML page that compares results",
     "shell": "the multitudes command, jobs, sweeps",
 }

@@ -24,7 +24,6 @@ REGISTRY = ("method", "methods")
 PLANNED = {
     "engine.kernels": "fast layers for members",
     "files.export": "ONNX and torch.export programs",
-    "analysis": "what the papers measure of members: diversity, similarity, landscapes",
     "shell.reproduce": "the tables and figures of the papers",
     "shell.census": "which architectures convert",
     "shell.serve": "a server for exported ensembles",

@@ -24,7 +24,7 @@ conversion/  a model, a method and an example become an Ensemble      methods/  
 training/    fit, recipes, losses, the folder of a run                engine/   how members run
 prediction/  Prediction: the members' outputs and uncertainty         models/   the papers' networks
 scores/      one function for each score                              data/     datasets, corruptions, augmentation
-figures/     one function for each figure                             analysis/ comparisons of methods on your network
+figures/     one function for each figure                             analysis/ what papers measure of members; recommend
 report/      the HTML page                                            shell/    the `multitudes` command, jobs and sweeps
 files/       saving and loading ensembles
 

@@ -16,19 +16,31 @@ from multitudes import figures
 from multitudes.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = "bands corruption cost_quality disagreement entropy_map ood reliability risk_coverage segmentation".split()
+NAMES = """
+    bands bias_variance conditional_variance corruption cost_quality counts disagreement entropy_map function_prior kl_bound
+    landscape mask_statistics ood reliability risk_coverage segmentation trajectories weight_share
+""".split()
 PAIR = ([0.9, 0.6, 0.7], [1, 0, 1])
 SQUARE = [[0.0, 0.2], [0.2, 0.0]]
 CALLS: dict[str, tuple[Any, ...]] = {
     "bands": ([0, 1, 2], [0, 1, 0], [1, 1, 1]),
+    "bias_variance": ([1, 2], {"a": {"bias": [1, 2], "variance": [2, 1], "error": [3, 3]}}),
+    "conditional_variance": ([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]],),
     "corruption": ({"a": {1: [0.5, 0.6, 0.7]}},),
     "cost_quality": ([{"name": "a", "cost": 1, "quality": 2, "size": 3}],),
+    "counts": ({"a": 1.0, "b": 2.0},),
     "disagreement": (SQUARE,),
     "entropy_map": ([0, 1], [0, 1], SQUARE),
+    "function_prior": ([0, 1, 2], [[0, 1, 0], [1, 0, 1]]),
+    "kl_bound": ([0.5, 1.0], [[1.0, 0.0]], [[0.5, 0.0]]),
+    "landscape": ([0, 1], [0, 1], SQUARE, [[0, 0], [1, 0], [0.5, 1]]),
+    "mask_statistics": ({4: ([1, 2], [1, 1.9], [1, 0.3])},),
     "ood": ({"a": PAIR},),
     "reliability": ({"a": PAIR},),
     "risk_coverage": ({"a": PAIR},),
     "segmentation": ([SQUARE], [[0, 1], [1, 0]], [[0, 1], [1, 1]], SQUARE),
+    "trajectories": ([[[0, 0], [0, 1]], [[1, 0], [1, 1]]],),
+    "weight_share": ({"a": 0.5, "b": [0.1, 0.2]}, 0.3),
 }
 """Minimal arguments of each figure."""
 
