@@ -26,6 +26,7 @@ from torch import Tensor
 from multitudes.engine.sharding import full_tensor, shard_like
 from multitudes.errors import FileError
 from multitudes.storage import UNFINISHED, load_tensors, save_tensors, write
+from multitudes.training.recipe import Recipe
 
 KEPT = 2
 """Number of checkpoints kept: if the last one is damaged, the one before it is used."""
@@ -92,8 +93,11 @@ class RunFolder:
 
     def _check_config(self, config: Mapping[str, Any], file: Path) -> None:
         try:
-            old = _flat(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            if "recipe" in stored:  # settings that recipes did not have when the run was started are at their defaults
+                stored["recipe"] = {**Recipe().settings(), **stored["recipe"]}
+            old = _flat(stored)
+        except (OSError, ValueError, TypeError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error
         new = _flat(json.loads(json.dumps(config)))
         version = old.get("torch")
