@@ -71,7 +71,12 @@ def test_small_crops_have_the_exact_distribution() -> None:
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [((1000, 10), (493, 0, 506, 10)), ((10, 1000), (0, 493, 10, 506)), ((1, 100), (0, 49, 1, 50)), ((100, 100), (0, 0, 100, 100))],
+    [
+        ((1000, 10), (493, 0, 506, 10)),
+        ((10, 1000), (0, 493, 10, 506)),
+        ((1, 100), (0, 49, 1, 50)),
+        ((100, 100), (0, 0, 100, 100)),
+    ],
 )
 def test_if_none_fits_it_is_the_centre(size: tuple[int, int], expected: Box) -> None:
     """The largest part whose ratio is allowed: 10 high and 13 wide, or 10 wide and 13 high; the whole of a square."""
@@ -165,7 +170,9 @@ def test_a_run_on_crops_resumes(folder: Path, tmp_path: Path, monkeypatch: pytes
 
     def ensemble() -> mt.Ensemble:
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 2)
+        )
         return mt.ensemble(net, mt.Deep(members=2), torch.zeros(2, 3, 16, 16), seed=0)
 
     whole, cut, again = ensemble(), ensemble(), ensemble()

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from training.small import TRAIN, X, Y, made, same
 
 import multitudes as mt
 from multitudes.engine.modules import named_tensors
 from multitudes.training.fit import fit
 from multitudes.training.lamb import LAMB
 from multitudes.training.recipe import Recipe
-from training.small import TRAIN, X, Y, made, same
 
 LR, DECAY = 0.05, 0.02
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from training.small import TRAIN, VAL, made
 
 import multitudes as mt
 from multitudes.training.fit import fit
 from multitudes.training.one_vs_all import one_vs_all
 from multitudes.training.recipe import Recipe
-from training.small import TRAIN, VAL, made
 
 
 def by_hand(logits: Tensor, shares: list[list[float]]) -> float:
@@ -61,7 +61,9 @@ def test_half_precision_is_summed_in_full() -> None:
     assert one_vs_all(logits.bfloat16(), target).item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("target", "says"), [(torch.tensor([2, 3]), "target 3"), (torch.tensor([[1.0, 0.5, 0.0]] * 2), "sum 1")])
+@pytest.mark.parametrize(
+    ("target", "says"), [(torch.tensor([2, 3]), "target 3"), (torch.tensor([[1.0, 0.5, 0.0]] * 2), "sum 1")]
+)
 def test_wrong_targets_are_named(target: Tensor, says: str) -> None:
     with pytest.raises(mt.InputError, match=says):
         one_vs_all(LOGITS, target)
@@ -98,7 +100,7 @@ def test_parts_of_a_step_are_one_step() -> None:
 
 def test_where_it_makes_no_sense() -> None:
     regression = mt.ensemble(torch.nn.Linear(6, 1), mt.Deep(members=2), TRAIN.tensors[0][:2], task="regression", seed=0)
-    with pytest.raises(mt.InputError, match="for classes.*regression"):
+    with pytest.raises(mt.InputError, match=r"for classes.*regression"):
         fit(regression, TRAIN, Recipe(loss="bce"))
     with pytest.raises(mt.InputError, match="criterion="):
         fit(made(), TRAIN, Recipe(loss="bce"), criterion=torch.nn.CrossEntropyLoss())

@@ -144,9 +144,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         mean, std = (part.to(inputs.device, non_blocking=True).view(shape) for part in (self.mean, self.std))
         return inputs.sub(mean).div_(std)
 
-    def batch(
-        self, index: Any, device: torch.device | str | None = None, seed: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Any, device: torch.device | str | None = None, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """Returns normalised inputs and targets at `index` (a list of rows, a slice or a mask), on the device."""
         targets = self.targets[_rows(index, self.device)]
         place = self.device if device is None else device
@@ -178,7 +176,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """Reads all inputs of a lazy dataset into memory."""
         if isinstance(self.inputs, Lazy) and self.inputs.varies:
             raise InputError(
-                f"{self.name} is cropped at random at each reading, so it cannot be held in memory: leave crop= out for the centre"
+                f"{self.name} is cropped at random whenever it is read, so it cannot be held in memory: leave crop= out"
             )
         return replace(self, inputs=self.inputs.take(slice(None))) if isinstance(self.inputs, Lazy) else self
 

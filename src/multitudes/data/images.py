@@ -70,15 +70,15 @@ def _as_tensor(image: Any) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def image_files(
-    paths: list[Path], size: int, resize: int | None, border: int = 0, crop: RandomCrop | None = None
-) -> Lazy:
+def image_files(paths: list[Path], size: int, resize: int | None, border: int = 0, crop: RandomCrop | None = None) -> Lazy:
     """Returns image files as lazy inputs of a Data. `resize` is 8/7 of `size` by default, 256 for 224."""
     _pillow()
     if crop is not None and not isinstance(crop, RandomCrop):
         raise InputError(f"crop={crop!r}: give data.RandomCrop(), or leave crop= out for the centre")
     if crop is not None and resize is not None:
-        raise InputError(f"resize={resize} is for centre crops: leave it out with crop=, whose crops are resized to size={size}")
+        raise InputError(
+            f"resize={resize} is for centre crops: leave it out with crop=, whose crops are resized to size={size}"
+        )
     resize = size * 8 // 7 if resize is None else resize
     if not 1 <= size <= resize:
         raise InputError(f"size={size} must be from 1 to resize={resize}, because the crop is cut from the resized image")

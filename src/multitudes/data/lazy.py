@@ -35,7 +35,7 @@ class Lazy:
         return len(self.rows)
 
     def take(self, index: Tensor | slice, seed: int | None = None) -> Tensor:
-        """Reads the inputs at `index` now, ``[B, ...]``. Inputs that vary follow from the seed and their index in the source."""
+        """Reads the inputs at `index` now, ``[B, ...]``. Those that vary follow from the seed and their index in the source."""
         rows = self.rows[index].tolist()
         inputs = [self.read(row, seed) if self.varies else self.read(row) for row in rows]
         for row, x in zip(rows, inputs, strict=True):

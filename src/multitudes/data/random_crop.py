@@ -3,8 +3,8 @@
 Szegedy et al., "Going deeper with convolutions", CVPR 2015, https://arxiv.org/abs/1409.4842
 
 A crop has a share of the image's area, uniform in `scale`, and a ratio of width to height whose logarithm is uniform in that
-of `ratio`. Its sides are rounded to pixels and its place is uniform. A crop that does not fit is drawn again, ten times at most;
-then it is the largest part of the image, around its centre, whose ratio is within `ratio`.
+of `ratio`. Its sides are rounded to pixels and its place is uniform. If none of ten such crops fits, it is the largest part of
+the image, around its centre, whose ratio is within `ratio`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class RandomCrop:
 
     def box(self, width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draws a crop of an image: left, top, right and bottom, in pixels."""
-        logs = np.log(self.ratio)
+        (least, most), (low, high) = self.scale, np.log(self.ratio)
         for _ in range(TRIES):
-            area, ratio = width * height * rng.uniform(*self.scale), math.exp(rng.uniform(*logs))
+            area, ratio = width * height * rng.uniform(least, most), math.exp(rng.uniform(low, high))
             wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
                 left, top = int(rng.integers(width - wide + 1)), int(rng.integers(height - high + 1))

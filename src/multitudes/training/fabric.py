@@ -50,7 +50,11 @@ def _is_sharded(ensemble: Ensemble, recipe: Recipe) -> bool:
     """Checks whether the ensemble is sharded. If it is, raises an error for settings that need whole tensors."""
     if not is_sharded(ensemble):
         return False
-    needs_whole = {"clip": recipe.clip is not None, "channels_last": recipe.channels_last, "optimizer": recipe.optimizer == "lamb"}
+    needs_whole = {
+        "clip": recipe.clip is not None,
+        "channels_last": recipe.channels_last,
+        "optimizer": recipe.optimizer == "lamb",
+    }
     for name in [name for name, needed in needs_whole.items() if needed]:
         raise InputError(
             f"Recipe({name}={getattr(recipe, name)!r}) needs whole tensors, but the ensemble is sharded: train without it"

@@ -7,7 +7,7 @@ With m and v Adam's means of g and g², corrected for their start at zero,
 
     u = m / (√v + ε) + λ w          w ← w − η (‖w‖ / ‖u‖) u
 
-where the ratio is 1 if either norm is 0. A tensor ``[M, ...]`` of members has M norms, one for each member's slice, so that each
+where the ratio is 1 if either norm is 0. A tensor ``[M, ...]`` of members has M norms, one for each member's slice, so that a
 member learns as it would alone. Other tensors, and the first layer of MIMO, whose slots are summed, have one norm. Tensors of
 one axis (biases, norms, the factors of BatchEnsemble) have neither weight decay λ nor the ratio, and tensors with λ = 0 have no
 ratio either: both as in timm, by which the A3 procedure was run. Gradients are not clipped here: see `Recipe.clip`.
@@ -51,7 +51,7 @@ class LAMB(torch.optim.Optimizer):
             )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step, and returns the closure's loss."""
         loss = None
         if closure is not None:

@@ -93,13 +93,13 @@ class RunFolder:
 
     def _check_config(self, config: Mapping[str, Any], file: Path) -> None:
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            if "recipe" in stored:  # settings that recipes did not have when the run was started are at their defaults
-                stored["recipe"] = {**Recipe().settings(), **stored["recipe"]}
-            old = _flat(stored)
-        except (OSError, ValueError, TypeError) as error:
+            old = _flat(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error
         new = _flat(json.loads(json.dumps(config)))
+        for name, value in _flat({"recipe": Recipe().settings()}).items():
+            if name in new:
+                old.setdefault(name, value)  # a setting that recipes did not have when the run was started
         version = old.get("torch")
         if version is not None:
             old["torch"] = new.get("torch")
