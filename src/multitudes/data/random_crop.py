@@ -44,9 +44,9 @@ class RandomCrop:
 
     def box(self, width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draws a crop of an image: left, top, right and bottom, in pixels."""
-        (least, most), (low, high) = self.scale, np.log(self.ratio)
+        (least, most), (first, last) = self.scale, np.log(self.ratio)
         for _ in range(TRIES):
-            area, ratio = width * height * rng.uniform(least, most), math.exp(rng.uniform(low, high))
+            area, ratio = width * height * rng.uniform(least, most), math.exp(rng.uniform(first, last))
             wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
                 left, top = int(rng.integers(width - wide + 1)), int(rng.integers(height - high + 1))
