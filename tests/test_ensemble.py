@@ -221,6 +221,20 @@ def test_clipping_what_is_shared() -> None:
     assert_same([p.grad for p in shared], [p.grad for p in twins])
 
 
+@pytest.mark.parametrize("limit", [0.05, 100.0])
+def test_clipping_all_by_one_norm(limit: float) -> None:
+    """The norm over members and shared tensors together; all gradients have one factor."""
+    ens = convert(mt.MultiHead(), ZOO["mlp"])
+    ens.loss(X, Y, F.cross_entropy).backward()
+    before = {name: p.grad.double().clone() for name, p in ens.named_parameters()}
+    norm = sum(float((g**2).sum()) for g in before.values()) ** 0.5
+    assert float(ens.clip_grad_norm_(limit, by="all")) == pytest.approx(norm, rel=1e-5)
+    for name, p in ens.named_parameters():
+        torch.testing.assert_close(p.grad.double(), before[name] * min(1.0, limit / norm), rtol=1e-4, atol=1e-7)
+    with pytest.raises(mt.InputError, match="'member' or 'all'"):
+        ens.clip_grad_norm_(limit, by="shared")  # type: ignore[arg-type]
+
+
 def test_the_state_dict_refuses_what_does_not_fit() -> None:
     """As any module does: another number of members is a shape that does not match."""
     with pytest.raises(RuntimeError, match="size mismatch"):

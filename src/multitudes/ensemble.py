@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
 from multitudes.prediction.tasks import Average, checked_task, values_of
 from multitudes.prediction.uncertainty import moments
+from multitudes.settings import check_value
 
 if TYPE_CHECKING:
     from multitudes.conversion.plan import Plan
@@ -228,28 +229,45 @@ class Ensemble(nn.Module):
     ) -> list[dict[str, Any]]:
         """Makes the parameter groups of an optimizer.
 
-        optimizer  the class of the optimizer, to check: one whose updates would mix members is refused
+        optimizer  the class of the optimizer, to check: one whose updates would mix members is refused. For our LAMB, which
+                   keeps members apart, each group says whether its tensors are `stacked`, with an axis of members
         only       return only the groups of this kind, such as "shared" or "patches", for one of two alternating optimizers
         """
         kinds = [kind.__name__ for kind in (optimizer.__mro__ if optimizer is not None else ())]
         own = any(name in self.engine.owned | self.engine.summed for name, _ in self.named_parameters())
-        if own and (coupling := [kind for kind in kinds if kind in COUPLING]):
+        by_member = getattr(optimizer, "by_member", False)
+        if own and not by_member and (coupling := [kind for kind in kinds if kind in COUPLING]):
             raise InputError(
                 f"{coupling[0]} uses norms or shapes of whole tensors, so the members' updates would depend on each other. "
-                "Use SGD, Adam or AdamW, or train each ens.member(m)"
+                "Use SGD, Adam, AdamW or multitudes.training.lamb.LAMB, or train each ens.member(m)"
             )
         groups = self.method.param_groups(self, lr, weight_decay)
+        if by_member:
+            groups = [part for group in groups for part in self._split_stacked(group)]
         found = [group.get("kind") for group in groups]
         if only is not None and only not in found:
             raise InputError(f"only={only!r}: {type(self.method).__name__} has no groups of this kind; choose one of {found}")
         return [group for group in groups if only is None or group.get("kind") == only]
 
+    def _split_stacked(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """Splits a parameter group into the tensors of members and the others; `stacked` says which."""
+        names = {id(p): name for name, p in self.named_parameters()}
+        parts = []
+        for stacked in (True, False):
+            params = [p for p in group["params"] if (names[id(p)] in self.engine.owned) is stacked]
+            if params:
+                parts.append({**group, "params": params, "names": [names[id(p)] for p in params], "stacked": stacked})
+        return parts
+
     @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, by: Literal["member", "all"] = "member") -> Tensor:
         """Clips gradients to `max_norm`: each member's tensors by that member's norm, shared tensors by theirs.
 
-        Returns the members' norms ``[M]``.
+        Returns the members' norms ``[M]``. With by="all" there is one norm over all tensors of all members; it is returned.
         """
+        check_value("by", by, Literal["member", "all"])
+        if by == "all":
+            return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
         named = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
         own = [g for n, g in named if n in self.engine.owned]
         rest = [g for n, g in named if n not in self.engine.owned]

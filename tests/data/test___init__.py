@@ -8,8 +8,8 @@ from types import ModuleType
 from multitudes import data
 
 PUBLIC = """
-    Augment Data Frames RandAugment cifar10 cifar100 cifar_c corrupt corruptions digits fashion fashion_mnist folder frames
-    grouped imagenet_c kmnist mnist noisy_function notmnist objectnet of scenes sinusoids svhn uci
+    Augment Data Frames RandAugment RandomCrop cifar10 cifar100 cifar_c corrupt corruptions digits fashion fashion_mnist folder
+    frames grouped imagenet_c kmnist mnist noisy_function notmnist objectnet of scenes sinusoids svhn uci
 """.split()
 MODULES = sorted(Path(data.__file__).parent.rglob("*.py"))
 

@@ -61,8 +61,8 @@ PILLOW: dict[str, Callable[[Image.Image, float, int], Image.Image]] = {
 """What timm does to one image at a time."""
 
 
-def by_pillow(name: str, images: Tensor, level: float, sign: int) -> Tensor:
-    found = [PILLOW[name](Image.fromarray(x.permute(1, 2, 0).squeeze(2).numpy()), level, sign) for x in images]
+def by_pillow(name: str, images: Tensor, level: float, sign: int, operations: dict[str, Any] = PILLOW) -> Tensor:
+    found = [operations[name](Image.fromarray(x.permute(1, 2, 0).squeeze(2).numpy()), level, sign) for x in images]
     pixels = np.stack([np.asarray(image) for image in found]).reshape(len(images), *images.shape[-2:], images.shape[1])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
@@ -81,6 +81,33 @@ def test_operations_are_pillows(name: str, shape: tuple[int, int, int], sign: in
         assert torch.equal(found, found.round())
         off = (found - by_pillow(name, images, level, sign).float()).abs() > (1 if moves else 0)
         assert float(off.float().mean()) <= (0.01 if moves else 0), level
+
+
+INCREASING: dict[str, Callable[[Image.Image, float, int], Image.Image]] = {
+    **PILLOW,
+    "posterize": lambda image, level, sign: posterized(image, 4 - int(level * 4)),
+    "solarize": lambda image, level, sign: ImageOps.solarize(image, 256 - int(level * 256)),
+    "color": lambda image, level, sign: ImageEnhance.Color(image).enhance(1 + 0.9 * sign * level),
+    "contrast": lambda image, level, sign: ImageEnhance.Contrast(image).enhance(1 + 0.9 * sign * level),
+    "brightness": lambda image, level, sign: ImageEnhance.Brightness(image).enhance(1 + 0.9 * sign * level),
+    "sharpness": lambda image, level, sign: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * sign * level),
+}
+"""What timm's increasing variants do, "inc1"."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_increasing_operations_are_pillows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the operation alone, done for sure, each image is one of the two that the signs give."""
+    images = pictures(4, 3, 32, 32)
+    monkeypatch.setattr("multitudes.data.rand_augment.OPERATIONS", {name: OPERATIONS[name]})
+    moves = name.startswith(("rotate", "shear", "translate"))
+    for magnitude in (0, 2.6, 6, 10):
+        drawn = RandAugment(magnitude=magnitude, n=1, std=0, chance=1, increasing=True)
+        found = drawn(images, rng()).float()
+        both = [by_pillow(name, images, magnitude / 10, sign, INCREASING).float() for sign in (1, -1)]
+        for index in range(4):
+            off = min(float(((found - each)[index].abs() > 1).float().mean()) for each in both)
+            assert off <= (0.01 if moves else 0), magnitude
 
 
 def test_every_operation_of_pillow_is_there() -> None:

@@ -66,6 +66,15 @@ def test_fabrics_of_ones_own() -> None:
         check_fabric(half, ens, Recipe())
 
 
+@pytest.mark.parametrize("settings", [{"optimizer": "lamb"}, {"clip": 1.0}, {"channels_last": True}])
+def test_what_a_sharded_ensemble_cannot_do(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of whole tensors are not there, nor layouts; the setting is named."""
+    monkeypatch.setattr("multitudes.training.fabric.is_sharded", lambda ensemble: True)
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
+    with pytest.raises(mt.InputError, match=rf"Recipe\({next(iter(settings))}=.*sharded"):
+        check_fabric(None, ens, Recipe(**settings))
+
+
 def test_fabric_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install is said."""
 

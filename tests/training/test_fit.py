@@ -164,6 +164,16 @@ def test_sources_of_diversity(start: str, batches: Any, diverse: bool) -> None:
     assert diverse or float(found.max()) == 0
 
 
+@pytest.mark.parametrize("method", [mt.Deep(members=3), mt.BatchEnsemble(members=3)])
+def test_clipping_by_one_norm_over_all(method: mt.Method) -> None:
+    """A step of SGD is then as long as the rate times the limit, over members and shared weights together."""
+    ens = made(method)
+    before = [p.detach().clone() for p in ens.parameters()]
+    fit(ens, TRAIN, Recipe(epochs=1, batch=200, lr=0.1, momentum=0.0, clip=0.0005, clip_by="all"))
+    moved = sum(float((p.detach() - old).double().square().sum()) for p, old in zip(ens.parameters(), before, strict=True))
+    assert moved**0.5 == pytest.approx(0.1 * 0.0005, rel=0.01)
+
+
 @functools.cache
 def three_networks() -> mt.Ensemble:
     net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))

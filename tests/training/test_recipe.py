@@ -23,7 +23,7 @@ from multitudes.training.recipes import recipe
     ("fields", "nouns"),
     [
         ({"epochs": 0}, "epochs=0"), ({"epochs": 1.5}, "epochs=1.5"), ({"batch": True}, "batch=True"), ({"lr": -1}, "lr=-1"),
-        ({"lr": math.inf}, "lr=inf"), ({"lr": math.nan}, "lr=nan"), ({"optimizer": "lamb"}, "optimizer.*sgd"),
+        ({"lr": math.inf}, "lr=inf"), ({"lr": math.nan}, "lr=nan"), ({"optimizer": "lars"}, "optimizer.*sgd"),
         ({"schedule": "step"}, "multistep"), ({"clip": 0}, "clip=0"), ({"clip": math.inf}, "clip=inf"),
         ({"ema": 1.0}, "below 1"), ({"ema": "no"}, "ema"), ({"momentum": 1.0}, "momentum=1.0.*below 1"),
         ({"precision": "16"}, "'32', 'bf16' or 'fp16'"), ({"best": "all"}, "best"), ({"augment": 3}, "augment=3"),
@@ -35,6 +35,8 @@ from multitudes.training.recipes import recipe
         ({"optimizer": "adam", "momentum": 0.5}, "momentum.*sgd"), ({"decay": 0.5}, "decay.*multistep"),
         ({"schedule": "onecycle", "warmup": 1}, "warmup=0"), ({"milestones": (2, 5)}, "milestones.*multistep"),
         ({"milestones": (2,), "decay": 0.5}, "milestones.*decay"),
+        ({"clip_by": "all"}, "clip_by needs clip="), ({"clip": 1, "clip_by": "shared"}, "'member' or 'all'"),
+        ({"threshold": 0.2}, "loss='bce'"), ({"loss": "bce", "threshold": 2}, "from 0 to 1"), ({"loss": "nll"}, "'bce'"),
         *(({"schedule": "multistep", "milestones": wrong}, "milestones must")
           for wrong in ((5, 2), (2, 2), (0, 2), (2.5,), (True,), "25", 25, ("2",), None, (math.nan,))),
     ],

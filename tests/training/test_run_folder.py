@@ -26,6 +26,15 @@ def test_a_new_folder(tmp_path: Path) -> None:
         folder.start({"recipe": {"epochs": 3, "lr": 0.2}, "method": "Deep"}, resume=True)
 
 
+def test_settings_that_recipes_did_not_have(tmp_path: Path) -> None:
+    """A run that was started before there was a setting resumes if the setting is at its default."""
+    folder, recipe = RunFolder(tmp_path), json.loads(json.dumps(mt.Recipe(epochs=3).settings()))
+    folder.start({"recipe": {k: v for k, v in recipe.items() if k not in ("loss", "clip_by", "threshold")}}, resume=False)
+    folder.start({"recipe": recipe}, resume=True)
+    with pytest.raises(mt.FileError, match=r"recipe\.loss was 'task' and is 'bce'"):
+        folder.start({"recipe": {**recipe, "loss": "bce"}}, resume=True)
+
+
 def test_files_can_be_read_by_whom_others_can(tmp_path: Path) -> None:
     """As the system makes files, and not for their writer alone."""
     (tmp_path / "plain").write_text("")

@@ -15,7 +15,8 @@ Loaders of downloads look in `root=`, or in the folder that the environment vari
 missing, the error says which, where it looked, and from which page to get them.
 
 Beside the datasets there are `corrupt` and `corruptions` (the 19 corruptions of CIFAR-10-C), `Augment` and `RandAugment`
-(augmentation of training batches), and `grouped` (merges predictions for ImageNet's classes into groups of classes).
+(augmentation of training batches), `RandomCrop` (crops of image files for training), and `grouped` (merges predictions for
+ImageNet's classes into groups of classes).
 
 >>> from multitudes import data
 >>> train = data.fashion("train")
@@ -47,6 +48,7 @@ from multitudes.data.mnist import kmnist as kmnist
 from multitudes.data.mnist import mnist as mnist
 from multitudes.data.mnist import notmnist as notmnist
 from multitudes.data.rand_augment import RandAugment as RandAugment
+from multitudes.data.random_crop import RandomCrop as RandomCrop
 from multitudes.data.scenes import scenes as scenes
 from multitudes.data.shifts import cifar_c as cifar_c
 from multitudes.data.shifts import imagenet_c as imagenet_c

@@ -126,10 +126,13 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """Device of the targets, and of the inputs if they are in memory."""
         return self.targets.device
 
-    def raw(self, index: Any, device: torch.device | str | None = None) -> Tensor:
-        """Returns the inputs at `index` on the device, not normalised; images from 0 to 1. Augmentation needs such images."""
+    def raw(self, index: Any, device: torch.device | str | None = None, seed: int | None = None) -> Tensor:
+        """Returns the inputs at `index` on the device, not normalised; images from 0 to 1. Augmentation needs such images.
+
+        `seed` is for inputs that are cropped at random; None takes torch's global generator.
+        """
         rows = _rows(index, self.device)
-        inputs = self.inputs.take(rows) if isinstance(self.inputs, Lazy) else self.inputs[rows]
+        inputs = self.inputs.take(rows, seed) if isinstance(self.inputs, Lazy) else self.inputs[rows]
         inputs = inputs.to(self.device if device is None else device, non_blocking=True)
         return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
@@ -141,11 +144,11 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         mean, std = (part.to(inputs.device, non_blocking=True).view(shape) for part in (self.mean, self.std))
         return inputs.sub(mean).div_(std)
 
-    def batch(self, index: Any, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Any, device: torch.device | str | None = None, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """Returns normalised inputs and targets at `index` (a list of rows, a slice or a mask), on the device."""
         targets = self.targets[_rows(index, self.device)]
         place = self.device if device is None else device
-        return self.normalise(self.raw(index, place)), targets.to(place, non_blocking=True)
+        return self.normalise(self.raw(index, place, seed)), targets.to(place, non_blocking=True)
 
     def subset(self, index: Any) -> Data:
         """Returns the examples at `index`: a list of rows, a slice or a boolean mask."""
@@ -171,6 +174,10 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
 
     def in_memory(self) -> Data:
         """Reads all inputs of a lazy dataset into memory."""
+        if isinstance(self.inputs, Lazy) and self.inputs.varies:
+            raise InputError(
+                f"{self.name} is cropped at random whenever it is read, so it cannot be held in memory: leave crop= out"
+            )
         return replace(self, inputs=self.inputs.take(slice(None))) if isinstance(self.inputs, Lazy) else self
 
     def to(self, device: torch.device | str) -> Data:

@@ -13,6 +13,7 @@ import torch
 from multitudes.data.dataset import Data
 from multitudes.data.imagenet import class_groups, imagenet_class, read_mapping, wordnet_ids
 from multitudes.data.images import NORMAL_IMAGENET, image_files, list_images
+from multitudes.data.random_crop import RandomCrop
 from multitudes.data.sources import VARIABLE, Root, Source, top_folder
 from multitudes.errors import FileError, InputError
 
@@ -33,6 +34,7 @@ def folder(
     size: int = 224,
     resize: int | None = None,
     border: int = 0,
+    crop: RandomCrop | None = None,
     name: str | None = None,
 ) -> Data:
     """Images in one subfolder per class, read on access and normalised like ImageNet. Needs Pillow.
@@ -43,6 +45,8 @@ def folder(
              subfolder to class index: other subfolders are left out
     size     side of the centre crop, after the shorter side is resized to `resize` (by default 8/7 of `size`)
     border   pixels removed on every side before resizing
+    crop     for training: RandomCrop() cuts a random part out of each image, another one in every epoch, and resizes it to
+             `size`. In `fit` it follows from the recipe's seed, the epoch and the image, so that runs can be resumed
 
     >>> ood = folder("textures")  # doctest: +SKIP
     """
@@ -56,7 +60,7 @@ def folder(
     if empty:
         raise FileError(f"{place} has no images in the subfolders {_some(empty)}: add images, or remove these subfolders")
     return Data(
-        image_files([path for paths in images.values() for path in paths], size, resize, border),
+        image_files([path for paths in images.values() for path in paths], size, resize, border, crop),
         torch.tensor([index[name] for name, paths in images.items() for _ in paths]),
         name or place.name,
         names,

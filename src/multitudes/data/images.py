@@ -1,4 +1,4 @@
-"""Image files read lazily and cropped to one size by Pillow; and the check of batches of images."""
+"""Image files read lazily and cropped to one size by Pillow, at the centre or at random; the check of batches of images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.lazy import Lazy
+from multitudes.data.random_crop import RandomCrop
 from multitudes.errors import FileError, InputError
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
@@ -20,7 +21,10 @@ NORMAL_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Reads image files by index: resizes the shorter side (bilinear), then crops the centre, as for testing on ImageNet."""
+    """Reads image files by index: resizes the shorter side (bilinear), then crops the centre, as for testing on ImageNet.
+
+    With `crop`, a random part of each image is resized instead, as for training.
+    """
 
     paths: tuple[Path, ...]
     size: int
@@ -32,27 +36,54 @@ class ImageFiles:
     border: int = 0
     """Pixels removed on every side before resizing."""
 
-    def __call__(self, index: int) -> Tensor:
-        """Returns one image as uint8 ``[3, size, size]``."""
+    crop: RandomCrop | None = None
+    """The random crop, or None for the centre."""
+
+    def __call__(self, index: int, seed: int | None = None) -> Tensor:
+        """Returns one image as uint8 ``[3, size, size]``. A random crop follows from `seed` and the index.
+
+        Without a seed, it comes from torch's global generator.
+        """
         image = open_image(self.paths[index])
         if self.border:
             image = image.crop((self.border, self.border, image.width - self.border, image.height - self.border))
+        return _as_tensor(self._centre(image) if self.crop is None else self._part(image, index, seed))
+
+    def _part(self, image: Any, index: int, seed: int | None) -> Any:
+        """Cuts out a random part and resizes it."""
+        assert self.crop is not None
+        rng = np.random.default_rng([int(torch.randint(2**62, ())) if seed is None else seed, index])
+        part = image.crop(self.crop.box(image.width, image.height, rng))
+        return part.resize((self.size, self.size), resample=_pillow().Resampling.BILINEAR)
+
+    def _centre(self, image: Any) -> Any:
+        """Resizes the shorter side and cuts out the centre."""
         short = min(image.width, image.height)
         if short != self.resize:
             sides = [max(int(self.resize * side / short), self.size) for side in (image.width, image.height)]
             image = image.resize(sides, resample=_pillow().Resampling.BILINEAR)
         left, top = round((image.width - self.size) / 2), round((image.height - self.size) / 2)
-        image = image.crop((left, top, left + self.size, top + self.size))
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return image.crop((left, top, left + self.size, top + self.size))
 
 
-def image_files(paths: list[Path], size: int, resize: int | None, border: int = 0) -> Lazy:
+def _as_tensor(image: Any) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def image_files(paths: list[Path], size: int, resize: int | None, border: int = 0, crop: RandomCrop | None = None) -> Lazy:
     """Returns image files as lazy inputs of a Data. `resize` is 8/7 of `size` by default, 256 for 224."""
     _pillow()
+    if crop is not None and not isinstance(crop, RandomCrop):
+        raise InputError(f"crop={crop!r}: give data.RandomCrop(), or leave crop= out for the centre")
+    if crop is not None and resize is not None:
+        raise InputError(
+            f"resize={resize} is for centre crops: leave it out with crop=, whose crops are resized to size={size}"
+        )
     resize = size * 8 // 7 if resize is None else resize
     if not 1 <= size <= resize:
         raise InputError(f"size={size} must be from 1 to resize={resize}, because the crop is cut from the resized image")
-    return Lazy(ImageFiles(tuple(paths), size, resize, border), torch.arange(len(paths)), (len(paths), 3, size, size))
+    read = ImageFiles(tuple(paths), size, resize, border, crop)
+    return Lazy(read, torch.arange(len(paths)), (len(paths), 3, size, size), varies=crop is not None)
 
 
 def open_image(path: Path) -> Any:

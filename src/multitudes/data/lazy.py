@@ -19,7 +19,7 @@ V = TypeVar("V")
 class Lazy:
     """Inputs of a dataset that are read one by one whenever a batch needs them."""
 
-    read: Callable[[int], Tensor]
+    read: Callable[..., Tensor]
     """Reads one input, by its index in the source (a list of files, another dataset)."""
 
     rows: Tensor
@@ -28,13 +28,16 @@ class Lazy:
     shape: tuple[int, ...]
     """``(N, *shape of one input)``."""
 
+    varies: bool = False
+    """Whether inputs are random, such as crops for training: `read` then takes a seed too, as in read(index, seed)."""
+
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, index: Tensor | slice) -> Tensor:
-        """Reads the inputs at `index` now, ``[B, ...]``."""
+    def take(self, index: Tensor | slice, seed: int | None = None) -> Tensor:
+        """Reads the inputs at `index` now, ``[B, ...]``. Those that vary follow from the seed and their index in the source."""
         rows = self.rows[index].tolist()
-        inputs = [self.read(row) for row in rows]
+        inputs = [self.read(row, seed) if self.varies else self.read(row) for row in rows]
         for row, x in zip(rows, inputs, strict=True):
             if tuple(x.shape) != self.shape[1:]:
                 raise InputError(
@@ -56,17 +59,18 @@ class Concatenated:
     first: Lazy
     second: Lazy
 
-    def __call__(self, index: int) -> Tensor:
+    def __call__(self, index: int, seed: int | None = None) -> Tensor:
         """Returns input `index` of the concatenation."""
         part, at = (self.first, index) if index < len(self.first) else (self.second, index - len(self.first))
-        return part.take(slice(at, at + 1))[0]
+        return part.take(slice(at, at + 1), seed)[0]
 
 
 def concatenate(first: Tensor | Lazy, second: Tensor | Lazy) -> Tensor | Lazy:
     """Concatenates inputs along the batch axis. The result is a Lazy if both are."""
     if isinstance(first, Lazy) and isinstance(second, Lazy):
         count = len(first) + len(second)
-        return Lazy(Concatenated(first, second), torch.arange(count), (count, *first.shape[1:]))
+        varies = first.varies or second.varies
+        return Lazy(Concatenated(first, second), torch.arange(count), (count, *first.shape[1:]), varies)
     if isinstance(first, Lazy) or isinstance(second, Lazy):
         raise InputError("one dataset is in memory and the other is lazy: call in_memory() on the lazy one before adding them")
     if first.dtype != second.dtype:  # torch.cat would convert silently, and floats are not divided by 255

@@ -48,6 +48,10 @@ class RandAugment:
     chance: Annotated[float, between(0, 1)] = 0.5
     """Probability that a drawn operation is applied."""
 
+    increasing: bool = False
+    """Whether all operations grow with the magnitude, as in timm's "inc1": posterize and solarize do more the higher it is, and
+    color, contrast, brightness and sharpness weaken or strengthen the image, at random, by up to 0.9."""
+
     def __post_init__(self) -> None:
         check_settings(self)
 
@@ -60,13 +64,23 @@ class RandAugment:
             done = torch.rand(batch, generator=generator, device=device) < self.chance
             level = (self.magnitude + self.std * torch.randn(batch, generator=generator, device=device)).clamp(0, MOST) / MOST
             sign = torch.randint(2, batch, generator=generator, device=device) * 2 - 1
-            for k, operation in enumerate(OPERATIONS.values()):
+            for k, (name, operation) in enumerate(OPERATIONS.items()):
                 rows = (done & (kind == k)).nonzero()[:, 0]
                 if len(rows):
                     where = rows.to(values.device)
-                    arguments = (part[rows].to(values.device)[:, None, None, None] for part in (level, sign))
+                    strength = rising(name, level, sign) if self.increasing else level
+                    arguments = (part[rows].to(values.device)[:, None, None, None] for part in (strength, sign))
                     values[where] = operation(values[where], *arguments)
         return values.to(torch.uint8) if images.dtype == torch.uint8 else (values / 255).to(images.dtype)
+
+
+def rising(name: str, level: Tensor, sign: Tensor) -> Tensor:
+    """Returns the level at which an operation is as strong as its increasing variant is at `level`."""
+    if name == "posterize":
+        return 1 - (4 * level).floor() / 4
+    if name == "solarize":
+        return 1 - (256 * level).floor() / 256
+    return (1 + sign * level) / 2 if name in ("color", "contrast", "brightness", "sharpness") else level
 
 
 def levels(images: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ class TaskCriterion:
     weights: Sequence[Tensor] = ()
     """Weight of the current part of an accumulated step: its number of labels, divided by the mean number over all parts and
     processes. One weight for all members, or one per member if members have their own batches."""
+    from_recipe: Criterion | None = None
+    """The loss that the recipe sets in place of the task's."""
     calls: int = 0
     """Number of members whose loss was computed for the current part."""
     classes: int | None = None
@@ -60,7 +62,7 @@ class TaskCriterion:
         output = output_of(outputs, self.output)
         if self.task == "classes" and self.class_axis == -1:
             output, target = output.movedim(-1, 1), self._with_classes_second(target)
-        loss = CRITERIA[self.task](output, target)
+        loss = (self.from_recipe or CRITERIA[self.task])(output, target)
         if not self.weights:
             return loss
         self.calls += 1

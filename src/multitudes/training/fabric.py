@@ -17,6 +17,7 @@ import torch
 from multitudes.engine.sharding import is_sharded
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
+from multitudes.training.lamb import LAMB
 from multitudes.training.recipe import Recipe
 
 FABRICS = ("lightning_fabric", "lightning.fabric")
@@ -49,10 +50,14 @@ def _is_sharded(ensemble: Ensemble, recipe: Recipe) -> bool:
     """Checks whether the ensemble is sharded. If it is, raises an error for settings that need whole tensors."""
     if not is_sharded(ensemble):
         return False
-    if recipe.clip is not None or recipe.channels_last:
-        name = "clip" if recipe.clip is not None else "channels_last"
+    needs_whole = {
+        "clip": recipe.clip is not None,
+        "channels_last": recipe.channels_last,
+        "optimizer": recipe.optimizer == "lamb",
+    }
+    for name in [name for name, needed in needs_whole.items() if needed]:
         raise InputError(
-            f"Recipe({name}={getattr(recipe, name)}) needs whole tensors, but the ensemble is sharded: train without {name}"
+            f"Recipe({name}={getattr(recipe, name)!r}) needs whole tensors, but the ensemble is sharded: train without it"
         )
     return True
 
@@ -108,15 +113,15 @@ def compiled(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> Any:
 
 def optimizer_for(ensemble: Ensemble, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     """Makes the recipe's optimizer over the method's parameter groups. Each group stores its initial rate as first_lr."""
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    kind = kinds[recipe.optimizer]
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "lamb": LAMB}
+    kind: type[Any] = kinds[recipe.optimizer]
     more: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov} if kind is torch.optim.SGD else {}
-    if device.type == "cuda" and recipe.precision != "fp16":
+    if device.type == "cuda" and recipe.precision != "fp16" and kind is not LAMB:
         more["fused"] = True
     if not any(p.requires_grad for p in ensemble.parameters()):
         raise InputError("all parameters are frozen: unfreeze them with ens.requires_grad_(True)")
     groups = ensemble.param_groups(lr=recipe.lr, weight_decay=recipe.weight_decay, optimizer=kind)
-    optimizer = kind(groups, lr=recipe.lr, **more)
+    optimizer: torch.optim.Optimizer = kind(groups, lr=recipe.lr, **more)
     for group in optimizer.param_groups:
         group.setdefault("first_lr", group["lr"])
     return optimizer

@@ -110,12 +110,13 @@ class Feed:
 
     def _read(self, data: Any, epoch: int, m: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
+        crops = seed_of(self.seed, epoch, m)  # with an image's index, the seed of its random crop
         if isinstance(data, Data) and self.split is input_and_target:
             for piece in self._pieces(epoch, m, data.device):
                 if self.augment is None:
-                    x, targets = data.batch(piece, self.device)
+                    x, targets = data.batch(piece, self.device, crops)
                 else:
-                    x, targets = self.augment(data.raw(piece, self.device), data.targets[piece].to(self.device), noise)
+                    x, targets = self.augment(data.raw(piece, self.device, crops), data.targets[piece].to(self.device), noise)
                     x = data.normalise(x)
                 yield Inputs.of(x), targets
             return

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from multitudes.conversion.anatomy.architecture import settings
 from multitudes.data.dataset import Data
+from multitudes.data.lazy import Lazy
 
 LARGE = 2**28
 """Size in bytes of a large tensor: of one that is n times as large, only every n-th number is read."""
@@ -44,7 +45,17 @@ def dataset_fingerprint(data: Any) -> str:
         length = f"{len(data)} examples"
     except TypeError:  # a stream
         length = type(data).__name__
-    return ", ".join(filter(None, [length, tensor_fingerprint(_tensors(data))]))
+    return ", ".join(filter(None, [length, tensor_fingerprint(_tensors(data)), *_crops(data)]))
+
+
+def _crops(data: Any) -> list[str]:
+    """Returns the random crops and their size, as text, for image files that are cropped at random."""
+    if isinstance(data, Subset):
+        return _crops(data.dataset)
+    if isinstance(data, ConcatDataset):
+        return [text for part in data.datasets for text in _crops(part)]
+    crop = getattr(data.inputs.read, "crop", None) if isinstance(data, Data) and isinstance(data.inputs, Lazy) else None
+    return [] if crop is None else [f"{crop} to {data.shape[-1]}"]
 
 
 def _tensors(data: Any) -> list[Tensor]:

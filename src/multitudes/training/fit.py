@@ -38,6 +38,7 @@ from multitudes.training.fabric import (
 )
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
+from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
 from multitudes.training.validation import Best, Validator, best_by
@@ -91,7 +92,7 @@ def fit(
     val         dataset that selects the best epoch
     out         folder of the run: settings, metrics, checkpoints, the best and the last ensemble
     resume      continues the run in the folder `out` from its last checkpoint, with the same result as an uninterrupted run
-    criterion   loss(output, target) with mean reduction; by default the task's loss
+    criterion   loss(output, target) with mean reduction; by default the recipe's loss
     fabric      Lightning Fabric for devices and processes; by default one for the ensemble's device
     loggers     loggers for that default Fabric
     progress    whether to show a progress bar; by default only in a terminal
@@ -108,6 +109,7 @@ def fit(
         raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
     ignore = ignore_of(train) if ignore is None else ignore
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
+    loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, split)
     folder = None if out is None else RunFolder(out)
     with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_layout(ensemble):
@@ -324,7 +326,7 @@ def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
         total += loss.detach() / parts
     if recipe.clip is not None:
         fabric.strategy.precision.unscale_gradients(setup.optimizer.optimizer)  # step() steps this one, not its wrapper
-        ensemble.clip_grad_norm_(recipe.clip)
+        ensemble.clip_grad_norm_(recipe.clip, recipe.clip_by)
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
     ensemble.method.after_step(ensemble)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
-from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, check_rules, check_settings
+from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, between, check_rules, check_settings
 
 RISE, DIVISOR, LAST_DIVISOR = 0.3, 25.0, 1e4
 """OneCycleLR's pct_start, div_factor and final_div_factor."""
@@ -35,8 +35,8 @@ class Recipe:
     lr: NotNegative = 0.05
     """The learning rate, before the schedule."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """The optimiser."""
+    optimizer: Literal["sgd", "adam", "adamw", "lamb"] = "sgd"
+    """The optimiser. LAMB is that of `multitudes.training.lamb`, which scales the step of each member apart."""
 
     momentum: Rate = 0.9
     """Momentum of SGD."""
@@ -45,7 +45,15 @@ class Recipe:
     """Whether SGD uses Nesterov momentum."""
 
     weight_decay: NotNegative = 0.0
-    """Weight decay as in torch: SGD and Adam add it to the gradient, AdamW decouples it. A method may exempt parameters."""
+    """Weight decay as in torch: SGD and Adam add it to the gradient, AdamW and LAMB decouple it. A method may exempt
+    parameters."""
+
+    loss: Literal["task", "bce"] = "task"
+    """The loss: the task's, or for classes binary cross entropy over each class, averaged over classes and rows. Predictions
+    and validation take the softmax in both."""
+
+    threshold: Annotated[float, between(0, 1)] | None = None
+    """For bce: shares of classes in mixed targets that are above it count as 1, others as 0. None takes them as they are."""
 
     l1: NotNegative = 0.0
     """Weight of the L1 norm of all parameters in the loss."""
@@ -67,7 +75,10 @@ class Recipe:
     """Number of parts into which a step's batch is split; their gradients are accumulated."""
 
     clip: Positive | None = None
-    """Largest gradient norm, for each member's weights and for the shared weights."""
+    """Largest gradient norm, for each member's weights and for the shared weights; see `clip_by`."""
+
+    clip_by: Literal["member", "all"] = "member"
+    """Whether gradients are clipped by the norm of each member and that of the shared weights, or by one norm over all."""
 
     ema: Annotated[float, above(0), below(1)] | None = None
     """Decay of a moving average of the weights. Validation, checkpoints and the final ensemble use the average."""
@@ -116,6 +127,8 @@ class Recipe:
             (self.momentum != 0.9 and not sgd, "optimizer momentum", "momentum needs optimizer='sgd'"),
             (self.nesterov and not sgd, "optimizer nesterov", "nesterov needs optimizer='sgd'"),
             (self.nesterov and not self.momentum, "nesterov momentum", "nesterov needs a momentum above 0, such as 0.9"),
+            (self.clip_by != "member" and self.clip is None, "clip_by", "clip_by needs clip=, the largest norm"),
+            (self.threshold is not None and self.loss != "bce", "loss threshold", "threshold needs loss='bce'"),
         )
 
     def factor(self, step: int, steps: int) -> float:

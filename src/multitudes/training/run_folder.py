@@ -26,6 +26,7 @@ from torch import Tensor
 from multitudes.engine.sharding import full_tensor, shard_like
 from multitudes.errors import FileError
 from multitudes.storage import UNFINISHED, load_tensors, save_tensors, write
+from multitudes.training.recipe import Recipe
 
 KEPT = 2
 """Number of checkpoints kept: if the last one is damaged, the one before it is used."""
@@ -96,6 +97,9 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error
         new = _flat(json.loads(json.dumps(config)))
+        for name, value in _flat({"recipe": Recipe().settings()}).items():
+            if name in new:
+                old.setdefault(name, value)  # a setting that recipes did not have when the run was started
         version = old.get("torch")
         if version is not None:
             old["torch"] = new.get("torch")
