@@ -19,7 +19,8 @@ TITLES = {
     "fpr95_in": "FPR95 in", "rmse": "RMSE", "mae": "MAE", "gaussian_nll": "Gaussian NLL", "lpd": "Log density",
     "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
-    "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training", "step": "Training step", "latency": "Prediction",
+    "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
+    "step": "Training step", "latency": "Prediction",
 }  # fmt: skip
 """Titles of scores and costs whose key in words is not a good title."""
 

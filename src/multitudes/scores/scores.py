@@ -219,7 +219,7 @@ class Scores(Mapping[str, float]):
 
 
 def _interval(name: str, score: float, drawn: Sequence[float], level: float) -> tuple[float, float]:
-    """Returns the interval of a score. That of a calibration error is moved by the bias of resampling, and starts at 0 or above."""
+    """Returns the interval of a score. That of a calibration error is moved by the bias of resampling, down to 0."""
     low, high = _percentiles(drawn, level)
     if name.rpartition("/")[2] not in CALIBRATION_ERRORS:
         return low, high
