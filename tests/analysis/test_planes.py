@@ -92,6 +92,11 @@ def test_what_members_share_does_not_move() -> None:
     head, bias = (dict(ens.named_parameters())[name].detach() for name in ("4.weight", "4.bias"))
     length = float(((head[1] - head[0]) ** 2).sum() + ((bias[1] - bias[0]) ** 2).sum()) ** 0.5
     assert float(result.corners[1, 0]) == pytest.approx(length)
+    rest = torch.linalg.solve((result.corners[1:] - result.corners[0]).T, torch.stack([result.x[1], result.y[0]]))
+    c = [float(1 - rest.sum()), float(rest[0])]
+    body = ens.member(0).eval()[:4](X).detach()  # type: ignore[index]
+    output = sum(k * (body @ head[m].T + bias[m]) for m, k in enumerate(c))
+    assert float(result.loss[0, 1]) == pytest.approx(float(F.cross_entropy(output, Y)), rel=1e-9)  # type: ignore[arg-type]
 
 
 def test_statistics_of_norms_are_interpolated() -> None:

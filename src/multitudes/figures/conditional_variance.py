@@ -71,10 +71,10 @@ def _corners(ax: Axes, variance: Floats, share: Floats, look: Look) -> None:
     for index, corner in enumerate(corners.T):
         style, mine = look.style(index), places[:, share.argmax(0) == index]
         ax.scatter(mine[0], mine[1], s=14, color=style.colour, marker=style.marker, edgecolors="none", alpha=0.7)
-        ax.text(
-            1.14 * corner[0], 1.14 * corner[1], f"input {index}", color=look.ink, fontsize=canvas.SIZE, ha="center", va="center"
-        )
+        side = "center" if abs(corner[0]) < 0.1 else "left" if corner[0] > 0 else "right"
+        x, y = 1.1 * corner
+        ax.text(x, y, f"input {index}", color=look.ink, fontsize=canvas.SIZE, ha=side, va="center")
     canvas.style_image_axes(ax, look)
     ax.set_title("Each unit", loc="left", color=look.ink, fontsize=canvas.SIZE + 0.5, fontweight="bold")
     ax.set_aspect("equal")
-    ax.set(xlim=(-1.4, 1.4), ylim=(-1.3, 1.3))
+    ax.set(xlim=(-1.6, 1.6), ylim=(-1.3, 1.3))
