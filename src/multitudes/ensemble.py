@@ -197,7 +197,7 @@ class Ensemble(nn.Module):
         Some priors depend on the number of rows of the whole step. By default these are the rows of this batch in all
         processes. With gradient accumulation, give the number as `global_batch`.
         """
-        loss = self.method.loss(outputs, batch, criterion)
+        loss = self.method.loss(outputs, batch, self.method.likelihood(criterion, self.task))
         prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
         return loss if prior is None else loss + prior
 
