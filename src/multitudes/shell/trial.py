@@ -103,7 +103,7 @@ class Trial:
         """Scores the ensemble on the test set, the out-of-distribution sets and the corrupted images, and measures its cost."""
 
         def prediction(data: Data) -> Prediction:
-            return in_original_units(predict(ensemble, data, progress=False), job.test)
+            return predict(ensemble, data, progress=False).in_original_units(job.test)
 
         test = prediction(job.test)
         ood = {name: prediction(data) for name, data in job.ood.items()}
@@ -144,18 +144,6 @@ def corrupted(task: str, root: str | None) -> Mapping[int, list[Data]]:
         severity: [replace(clean, inputs=corrupt(clean.inputs, name, severity), name=name) for name in job.corruptions]
         for severity in SEVERITIES
     }
-
-
-def in_original_units(prediction: Prediction, data: Data) -> Prediction:
-    """Undoes the standardisation of `data`'s targets in a regression; other predictions are returned unchanged."""
-    if data.target_std is None or prediction.task not in ("gaussian", "regression"):
-        return prediction
-    values: dict[str, Any] = dict(prediction.members)
-    values["mean"] = data.original(values["mean"])
-    if "variance" in values:
-        values["variance"] = values["variance"] * data.target_std.to(values["variance"]) ** 2
-    targets = prediction.targets
-    return Prediction(**values, task=prediction.task, targets=None if targets is None else data.original(targets))
 
 
 def _cost_columns(measured: Cost) -> dict[str, float]:
