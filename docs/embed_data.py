@@ -3,8 +3,8 @@
 python docs/embed_data.py --data FOLDER
 
 FOLDER holds fashion-mnist/ (four idx files) and uci/yacht, uci/energy (data.csv, or the published data.txt; energy with both
-targets, heating and cooling load); the digits come from scikit-learn. It prints the checksums for src/multitudes/data/embedded.py. imagenet.txt, the names of ImageNet's 1000
-class folders in order, is not made here.
+targets, heating and cooling load); the digits come from scikit-learn. It prints the checksums for
+src/multitudes/data/embedded.py. imagenet.txt, the names of ImageNet's 1000 class folders in order, is not made here.
 """
 
 from __future__ import annotations

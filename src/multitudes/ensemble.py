@@ -163,7 +163,9 @@ class Ensemble(nn.Module):
         The first draws are the members'. Unless it was resampled, the ensemble continues like one made with `count` members.
         """
         if not self.method.draws:
-            raise InputError(f"{type(self.method).__name__} has no random draws: draws= is for methods such as MCDropout or EMP")
+            raise InputError(
+                f"{type(self.method).__name__} has no random draws: draws= is for methods such as MCDropout or EMP"
+            )
         if self.method.draws_by_shape:
             with self.engine.lock:
                 self._fit_draws(Inputs(*inputs, **kwargs))

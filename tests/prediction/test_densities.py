@@ -156,7 +156,7 @@ def test_draws_in_a_stream(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_draws_begin_with_the_members(name: str) -> None:
-    """A smaller number of draws is the beginning of a larger one, and an ensemble of that many members; resampling changes all."""
+    """Few draws are the beginning of many, and an ensemble of that many members; resampling changes all."""
     ens = converted(DRAWN[name])
     few, many = (mt.predict(ens, PLAIN, draws=count).members.mean for count in (5, CHUNK + 3))
     torch.testing.assert_close(many[:5], few)

@@ -138,8 +138,8 @@ def _columns(name: str, table: Array, targets: int, where: str) -> tuple[Array, 
 def _check_targets(name: str, where: str, count: int, targets: int) -> None:
     if count < targets:
         raise FileError(
-            f"uci({name!r}, targets={targets}): {where} has one target: add {TWO_TARGETS.get(name, 'the others')}, in this order, "
-            "as its last columns"
+            f"uci({name!r}, targets={targets}): {where} has one target: its last columns must be "
+            f"{TWO_TARGETS.get(name, 'all targets')}, in this order"
         )
 
 
@@ -217,9 +217,7 @@ def _check_finite(name: str, inputs: Array, targets: Array) -> None:
         raise FileError(f"uci({name!r}): row {int(wrong.argmax())} has a NaN or infinite number: remove the row")
 
 
-def _parts(
-    name: str, split: int, inputs: Array, targets: Array, train: Array, test: Array, both: bool
-) -> tuple[Data, Data]:
+def _parts(name: str, split: int, inputs: Array, targets: Array, train: Array, test: Array, both: bool) -> tuple[Data, Data]:
     """Returns both parts, standardised by the training part; a constant column is not scaled, nor are targets unless `both`."""
     (mean, std), (target_mean, target_std) = _scales(inputs[train]), _scales(targets[train]) if both else (None, None)
     scaled = (targets - target_mean) / target_std if both else targets

@@ -20,7 +20,6 @@ from multitudes.engine.seeds import member_seeds
 from multitudes.engine.state import SEEDS, Engine
 from multitudes.errors import InputError
 
-
 CHUNK = 256
 """The number of draws that are made and run at once when there are many."""
 

@@ -134,14 +134,17 @@ class MCDropout(DropPrior, Method):
     def _weight_behind(self, structure: Structure, site: str) -> str:
         """Names the weight that multiplies the dropped units: of the site itself, or of the layer that runs next."""
         model, order = structure.model, structure.order
-        own = {n: part for n, part in model.named_modules() if n in order and any(p is not None for p in part._parameters.values())}
+        own = {
+            n: part for n, part in model.named_modules() if n in order and any(p is not None for p in part._parameters.values())
+        }
         later = [n for n in own if order[n] >= order[site]]
         behind = min(later, key=order.__getitem__, default=None)
         known = {n for n, part in known_layers(model) if not isinstance(part, nn.MultiheadAttention)}
         if behind not in known or len(structure.inputs_of.get(site, [])) > 1:
             raise ConversionError(
-                f"MCDropout(prior='elbo'): the prior is on the weights that dropped units are multiplied with, but {site} does not "
-                "run once and directly before a linear layer or convolution: name other places with position=, or prior='none'"
+                f"MCDropout(prior='elbo'): the prior is on the weights that dropped units are multiplied with, but {site} does "
+                "not run once and directly before a linear layer or convolution: name other places with position=, or use "
+                "prior='none'"
             )
         return f"{behind}.weight" if behind else "weight"
 

@@ -90,7 +90,7 @@ def refuse_batches(first: Any, ensemble: Ensemble) -> None:
 
 
 def noise_of(ensemble: Ensemble, data: Any, task: str, tau_output: float | None) -> Tensor | None:
-    """Returns the variance of an observation in the units of the outputs, 1 / (τ s²) for targets divided by s; None without τ."""
+    """Returns the variance of an observation in the outputs' units: 1 / (τ s²) for targets divided by s; None without τ."""
     check_value("tau_output", tau_output, Annotated[float, above(0)] | None)
     if tau_output is not None and task != "regression":
         raise InputError(f"tau_output={tau_output} is for task='regression', not {task!r}: leave it out")

@@ -219,8 +219,9 @@ class Prediction:
             std = data.target_std.to(value)
             return data.original(value) if name == "mean" else value - std.log() if name == "log_density" else value * std**2
 
-        tensors = ({name: restored(name, value) for name, value in part.items()} for part in (self._values, self._computed))
-        return self._with(*tensors, None if self.targets is None else data.original(self.targets))
+        values = {name: restored(name, value) for name, value in self._values.items()}
+        computed = {name: restored(name, value) for name, value in self._computed.items()}
+        return self._with(values, computed, None if self.targets is None else data.original(self.targets))
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
         """Returns this prediction with the calibrator's temperatures applied."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,6 +199,17 @@ def test_the_noise_around_shared_weights(kind: Any) -> None:
         assert (noise.flatten() - noise.flatten().roll(1)).abs().min() > 0
     assert all(torch.equal(member.get_parameter("layers.3.weight"), net.layers[3].weight) for member in own)
     assert_same(ens(X)[7], own[7](X))
+
+
+def test_noise_on_parameters_of_the_network_itself(tmp_path: Path) -> None:
+    """A class token, which no layer holds, has noise too, and the ensemble's file loads into the given model."""
+    case = ZOO["vit"]
+    ens = mt.ensemble(case.model(), mt.EMP(members=3, sigma=0.1), case.example(), seed=0).eval()
+    loose = [name for name, _ in ens.named_parameters() if "." not in name]
+    assert loose
+    assert {f"{name}_noise" for name in loose} <= {name for name, _ in ens.named_buffers()}
+    mt.save(ens, tmp_path / "a.multitude")
+    assert_same(call(mt.load(tmp_path / "a.multitude", case.model()), case.example()), call(ens, case.example()))
 
 
 def test_noise_needs_layers_that_read_their_own_parameters() -> None:

@@ -43,7 +43,7 @@ def kl_of_patches(ens: mt.Ensemble, components: int) -> float:
     [(mt.EMP, "step", {}), (mt.ECMP, "step", {"global_batch": 60}), (mt.EMP, "row", {}), (mt.ECMP, "row", {})],
 )
 def test_the_elbo_of_a_regression(kind: Any, draw: str, more: dict[str, int], targets: int) -> None:
-    """Eq. 9 over N, for a mean over rows: τ/2 ‖y − f‖², summed over the targets of a row, and eq. 6; not the size of a batch."""
+    """Eq. 9 over N, for a mean over rows: τ/2 ‖y − f‖², summed over the targets of a row, and eq. 6."""
     net = MLP(5, (8,), targets, norm="all").double()
     ens = mt.ensemble(net, kind(components=3, members=4, draw=draw, **ELBO), X, seed=0, task="regression").train()
     y = torch.randn(6, targets, dtype=torch.float64)
@@ -61,7 +61,10 @@ def test_the_elbo_of_several_draws(reduction: str) -> None:
     method = mt.EMP(components=3, reduction=reduction, **ELBO)
     ens = mt.ensemble(net, method, X, seed=0, task="regression").train()
     batch = ens.batch(X, y)
-    draws = {name: torch.cat([one.kwargs["draws"][name] for one in (batch, ens.batch(X, y), ens.batch(X, y))]) for name in batch.kwargs["draws"]}
+    draws = {
+        name: torch.cat([one.kwargs["draws"][name] for one in (batch, ens.batch(X, y), ens.batch(X, y))])
+        for name in batch.kwargs["draws"]
+    }
     outputs = ens(X, draws=draws)
     found = ens.reduce(outputs, batch, F.mse_loss)
     each = PRECISION / 2 * ((y.numpy() - outputs.detach().numpy()) ** 2).sum(2).mean(1)

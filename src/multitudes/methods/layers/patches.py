@@ -298,7 +298,9 @@ class Patching:
         """Gives each member its own draws and seed."""
         names = drawn_names(structure.model)
         layers = [name for name, _ in patched_layers(structure.model)]
-        noisy = dict.fromkeys((name for name, _ in drawing_layers(structure.model)), f"shared, with noise of σ = {self.sigma:g}")
+        noisy = dict.fromkeys(
+            (name for name, _ in drawing_layers(structure.model)), f"shared, with noise of σ = {self.sigma:g}"
+        )
         because = {**noisy, **dict.fromkeys(layers, f"{self.components} components, {self._what()}")}
         how = "at random" if self.init == "random" else "as copies"
         note = f"{len(layers)} layers with {self.components} components, which start {how}"

@@ -32,8 +32,8 @@ UNSCALED = "prior='elbo' needs the size of the training set, examples=50_000"
 def log_likelihood(method: Any, criterion: Criterion, task: str) -> Criterion:
     """Returns the loss of an ELBO's data term: −log p(y | f) per example, without terms that do not depend on f.
 
-    A criterion of a regression is a mean over examples and over the D targets of each; the log likelihood is a sum over targets.
-    So it is multiplied by D, and for task "regression" by τ_output / 2 (eq. 9).
+    A criterion of a regression is a mean over examples and over the D targets of each; the log likelihood is a sum over
+    targets. So it is multiplied by D, and for task "regression" by τ_output / 2 (eq. 9).
     """
     if task not in ("regression", "gaussian"):
         return criterion
