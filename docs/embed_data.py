@@ -2,9 +2,9 @@
 
 python docs/embed_data.py --data FOLDER
 
-FOLDER holds fashion-mnist/ (four idx files) and uci/yacht, uci/energy (data.csv, or the published data.txt); the digits come
-from scikit-learn. It prints the checksums for src/multitudes/data/embedded.py. imagenet.txt, the names of ImageNet's 1000
-class folders in order, is not made here.
+FOLDER holds fashion-mnist/ (four idx files) and uci/yacht, uci/energy (data.csv, or the published data.txt; energy with both
+targets, heating and cooling load); the digits come from scikit-learn. It prints the checksums for
+src/multitudes/data/embedded.py. imagenet.txt, the names of ImageNet's 1000 class folders in order, is not made here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from multitudes import data
-from multitudes.data.uci import EMBEDDED, read_table
+from multitudes.data.uci import EMBEDDED, TWO_TARGETS, read_table
 
 FILES = Path(__file__).parent.parent / "src" / "multitudes" / "data" / "files"
 SIZES = {"train": 600, "validation": 100, "test": 200}
@@ -46,8 +46,8 @@ def digits() -> dict[str, Any]:
 
 
 def regression(root: Path) -> dict[str, Any]:
-    """Rows as published: features, and the target last."""
-    return {name: np.concatenate(read_table(name, root)[:2], 1) for name in EMBEDDED}
+    """Rows as published: features, and the targets last."""
+    return {name: np.concatenate(read_table(name, root, 1 + (name in TWO_TARGETS))[:2], 1) for name in EMBEDDED}
 
 
 def main() -> None:

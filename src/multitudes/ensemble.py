@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from multitudes.engine import Engine, tree
 from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
 from multitudes.engine.choose import choose
-from multitudes.engine.draws import checked_draws, redraw, resample, reset_counts
+from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, count_rows, slot
 from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors
 from multitudes.engine.proof.executors import pick
@@ -145,16 +145,32 @@ class Ensemble(nn.Module):
     def moments(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Returns the predictive mean and variance of a regression, ``[B, ...]`` (appendix B.3 of Ensemble Model Patching).
 
-        The variance is the variance between the members' outputs, plus 1 / tau_output if the method has that setting.
+        The variance is the variance between the members' outputs, plus 1 / tau_output if the method has that setting. So the
+        network must be trained on targets in their own units; for standardised targets use `predict`, which knows their scale.
         """
         outputs = self(*inputs, **kwargs)
         if not isinstance(outputs, Tensor):
             raise InputError(
                 "moments() needs a model that returns one tensor, but this one returns several: wrap it to return one"
             )
-        values = values_of(outputs, "regression", self.method)
+        tau = getattr(self.method, "tau_output", None)
+        values = values_of(outputs, "regression", None if tau is None else 1 / tau)
         found = moments(values["mean"], values.get("variance"))
         return found["mean"], found["aleatoric"] + found["epistemic"]
+
+    def draw(self, count: int, *inputs: Any, **kwargs: Any) -> Iterator[dict[str, Tensor]]:
+        """Makes `count` draws in chunks, ``[D, ...]`` by name, for calls ``ens(*inputs, draws=...)`` on inputs of this shape.
+
+        The first draws are the members'. Unless it was resampled, the ensemble continues like one made with `count` members.
+        """
+        if not self.method.draws:
+            raise InputError(
+                f"{type(self.method).__name__} has no random draws: draws= is for methods such as MCDropout or EMP"
+            )
+        if self.method.draws_by_shape:
+            with self.engine.lock:
+                self._fit_draws(Inputs(*inputs, **kwargs))
+        return draw_chunks(self.engine, self.seed, count)
 
     def resample(self, seed: int | None = None) -> Ensemble:
         """Draws all members again, from `seed`; None takes a seed from the ensemble's generator."""
@@ -198,7 +214,7 @@ class Ensemble(nn.Module):
         Some priors depend on the number of rows of the whole step. By default these are the rows of this batch in all
         processes. With gradient accumulation, give the number as `global_batch`.
         """
-        loss = self.method.loss(outputs, batch, criterion)
+        loss = self.method.loss(outputs, batch, self.method.likelihood(criterion, self.task))
         prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
         return loss if prior is None else loss + prior
 

@@ -196,6 +196,10 @@ class Method:
         kwargs = {**inputs.kwargs, "per_member": True} if per_member else inputs.kwargs
         return Batch(inputs.args, kwargs, target, per_member, count)
 
+    def likelihood(self, criterion: Criterion, task: str) -> Criterion:
+        """Returns the loss of one member on this task; by default the criterion itself. A method with a prior may scale it."""
+        return criterion
+
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
         """Combines the members' losses into one, by `reduction`."""
         if "rows" in batch.kwargs:

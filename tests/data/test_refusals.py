@@ -279,7 +279,7 @@ UCI: dict[str, Case] = {
         FileError, "energy has 768 of 8",
     ),
     "a column too few": (
-        lambda at: data.uci("energy", 0, small.csv(at, embedded.stored("regression.npz")["energy"][:, 1:])),
+        lambda at: data.uci("energy", 0, small.csv(at, embedded.stored("regression.npz")["energy"][:, 1:9])),
         FileError, "energy has 768 of 8",
     ),
 }  # fmt: skip

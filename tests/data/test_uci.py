@@ -13,7 +13,7 @@ from data.small_sets import TABLE
 from multitudes import data
 from multitudes.data.embedded import stored
 from multitudes.data.uci import SIZES, draw_split, year_split
-from multitudes.errors import FileError
+from multitudes.errors import FileError, InputError
 
 
 def test_splits_are_those_of_the_papers() -> None:
@@ -109,8 +109,62 @@ def test_a_set_is_not_another_of_the_callers_naming(tmp_path: Path, name: str) -
 
 
 def test_a_standard_set_may_be_read_from_a_file(tmp_path: Path) -> None:
-    root = small.csv(tmp_path, stored("regression.npz")["energy"])
-    assert torch.equal(data.uci("energy", 4, root)[1].targets, data.uci("energy", 4)[1].targets)
+    for columns in (9, 10):  # with the heating load alone, and with both
+        root = small.csv(tmp_path, stored("regression.npz")["energy"][:, :columns])
+        assert torch.equal(data.uci("energy", 4, root)[1].targets, data.uci("energy", 4)[1].targets)
+    assert torch.equal(data.uci("energy", 4, root, targets=2)[1].targets, data.uci("energy", 4, targets=2)[1].targets)
+
+
+def test_both_targets_of_energy() -> None:
+    """Heating and cooling load: the first is that of the standard protocol, the second has the published mean and deviation."""
+    one, two = data.uci("energy", 3), data.uci("energy", 3, targets=2)
+    for part, both in zip(one, two, strict=True):
+        assert torch.equal(part.batch(slice(None))[0], both.batch(slice(None))[0])
+        assert torch.equal(part.targets, both.targets[:, :1])
+        assert both.targets.shape == (len(part), 2)
+    cooling = torch.cat([part.original(part.targets)[:, 1] for part in two]).double()
+    assert cooling.mean().item() == pytest.approx(24.587760, abs=2e-6)
+    assert cooling.std().item() == pytest.approx(9.513306, abs=2e-6)
+    assert (cooling.min().item(), cooling.max().item()) == pytest.approx((10.9, 48.03))
+    assert cooling.quantile(torch.tensor([0.25, 0.5, 0.75]).double()).tolist() == pytest.approx([15.62, 22.08, 33.1325])
+    torch.testing.assert_close(two[0].targets.std(0, correction=0), torch.ones(2), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_targets_in_their_own_units(targets: int) -> None:
+    """With standardise="inputs", inputs are as before and targets as published."""
+    both, inputs = (data.uci("energy", 1, targets=targets, standardise=what) for what in ("both", "inputs"))
+    for scaled, own in zip(both, inputs, strict=True):
+        assert torch.equal(scaled.batch(slice(None))[0], own.batch(slice(None))[0])
+        torch.testing.assert_close(own.targets, scaled.original(scaled.targets), rtol=1e-5, atol=1e-4)
+        assert own.original(own.targets) is own.targets
+        assert (own.target_mean, own.target_std) == (None, None)
+
+
+def test_targets_of_published_files(tmp_path: Path) -> None:
+    """The second target is the column that is neither a feature nor the target; an own table has its targets last."""
+    small.uci(tmp_path, "UCI_Datasets/toy/data")
+    rows = np.loadtxt(tmp_path / "UCI_Datasets" / "toy" / "data" / "index_test_1.txt").astype(int)
+    _, test = data.uci("toy", 1, tmp_path, targets=2, standardise="inputs")
+    np.testing.assert_allclose(test.targets.numpy(), TABLE[rows][:, [1, 2]], rtol=1e-5)
+    with pytest.raises(FileError, match=r"targets=3.*data\.txt"):
+        data.uci("toy", 1, tmp_path, targets=3)
+    (tmp_path / "other").mkdir()
+    _, test = data.uci("mine", 0, small.csv(tmp_path / "other"), targets=2, standardise="inputs")
+    np.testing.assert_allclose(test.targets.numpy(), TABLE[draw_split(30, 0)[1], 2:], rtol=1e-5)
+    np.testing.assert_allclose(test.inputs.numpy(), TABLE[draw_split(30, 0)[1], :2], rtol=1e-5)
+
+
+def test_a_second_target_that_is_not_there(tmp_path: Path) -> None:
+    """The file lacks it, or the dataset has only one."""
+    root = small.csv(tmp_path, stored("regression.npz")["energy"][:, :9])
+    with pytest.raises(FileError, match=r"targets=2.*one target.*heating and cooling load"):
+        data.uci("energy", 0, root, targets=2)
+    with pytest.raises(InputError, match=r"yacht does not have targets=2.*energy has two"):
+        data.uci("yacht", targets=2)
+    for wrong in ({"targets": 0}, {"standardise": "targets"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            data.uci("yacht", **wrong)
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_one_members_draws() -> None:
 def test_the_parts() -> None:
     """Layers that draw are found by name, settle in place, and leave plain ones behind."""
     ens = made(METHODS[0])
-    assert [name for name, _ in drawing_layers(ens.template)] == ["layers.1", "layers.4", "layers.6"]
+    assert [name for name, _ in drawing_layers(ens.template)] == [f"layers.{i}" for i in (0, 1, 3, 4, 6)]
     member = drawn_member(network(ens), 5)
     expected = member(X)
     assert member._buffers[SEEDS] is not None

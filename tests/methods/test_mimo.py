@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +160,24 @@ def rows_of(method: mt.MIMO, count: int, seed: int) -> Tensor:
     return method.slots(count, torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("length", [10, 100, 7])
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_the_free_rows_are_counted_in_exact_numbers(length: int, tenths: int) -> None:
+    """⌊L (1 − ρ)⌋ as in fractions: 1 of 10 rows at ρ = 0.9, where 10 · (1 − 0.9) is below 1 in floating point."""
+    slots = mt.MIMO(members=40, rho=tenths / 10).slots(length, torch.Generator().manual_seed(0))
+    common = int((slots == slots[:1]).all(0).long().flip(0).cumprod(0).sum())  # equal columns at the end
+    free = math.floor(length * (1 - Fraction(tenths, 10)))
+    assert common == length - (free if free > 1 else 0)  # one row alone cannot be shuffled
+    assert mt.MIMO(members=2, rho=tenths / 10).free_rows(length) == free
+
+
 @pytest.mark.parametrize(
     ("count", "rho", "repeat"), [(7, 0.0, 1), (7, 0.5, 1), (10, 0.3, 2), (5, 0.6, 4), (6, 1.0, 1), (1, 0.5, 1)]
 )
 def test_slots_share_an_exact_fraction(count: int, rho: float, repeat: int) -> None:
-    """The first int(L (1 − rho)) are shuffled in each slot, the rest is the same in all; each example is there as often."""
+    """The first ⌊L (1 − rho)⌋ are shuffled in each slot, the rest is the same in all; each example is there as often."""
     method = mt.MIMO(members=3, rho=rho, repeat=repeat)
-    length, free = count * repeat, int(count * repeat * (1 - rho))
+    length, free = count * repeat, math.floor(count * repeat * (1 - Fraction(str(rho))))
     differ = torch.zeros(length, dtype=torch.bool)
     for seed in range(40):
         slots = rows_of(method, count, seed)

@@ -270,12 +270,6 @@ def test_members_start_apart_and_by_the_seed() -> None:
 # Settings
 
 
-def test_thin_members_cannot_start_as_copies() -> None:
-    """Of what is wider than they are."""
-    with pytest.raises(mt.InputError, match="start='copies'"):
-        mt.ensemble(ZOO["mlp"].model(), mt.Packed(), ZOO["mlp"].example(), start="copies")
-
-
 def test_a_kept_module_is_thin_and_shared() -> None:
     """keep= shares the stem, as wide as members need it."""
     model, x = ZOO["resnet"].model(), ZOO["resnet"].example()
@@ -438,3 +432,73 @@ def test_its_tensors_are_those_of_the_paper() -> None:
     assert shapes["layer3.1.conv2.weight"] == (4, 128, 64, 3, 3)
     assert shapes["layer3.1.conv1.weight"] == (4, 128, 512, 1, 1)
     assert shapes["fc.weight"] == (4, 10, 1024)
+
+
+# Copies: all members start as one and the same thin network (supplement F)
+
+
+def cnn() -> nn.Module:
+    """A convolutional network with BatchNorm, wide enough that γ = 2 divides a layer of its members."""
+    layers = [nn.Conv2d(1, 256, 3, padding=1), nn.BatchNorm2d(256), nn.ReLU(), nn.Conv2d(256, 256, 3, padding=1)]
+    return nn.Sequential(*layers, nn.BatchNorm2d(256), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 3))
+
+
+def factory(ratio: float) -> nn.Module:
+    """A perceptron at any width."""
+    return MLP(5, (32,), 3, width=ratio)
+
+
+COPIES = {
+    "thin": (lambda: MLP(5, (32,), 3, norm="hidden"), mt.Packed(members=4, alpha=2)),
+    "groups": (lambda: MLP(5, (512, 512), 3), mt.Packed(members=4, alpha=2, gamma=2)),
+    "full width": (lambda: MLP(5, (32,), 3), mt.Packed(members=4, alpha=4)),
+    "full width in groups": (lambda: MLP(5, (128, 128, 128), 3), mt.Packed(members=2, alpha=2, gamma=2)),
+    "channels": (lambda: nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)), mt.Packed(members=4, alpha=2)),
+    "pretrained": (lambda: MLP(5, (32,), 3), mt.Packed(members=4, alpha=2, pretrained=True)),
+    "factory": (lambda: factory, mt.Packed(members=4, alpha=2)),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_copies_of_one_network(case: str) -> None:
+    """Every member has the values of member 0, which are those of the first fresh member, or of the model at full width."""
+    build, method = COPIES[case]
+    model, x = build(), torch.randn(4, 5)
+    ens = mt.ensemble(model, method, x, seed=0, start="copies")
+    fresh = mt.ensemble(model, method, x, seed=0)
+    for name, tensor in ens.state_dict().items():
+        assert (tensor == tensor[:1]).all(), name
+    if case == "full width":
+        assert_same(ens.member(1).state_dict(), model.state_dict())
+    else:
+        assert_same(dict(ens.member(1).named_parameters()), dict(fresh.member(0).named_parameters()))
+    assert any((t != t[:1]).any() for t in fresh.state_dict().values() if t.ndim > 1)
+
+
+def test_the_plan_says_how_copies_start() -> None:
+    """Initialised anew, once for all members, and as copies of the model at full width."""
+    methods = (mt.Packed(members=4, alpha=alpha) for alpha in (2, 4))
+    thin, full = (mt.plan(MLP(5, (32,), 3), method, torch.randn(2, 5), start="copies") for method in methods)
+    assert any("one network" in note for note in thin.notes)
+    assert all("the same for all members" in rule for rule in thin.init.values())
+    assert set(full.init.values()) == {"copied from the given model"}
+    assert not any("anew" in note for note in full.notes)
+
+
+@pytest.mark.parametrize(("start", "diverse"), [("copies", False), ("fresh", True)])
+def test_without_stochasticity_members_stay_equal(start: str, diverse: bool) -> None:
+    """Table 7 of the supplement, its first line: the same start and batches leave a mutual information of exactly 0."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 1, 8, 8, generator=generator), torch.randint(3, (24,), generator=generator)
+    ens = mt.ensemble(cnn(), mt.Packed(members=4, alpha=2, gamma=2), x[:4], seed=0, start=start).train()
+    assert ens.template[3].groups == 2
+    before = ens.template[3].weight.detach().clone()
+    optimizer = torch.optim.SGD(ens.param_groups(lr=0.05, weight_decay=5e-4), momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        ens.loss(x[step * 6 : step * 6 + 6], y[step * 6 : step * 6 + 6], nn.functional.cross_entropy).backward()
+        optimizer.step()
+    assert not torch.equal(ens.template[3].weight.detach(), before)
+    information = mt.predict(ens, x).mutual_information
+    assert bool((information > 0).all()) == diverse
+    assert diverse or not information.any()

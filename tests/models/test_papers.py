@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import multitudes as mt
 from multitudes import models
 from multitudes.models.network import Network
 
@@ -80,6 +81,33 @@ def test_emp_regression(hidden: int) -> None:
     assert all(part.weight.eq(0.2).all() for part in layers(net, nn.BatchNorm1d))
     assert net(torch.randn(4, 13)).shape == (4, 1)
     assert models.emp_regression(13).layers[1].out_features == 50
+
+
+D7 = {
+    "EMP": ({}, "BatchNorm1d Linear BatchNorm1d ReLU Linear"),
+    "MCDropout": ({"norm": "none", "dropout": 0.005}, "Dropout Linear ReLU Dropout Linear"),
+    "Deep": ({"norm": "none"}, "Linear ReLU Linear"),
+}
+
+
+@pytest.mark.parametrize("method", D7)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_three_networks_of_emps_regression(method: str, outputs: int) -> None:
+    """Appendix D.7: BatchNorm, dropout in its places, or neither; Energy and Naval have two targets."""
+    arguments, kinds = D7[method]
+    net = models.emp_regression(8, outputs=outputs, **arguments)
+    assert [type(part).__name__ for part in net.layers] == kinds.split()
+    assert net(torch.randn(4, 8)).shape == (4, outputs)
+
+
+def test_mcdropout_drops_where_the_paper_does() -> None:
+    """After the input and after the hidden layer with p = 0.005, and nowhere else: masks over 8 inputs and 50 units."""
+    net = models.emp_regression(8, outputs=2, norm="none", dropout=0.005)
+    ens = mt.ensemble(net, mt.MCDropout(members=3, p=0.005), torch.randn(4, 8), task="regression", seed=0)
+    dropping = {name: part for name, part in ens.template.named_modules() if getattr(part, "draws", None)}
+    assert {name: part.rate for name, part in dropping.items()} == {"layers.0": 0.005, "layers.3": 0.005}
+    masks = {name: tuple(buffer.shape) for name, buffer in ens.template.named_buffers() if "mask" in name}
+    assert sorted(shape[-1] for shape in masks.values()) == [8, 50]
 
 
 @pytest.mark.parametrize(

@@ -147,13 +147,14 @@ def test_what_outputs_mean(task: str) -> None:
 
 
 def test_the_precision_of_an_observation() -> None:
-    """1/τ is every member's variance, in task 'regression' only."""
-    method = mt.EMP(tau_output=4.0)
-    found = values_of(MEMBERS, "regression", method)
+    """The noise is every member's variance, in task 'regression' only; each target may have its own."""
+    found = values_of(MEMBERS, "regression", 0.25)
     assert torch.equal(found["variance"], torch.full_like(MEMBERS, 0.25))
-    assert "variance" not in values_of(MEMBERS, "regression", mt.EMP())
-    assert values_of(MEMBERS, "classes", method).keys() == {"logits"}
-    torch.testing.assert_close(values_of(MEMBERS, "gaussian", method)["variance"], F.softplus(MEMBERS[:, :, 3:]))
+    each = torch.arange(1.0, MEMBERS.shape[-1] + 1)
+    assert torch.equal(values_of(MEMBERS, "regression", each)["variance"], each.to(MEMBERS).expand_as(MEMBERS))
+    assert "variance" not in values_of(MEMBERS, "regression")
+    assert values_of(MEMBERS, "classes", 0.25).keys() == {"logits"}
+    torch.testing.assert_close(values_of(MEMBERS, "gaussian", 0.25)["variance"], F.softplus(MEMBERS[:, :, 3:]))
 
 
 def test_a_variance_has_a_floor() -> None:

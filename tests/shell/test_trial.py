@@ -18,7 +18,7 @@ from multitudes.report.row import Row
 from multitudes.shell import trial as trials
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
-from multitudes.shell.trial import Trial, corrupted, in_original_units
+from multitudes.shell.trial import Trial, corrupted
 
 FEW = data.fashion("train").subset(range(96))
 TEST = data.fashion("test").subset(range(60))
@@ -168,19 +168,6 @@ def test_ood_sets_are_in_the_same_units(tmp_path: Path) -> None:
     aurocs = [row.scores[name] for name in row.scores if "auroc" in name]
     assert aurocs
     assert aurocs == pytest.approx([0.5] * len(aurocs))
-
-
-def test_original_units() -> None:
-    """Means are scaled and shifted, variances scaled twice; class probabilities are unchanged."""
-    dataset = data.Data(torch.zeros(4, 2), torch.zeros(4, 1), target_mean=[3.0], target_std=[2.0])
-    restored = in_original_units(
-        mt.Prediction(mean=torch.ones(2, 4, 1), variance=torch.ones(2, 4, 1), targets=torch.zeros(4, 1)), dataset
-    )
-    assert torch.equal(restored.members.mean, torch.full((2, 4, 1), 5.0))
-    assert torch.equal(restored.members.variance, torch.full((2, 4, 1), 4.0))
-    assert torch.equal(restored.targets, torch.full((4, 1), 3.0))
-    classes = mt.Prediction(logits=torch.zeros(2, 4, 3))
-    assert in_original_units(classes, dataset) is classes
 
 
 def test_milestones_move_with_the_epochs() -> None:

@@ -46,7 +46,7 @@ def test_a_member_learns_in_the_stack_as_it_would_alone(example: ModuleType, mem
     assert (stack.executor, stack.members, len(alone)) == ("loop", 4 * members, 4)
     assert set(differences(stack, alone).values()) == {0.0}
     assert torch.allclose(found["stacked"].rmse, found["one by one"].rmse, rtol=1e-6)
-    assert torch.allclose(found["stacked"].density, found["one by one"].density, rtol=1e-5)
+    assert torch.allclose(found["stacked"].nll, found["one by one"].nll, rtol=1e-5)
 
 
 def test_the_fastest_executor_differs_by_rounding(example: ModuleType) -> None:
@@ -59,7 +59,7 @@ def test_the_fastest_executor_differs_by_rounding(example: ModuleType) -> None:
 def test_scores_are_in_the_units_of_the_target(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """They equal those of each member alone on its split, and are better than those of a constant."""
     found = example.main(["yacht", "--epochs", "20"])["yacht"]["stacked"]
-    assert found.rmse.shape == found.density.shape == (20,)
+    assert found.rmse.shape == found.nll.shape == (20,)
     for s in (0, 19):
         train, test = uci("yacht", s)
         x, y = test.batch(slice(None))
@@ -68,12 +68,12 @@ def test_scores_are_in_the_units_of_the_target(example: ModuleType, capsys: pyte
         off = (mean - y) * train.target_std
         density = torch.distributions.Normal(mean * train.target_std, F.softplus(raw).sqrt() * train.target_std)
         assert float(off.square().mean().sqrt()) == pytest.approx(float(found.rmse[s]), rel=1e-4)
-        assert float(density.log_prob(y * train.target_std).mean()) == pytest.approx(float(found.density[s]), rel=1e-3)
+        assert float(density.log_prob(y * train.target_std).mean()) == pytest.approx(-float(found.nll[s]), rel=1e-3)
     assert 0.3 < float(found.rmse.mean()) < 5  # the target's standard deviation is 15, and its best constant's density −4.1
-    assert -2.5 < float(found.density.mean()) < 0
+    assert 0 < float(found.nll.mean()) < 2.5
     printed = capsys.readouterr().out
     assert example.shown(found.rmse) in printed
-    assert example.shown(found.density) in printed
+    assert example.shown(-found.nll) in printed
 
 
 def test_mean_and_standard_error(example: ModuleType) -> None:
@@ -89,3 +89,18 @@ def test_files_of_a_folder(example: ModuleType, tmp_path: Path) -> None:
     options: list[Any] = ["yacht", "--splits", "2", "--epochs", "1"]
     given, embedded = (example.main([*options, *more])["yacht"]["stacked"] for more in (["--root", str(tmp_path)], []))
     assert torch.equal(given.rmse, embedded.rmse)
+
+
+def test_any_method_by_the_gaussian_of_its_moments(example: ModuleType) -> None:
+    """The NLL is that of one Gaussian with the mixture's mean and variance, as in Packed-Ensembles, not the mixture's."""
+    text = "Packed(members=3, alpha=2)"
+    found = example.main(["yacht", "--splits", "2", "--epochs", "3", "--method", text])["yacht"][text]
+    train, test = uci("yacht", 1)
+    x, y = test.batch(slice(None))
+    with torch.no_grad():
+        mean, raw = found.ensembles[1].eval()(x).double().chunk(2, 2)
+    variance = F.softplus(raw).mean(0) + mean.var(0, correction=0)
+    off = (mean.mean(0) - y) * train.target_std
+    std = variance.sqrt() * train.target_std
+    assert float(-torch.distributions.Normal(0.0, std).log_prob(off).mean()) == pytest.approx(float(found.nll[1]), rel=1e-5)
+    assert found.rmse.shape == (2,)

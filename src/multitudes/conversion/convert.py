@@ -63,7 +63,8 @@ def ensemble(
     at          other settings for some layers, {glob: method}
     task        the meaning of the outputs: classes, binary, multilabel, gaussian, regression
     seed        seed of the members' fresh weights; None draws one from torch's global generator
-    start       "fresh": converted layers are initialised anew for each member; "copies": members start as copies of the model
+    start       "fresh": converted layers are initialised anew for each member; "copies": members start equal, as copies of the
+                model, or of one thin network where the method changes the width (Packed)
     batch_axis  the batch axis of the tensor inputs: one int for all, or a list with one entry per tensor, None for tensors
                 without a batch axis
     chunk       the largest number of members to run at once; None runs all

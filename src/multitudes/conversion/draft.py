@@ -42,7 +42,7 @@ class Draft:
     network: nn.Module
     """The network of one member."""
     start: str
-    """"fresh" or "copies": how the tensors of members start."""
+    """"fresh", or "copies" of one network: the given model, or one resized network if members have another width."""
     batch_axis: BatchAxis
     chunk: int | None
     plan: Plan
@@ -80,7 +80,7 @@ class Draft:
 
     @property
     def fresh(self) -> bool:
-        """Whether every member starts with its own values, not as a copy of the given model."""
+        """Whether every member starts with its own values, not as a copy of one network."""
         return self.start == "fresh" or self.method.shares_weights
 
     @property
@@ -93,8 +93,10 @@ class Draft:
         """Builds an engine of `members` members: every tensor that belongs to members gets a member axis."""
         tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
+        source = tensors
         for m in range(members) if stacked and not self.on_meta else ():
-            source = dict(named_tensors(self.member(m)[0])) if self.fresh else tensors
+            if self.fresh or (m == 0 and not self.full_width):  # copies of a thin network are copies of its first member
+                source = dict(named_tensors(self.member(m)[0]))
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
                 whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
@@ -168,10 +170,6 @@ def make_draft(
     if refused:
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
-    if start == "copies" and not draft.full_width and not method.shares_weights:
-        raise InputError(
-            f"start='copies': members of {method} have another width than the model and cannot be copies: use start='fresh'"
-        )
     same = draft.network is given.model
     structure = given.structure if same else replace(given, model=draft.network).structure
     return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
@@ -281,7 +279,10 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
             usual = "one for all members" if draft.method.members > 1 else "unchanged"
             shared.append(entry(draft.network, name, layout.because.get(name, usual)))
     notes: tuple[str, ...] = (layout.note,) if layout.note else ()
-    if owned and draft.start == "fresh" and draft.given.factory is None and not draft.method.keeps_weights:
+    new_weights = owned and not draft.method.keeps_weights and (draft.start == "fresh" or not draft.full_width)
+    if new_weights and draft.start == "copies":
+        notes += ("members start as copies of one network of their width, initialised anew: the given weights are not used",)
+    elif new_weights and draft.given.factory is None:
         instead = " (start='copies' keeps them)" if draft.full_width else ""
         notes += (f"converted layers are initialised anew: their given weights are not used{instead}",)
     return replace(draft.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)

@@ -26,13 +26,15 @@ def prove(draft: Draft, engine: Engine) -> Plan:
     few = engine if draft.on_meta else _with_executors(draft, engine)
     counts, memory, bytes_each = _costs(draft, engine, first_members(few, draft.trial_members))
     engine.input_bytes = bytes_each / max(sum(tensor.numel() for tensor in draft.given.inputs.tensors()), 1)
-    rules = draft.member(0)[1] if draft.fresh and draft.owned and not draft.on_meta else {}
+    first = draft.fresh or not draft.full_width
+    rules = draft.member(0)[1] if first and draft.owned and not draft.on_meta else {}
+    alike = "" if draft.fresh else ", the same for all members"
     return replace(
         draft.plan,
         executor=dict(engine.picked),
         proven=dict(engine.proven),
         why=dict(engine.why),
-        init={name: rules.get(name, "copied from the given model") for name in sorted(draft.owned)},
+        init={name: rules[name] + alike if name in rules else "copied from the given model" for name in sorted(draft.owned)},
         memory=memory,
         counts=counts,
         notes=(*draft.plan.notes, *_notes(draft, engine, few)),

@@ -24,7 +24,7 @@ SHA256 = {
     "digits.npz": "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e",
     "fashion.npz": "512ab18dd47ba4bf82959a694df7f730140199de1334703c766c7f4c0e9856cc",
     "imagenet.txt": "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15",
-    "regression.npz": "2472a3695ba019388dd7a5f472d81a673e1d2743e58da85727b13692f382ac04",
+    "regression.npz": "204f1ba621492b3a864e7861c2b9a2be6398cd86d0406be13dbd0635a8f1c0f8",
 }
 """Checksums of the included files."""
 

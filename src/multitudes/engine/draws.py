@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs, axes
 from multitudes.engine.modules import detached_copy, join_name, named_tensors, registers_of
-from multitudes.engine.seeds import member_seed
+from multitudes.engine.seeds import member_seeds
 from multitudes.engine.state import SEEDS, Engine
 from multitudes.errors import InputError
+
+CHUNK = 256
+"""The number of draws that are made and run at once when there are many."""
 
 
 class Drawing:
@@ -70,6 +73,20 @@ def draw_all(network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
     stacked = {name: torch.stack([draws[name] for draws in members]) for name in members[0]}
     buffers = dict(network.named_buffers())
     return on_device({name: value.to(buffers[name].dtype) for name, value in stacked.items()}, buffers[SEEDS].device)
+
+
+def draw_chunks(engine: Engine, seed: int, count: int) -> Iterator[dict[str, Tensor]]:
+    """Yields `count` draws in chunks of at most `CHUNK`, ``[D, ...]`` by name; the first are the members' own.
+
+    Members that were made from `seed` are followed by those that an ensemble of more members would have.
+    """
+    stored = engine.template._buffers[SEEDS]
+    assert stored is not None
+    own = stored.tolist()
+    known = own == member_seeds(seed, len(own))
+    seeds = (own + member_seeds(seed if known else own[0], max(count, len(own)))[len(own) :])[:count]
+    for start in range(0, count, CHUNK):
+        yield draw_all(engine.template, seeds[start : start + CHUNK])
 
 
 def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> None:
@@ -170,7 +187,7 @@ def resample(engine: Engine, seed: int) -> None:
     """Gives every member a new seed, derived from `seed`, and redraws."""
     seeds = engine.template._buffers[SEEDS]
     assert seeds is not None
-    seeds.copy_(torch.tensor([member_seed(seed, m) for m in range(engine.members)]))
+    seeds.copy_(torch.tensor(member_seeds(seed, engine.members)))
     redraw(engine)
 
 

@@ -23,8 +23,14 @@ def seeded(seed: int, module: nn.Module | None = None) -> Iterator[None]:
 
 def member_seed(seed: int, m: int) -> int:
     """Returns the seed of member m. It is drawn, not `seed + m`, so that neighbouring seeds do not share members."""
+    return member_seeds(seed, m + 1)[m]
+
+
+def member_seeds(seed: int, count: int) -> list[int]:
+    """Returns the seeds of members 0 to count − 1. A larger count continues the list."""
     generator = torch.Generator().manual_seed(seed)
-    return int(torch.randint(2**62, (m + 1,), generator=generator)[m])
+    seeds: list[int] = torch.randint(2**62, (count,), generator=generator).tolist()
+    return seeds
 
 
 def checked_seed(seed: int | None) -> int:

@@ -189,7 +189,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "format": FORMAT,
         "multitudes": __version__,
         "torch": torch.__version__,
-        "model": type(ensemble.template).__name__,
+        "model": type(ensemble.base).__name__,
         "arguments": _arguments(ensemble.base),
         "method": type(ensemble.method).__name__,
         "settings": ensemble.method.settings(),

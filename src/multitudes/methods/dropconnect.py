@@ -30,15 +30,16 @@ from multitudes.engine.draws import (
     run_with,
 )
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.methods.layers.priors import DropPrior
 from multitudes.settings import Count, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropConnect(Method):
+class DropConnect(DropPrior, Method):
     """One network; a mask over weights for each member and layer: ``[M, B, ...]``."""
 
     members: Count = 10
@@ -89,6 +90,11 @@ class DropConnect(Method):
             return super().loss(outputs, batch, criterion)
         losses = [criterion(tree.take(outputs, d), batch.target) for d in range(len(tree.tensors(outputs)[0]))]
         return torch.stack(losses).mean()
+
+    def kept_rates(self, ensemble: Ensemble) -> dict[str, float]:
+        """Returns 1 − p for each weight with a mask, by name."""
+        layers: Any = drawing_layers(ensemble.template)
+        return {join_name(name, key): 1 - layer.p for name, layer in layers for key in layer.replaced}
 
     def effective_size(self, ensemble: Ensemble) -> int:
         """Returns 2 to the power of the number of masked weights."""

@@ -1,6 +1,6 @@
 """ECMP: Ensemble Cross Model Patching: one network; a few layers have K components, and a member mixes them by element.
 
-Chang, Yao, Williamson, Bradley, "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
+Chang, Yao, Williams-King, Lipson, "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
 https://arxiv.org/abs/1905.09453
 
 Every element of every patched parameter draws its own component (eq. 5); EMP draws one for a whole layer.

@@ -1,6 +1,6 @@
 """EMP: Ensemble Model Patching: one network; a few layers have K components, and a member draws one for each layer.
 
-Chang, Yao, Williamson, Bradley, "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
+Chang, Yao, Williams-King, Lipson, "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
 https://arxiv.org/abs/1905.09453
 
 Every patched layer i draws z_i among its K components (eq. 4), and takes all of its parameters from that one. Norms and the

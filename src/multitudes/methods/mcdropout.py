@@ -30,6 +30,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
 from multitudes.methods.layers.dropout import FILTERWISE, MaskedDropout, measure, reset_call_counts
+from multitudes.methods.layers.priors import DropPrior
 from multitudes.settings import Count, Rate, as_tuple, check_rules
 
 WORDS = ("auto", "existing", "layers", "norm")
@@ -38,7 +39,7 @@ ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MCDropout(Method):
+class MCDropout(DropPrior, Method):
     """One network; a mask for each member and each dropout: ``[M, B, ...]``."""
 
     members: Count = 10
@@ -111,6 +112,7 @@ class MCDropout(Method):
         new = detached_copy(given.model, {})
         for name in self.sites(given.structure):
             part: Any = new.get_submodule(name)
+            weight = self._weight_behind(given.structure, name) if self.prior == "elbo" else ""
             if isinstance(part, ALPHA):
                 raise ConversionError(
                     f"MCDropout cannot convert {name} ({type(part).__name__}): it also shifts and scales the kept units, so it"
@@ -119,15 +121,32 @@ class MCDropout(Method):
             if isinstance(part, _DropoutNd):
                 rate = part.p if self.p is None else self.p
                 filterwise = self.filterwise or isinstance(part, FILTERWISE)
-                make_drawing(part, MaskedDropout, rate=rate, calls=[], at=0, filterwise=filterwise)
+                make_drawing(part, MaskedDropout, rate=rate, weight_behind=weight, calls=[], at=0, filterwise=filterwise)
                 part.p = rate
             else:
                 rate = 0.1 if self.p is None else self.p
-                make_drawing(part, MaskedDropout, rate=rate, calls=[], at=0, filterwise=self.filterwise)
+                make_drawing(part, MaskedDropout, rate=rate, weight_behind=weight, calls=[], at=0, filterwise=self.filterwise)
             part.draws = ()
         without_fast_path(new, Drawing)
         add_seeds(new)
         return new
+
+    def _weight_behind(self, structure: Structure, site: str) -> str:
+        """Names the weight that multiplies the dropped units: of the site itself, or of the layer that runs next."""
+        model, order = structure.model, structure.order
+        own = {
+            n: part for n, part in model.named_modules() if n in order and any(p is not None for p in part._parameters.values())
+        }
+        later = [n for n in own if order[n] >= order[site]]
+        behind = min(later, key=order.__getitem__, default=None)
+        known = {n for n, part in known_layers(model) if not isinstance(part, nn.MultiheadAttention)}
+        if behind not in known or len(structure.inputs_of.get(site, [])) > 1:
+            raise ConversionError(
+                f"MCDropout(prior='elbo'): the prior is on the weights that dropped units are multiplied with, but {site} does "
+                "not run once and directly before a linear layer or convolution: name other places with position=, or use "
+                "prior='none'"
+            )
+        return f"{behind}.weight" if behind else "weight"
 
     def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
         """Records the shape of each dropout call, and the axis of its rows."""
@@ -172,6 +191,14 @@ class MCDropout(Method):
         if "draws" not in batch.kwargs:
             return super().loss(outputs, batch, criterion)
         return criterion(tree.take(outputs, 0), batch.target)
+
+    def kept_rates(self, ensemble: Ensemble) -> dict[str, float]:
+        """Returns for each weight behind dropout the probability that an input is kept, by name."""
+        kept: dict[str, float] = {}
+        layers: Any = drawing_layers(ensemble.template)
+        for _, layer in layers:
+            kept[layer.weight_behind] = kept.get(layer.weight_behind, 1.0) * (1 - layer.rate)
+        return kept
 
     def effective_size(self, ensemble: Ensemble) -> int:
         """Returns 2 to the power of the number of masked units."""

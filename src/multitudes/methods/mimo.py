@@ -106,12 +106,16 @@ class MIMO(Method):
         return replace(super().batch(inputs, target, rng, per_member, count), slots=self.slots(count, by_rank(rng)))
 
     def slots(self, count: int, rng: torch.Generator) -> Tensor:
-        """Returns the rows in each slot, ``[M, L]`` with L = count · repeat: each slot shuffles the first int(L (1 − rho))."""
+        """Returns the rows in each slot, ``[M, L]`` with L = count · repeat: each slot shuffles the first ⌊L (1 − rho)⌋."""
         common = torch.arange(count).repeat(self.repeat)
         common = common[torch.randperm(len(common), generator=rng)]
-        free = int(len(common) * (1 - self.rho))
+        free = self.free_rows(len(common))
         own = [common[:free][torch.randperm(free, generator=rng)] for _ in range(self.members)]
         return torch.stack([torch.cat([mine, common[free:]]) for mine in own])
+
+    def free_rows(self, length: int) -> int:
+        """Returns the number of rows that each slot shuffles: ⌊L (1 − rho)⌋, whole in spite of rounding (10 (1 − 0.9) = 1)."""
+        return int(round(length * (1 - self.rho), 6))
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """Makes a MultiHead ensemble whose first layer has the sum of the slots' weights."""

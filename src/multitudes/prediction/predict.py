@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from multitudes.data.batches import NOTHING, Split, batched, input_and_target
+from multitudes.data.dataset import Data
+from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.prediction import tasks
 from multitudes.prediction.prediction import Prediction
+from multitudes.prediction.targets import reshaped
+from multitudes.prediction.uncertainty import MomentStream
 from multitudes.prediction.values import CLASSES
+from multitudes.settings import Count, above, check_value
 from multitudes.terminal import bar
 
 if TYPE_CHECKING:
@@ -35,6 +40,8 @@ def predict(
     output: str | None = None,
     class_axis: int = 1,
     moments_only: bool = False,
+    draws: int | None = None,
+    tau_output: float | None = None,
     split: Split | None = None,
 ) -> Prediction:
     """Runs the ensemble in eval mode on a tensor, `mt.Inputs`, a dataset or a dataloader. Examples stay in order.
@@ -45,7 +52,12 @@ def predict(
     task          meaning of the outputs; by default the ensemble's task
     output        the name of the output tensor to use, if the network returns several
     class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``
-    moments_only  stores the mixture and its uncertainty, not each member's outputs: saves memory with many members
+    moments_only  stores the mixture and its uncertainty, not each member's outputs: saves memory with many members. For a
+                  regression with targets it also stores the log density at them (`lpd`)
+    draws         for methods that draw, the number of draws in place of the members; the first are the members. With
+                  moments_only a regression needs no more memory for 10,000 of them than for 256
+    tau_output    for task "regression", the precision τ of an observation in the target's own units: every member predicts
+                  N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
     split         a function that splits a batch into (input, targets); by default a batch is a tensor or a pair
     """
     if not isinstance(getattr(ensemble, "engine", None), Engine):
@@ -54,13 +66,15 @@ def predict(
     task = tasks.checked_task(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
         refuse_batches(data[0], ensemble)
+    check_value("draws", draws, Count | None)
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or input_and_target)
-    collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total)
+    noise = noise_of(ensemble, data, task, tau_output)
+    collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total, noise)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
-            collector.take(ensemble(*call.args, **call.kwargs), targets, count)
+            collector.take(outputs_of(ensemble, call, draws), targets, count)
             advance(count)
     if not collector.seen:
         raise InputError(NOTHING)
@@ -75,36 +89,71 @@ def refuse_batches(first: Any, ensemble: Ensemble) -> None:
         raise InputError("data= is a list of batches, but a list must hold single examples: pass iter(batches)")
 
 
+def noise_of(ensemble: Ensemble, data: Any, task: str, tau_output: float | None) -> Tensor | None:
+    """Returns the variance of an observation in the outputs' units: 1 / (τ s²) for targets divided by s; None without τ."""
+    check_value("tau_output", tau_output, Annotated[float, above(0)] | None)
+    if tau_output is not None and task != "regression":
+        raise InputError(f"tau_output={tau_output} is for task='regression', not {task!r}: leave it out")
+    tau = getattr(ensemble.method, "tau_output", None) if tau_output is None else tau_output
+    while not isinstance(data, Data) and hasattr(data, "dataset"):  # of a dataloader or a subset
+        data = data.dataset
+    std = getattr(data, "target_std", None)
+    return None if tau is None else 1 / (tau * (torch.ones(()) if std is None else std) ** 2)
+
+
+def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None) -> Iterator[Any]:
+    """Yields the outputs of all members at once, or of draws in chunks: ``[D, B, ...]``."""
+    count = ensemble.members if draws is None else draws
+    if draws is None and (not ensemble.method.draws or count <= CHUNK):
+        yield ensemble(*call.args, **call.kwargs)
+        return
+    for chunk in ensemble.draw(count, *call.args, **call.kwargs):
+        yield ensemble(*call.args, **call.kwargs, draws=chunk)
+
+
 class Collector:
     """Collects the outputs and targets of all batches into one Prediction."""
 
-    def __init__(self, ensemble: Ensemble, task: str, output: str | None, class_axis: int, total: int | None) -> None:
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        task: str,
+        output: str | None,
+        class_axis: int,
+        total: int | None,
+        noise: Tensor | None,
+    ) -> None:
         self.ensemble, self.task, self.output, self.class_axis, self.total = ensemble, task, output, class_axis, total
+        self.noise = noise
         self.targets: list[Tensor] = []
         self.seen = 0
         self.unlabelled = False
 
-    def take(self, outputs: Any, targets: Tensor | None, count: int) -> None:
-        """Adds a batch of `count` examples: all members' outputs ``[M, count, ...]`` and the targets."""
+    def take(self, outputs: Iterable[Any], targets: Tensor | None, count: int) -> None:
+        """Adds a batch of `count` examples: outputs ``[D, count, ...]`` of some members after the other, and the targets."""
+        if targets is not None and (not targets.ndim or len(targets) != count):
+            raise InputError(
+                f"a batch has {count} examples, but targets of shape {list(targets.shape)}: give one target per example"
+            )
+        targets = None if targets is None else targets.detach().cpu()
+        self.keep((self.values(chunk, count) for chunk in outputs), targets, count)
+        self.unlabelled |= targets is None
+        if targets is not None:
+            self.targets.append(targets)
+        self.seen += count
+
+    def values(self, outputs: Any, count: int) -> dict[str, Tensor]:
+        """Returns the named values of some members' outputs."""
         members = tasks.output_of(outputs, self.output)
         if members.ndim < 2 or members.shape[1] != count:
             raise InputError(
                 f"for {count} example{'s' if count > 1 else ''} a member returns outputs of shape {list(members.shape[1:])}: "
                 "make the batch their first axis"
             )
-        values = tasks.values_of(members, self.task, self.ensemble.method)
-        if targets is not None and (not targets.ndim or len(targets) != count):
-            raise InputError(
-                f"a batch has {count} examples, but targets of shape {list(targets.shape)}: give one target per example"
-            )
-        self.keep(values, count)
-        self.unlabelled |= targets is None
-        if targets is not None:
-            self.targets.append(targets.detach().cpu())
-        self.seen += count
+        return tasks.values_of(members, self.task, self.noise)
 
-    def keep(self, values: dict[str, Tensor], count: int) -> None:
-        """Stores the values of one batch."""
+    def keep(self, chunks: Iterable[dict[str, Tensor]], targets: Tensor | None, count: int) -> None:
+        """Stores the values of one batch, which come in chunks of members."""
         raise NotImplementedError
 
     def prediction(self) -> Prediction:
@@ -125,8 +174,9 @@ class AllMembers(Collector):
         self.room: dict[str, Tensor] = {}
         self.parts: list[dict[str, Tensor]] = []
 
-    def keep(self, values: dict[str, Tensor], count: int) -> None:
+    def keep(self, chunks: Iterable[dict[str, Tensor]], targets: Tensor | None, count: int) -> None:
         """Stores all members' outputs of one batch."""
+        values = joined(chunks)
         if self.total is None or self.seen + count > self.total:
             self.parts.append({name: value.to("cpu", copy=True) for name, value in values.items()})
             return
@@ -159,27 +209,44 @@ class MomentsOnly(Collector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.parts: list[Prediction] = []
+        self.parts: list[dict[str, Tensor]] = []
+        self.count = 0
 
-    def keep(self, values: dict[str, Tensor], count: int) -> None:
+    def keep(self, chunks: Iterable[dict[str, Tensor]], targets: Tensor | None, count: int) -> None:
         """Stores the moments of one batch."""
-        batch = Prediction(
+        if self.task in CLASSES:
+            batch = self.members(joined(chunks))
+            self.parts.append({**batch.described(), "logs": batch.logs})
+            self.count = batch.count
+            return
+        stream = MomentStream()
+        for values in chunks:
+            members = self.members(values)
+            stream.add(members.members, None if targets is None else reshaped(targets, members))
+        self.parts.append(stream.moments())
+        self.count = stream.count
+
+    def members(self, values: dict[str, Tensor]) -> Prediction:
+        """Returns the calibrated prediction of some members."""
+        return Prediction(
             **{name: value.cpu() for name, value in values.items()},
             task=self.task,
             class_axis=self.class_axis,
             calibrator=self.ensemble.calibrator,
         )
-        if self.task in CLASSES:
-            moments = {**batch.described(), "logs": batch.logs}
-        else:
-            moments = {"mean": batch.mean, "aleatoric": batch.aleatoric, "epistemic": batch.epistemic}
-        self.parts.append(Prediction.of_moments(self.task, batch.count, moments))
 
     def prediction(self) -> Prediction:
         """Returns the prediction without members."""
-        whole = Prediction.cat(self.parts)
+        labelled = [{n: v for n, v in part.items() if n != "log_density" or not self.unlabelled} for part in self.parts]
+        whole = Prediction.cat([Prediction.of_moments(self.task, self.count, part) for part in labelled])
         whole.targets, whole.calibrator = self.all_targets, self.ensemble.calibrator
         return whole
+
+
+def joined(chunks: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Concatenates the values of chunks of members."""
+    parts = list(chunks)
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 @contextlib.contextmanager

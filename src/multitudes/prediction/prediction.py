@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multitudes.data.dataset import Data
 from multitudes.errors import FileError, InputError
 from multitudes.prediction import uncertainty
 from multitudes.prediction.members import Members
@@ -105,6 +106,11 @@ class Prediction:
     def has_members(self) -> bool:
         """Whether members' outputs are stored, not only the moments of their mixture."""
         return bool(self._values)
+
+    @property
+    def has_log_density(self) -> bool:
+        """Whether `log_density` is known at the targets: members have variances, or `predict` computed it with moments_only."""
+        return "variance" in self._values or "log_density" in self._computed
 
     @property
     def count(self) -> int:
@@ -201,6 +207,22 @@ class Prediction:
         new.temperature, new.calibrator = 1.0, self.calibrator and self.calibrator.subset(members)
         return new
 
+    def in_original_units(self, data: Data) -> Prediction:
+        """Undoes the standardisation of `data`'s targets in a regression: means, variances, densities and own targets.
+
+        Other predictions, and those of data that is not standardised, are returned as they are.
+        """
+        if data.target_std is None or self.task in CLASSES:
+            return self
+
+        def restored(name: str, value: Tensor) -> Tensor:
+            std = data.target_std.to(value)
+            return data.original(value) if name == "mean" else value - std.log() if name == "log_density" else value * std**2
+
+        values = {name: restored(name, value) for name, value in self._values.items()}
+        computed = {name: restored(name, value) for name, value in self._computed.items()}
+        return self._with(values, computed, None if self.targets is None else data.original(self.targets))
+
     def calibrated(self, calibrator: Calibrator) -> Prediction:
         """Returns this prediction with the calibrator's temperatures applied."""
         if self.calibrator is not None:
@@ -231,8 +253,8 @@ class Prediction:
     def of_moments(cls, task: str, count: int, moments: Mapping[str, Tensor], targets: Any = None) -> Prediction:
         """Returns a prediction without members' outputs.
 
-        moments   for classification the tensors of `described` and "logs" or "probs"; for regression "mean", "aleatoric" and
-                  "epistemic"
+        moments   for classification the tensors of `described` and "logs" or "probs"; for regression "mean", "aleatoric",
+                  "epistemic" and optionally "log_density", at the targets
         """
         new = cls.__new__(cls)
         shape = moments["labels"].shape if task in CLASSES else moments["mean"].shape
@@ -382,8 +404,8 @@ class Prediction:
         self._moment("mean")
         if "variance" not in self.members:
             raise InputError(
-                f"{caller} needs variances, but these members predict only means: train with task='gaussian', or use "
-                "EMP(tau_output=...)"
+                f"{caller} needs variances, but these members predict only means: train with task='gaussian', or give the "
+                "precision of an observation, predict(..., tau_output=...)"
             )
         return self._values["mean"], self._values["variance"]
 
@@ -413,8 +435,17 @@ class Prediction:
         noise = torch.randn((count, *mean.shape[1:]), generator=generator, dtype=mean.dtype).to(mean.device)
         return mean[chosen, torch.arange(len(self))] + variance.sqrt()[chosen, torch.arange(len(self))] * noise
 
-    def log_density(self, targets: Any) -> Tensor:
-        """Returns the log density of the mixture at each entry of the targets, ``[N, ...]``."""
+    def log_density(self, targets: Any = None) -> Tensor:
+        """Returns the log density of the mixture at each entry of the targets, ``[N, ...]``; by default of `self.targets`.
+
+        Without members' outputs it is known at `self.targets` only, if `predict` had them.
+        """
+        if targets is None:
+            if self.targets is None:
+                raise InputError("log_density needs targets: pass them, or predict a dataset of pairs (input, target)")
+            if "log_density" in self._computed:
+                return self._computed["log_density"]
+            targets = self.targets
         mean, variance = self._gaussians("log_density")
         targets = reshaped(torch.as_tensor(targets), self).to(mean)
         return uncertainty.pooled_log_probs(uncertainty.log_normal(targets, mean, variance))

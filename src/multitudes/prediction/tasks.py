@@ -47,10 +47,10 @@ def output_of(outputs: Any, name: str | None) -> Tensor:
     return tensors[name]
 
 
-def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tensor]:
+def values_of(members: Tensor, task: str, noise: Tensor | float | None = None) -> dict[str, Tensor]:
     """Converts members' outputs ``[M, B, ...]`` into named values: logits, or means and variances.
 
-    In task 'regression', a method with a `tau_output` (EMP) gives every member the variance 1 / tau_output.
+    noise   in task 'regression' the variance of an observation, which every member gets; None for no variance
     """
     members = members.detach()
     members = members.float() if members.dtype in (torch.float16, torch.bfloat16) else members
@@ -58,8 +58,9 @@ def values_of(members: Tensor, task: str, method: Any = None) -> dict[str, Tenso
         mean, raw = mean_and_raw_variance(members)
         return {"mean": mean, "variance": variance_of(raw)}
     if task == "regression":
-        tau = getattr(method, "tau_output", None)
-        return {"mean": members} if tau is None else {"mean": members, "variance": torch.full_like(members, 1 / tau)}
+        if noise is None:
+            return {"mean": members}
+        return {"mean": members, "variance": torch.as_tensor(noise).to(members).expand_as(members)}
     return {"logits": members}
 
 

@@ -14,6 +14,7 @@ and for Gaussians with means μ_m and variances σ²_m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -123,3 +124,35 @@ def moments(mean: Tensor, variance: Tensor | None) -> dict[str, Tensor]:
         "aleatoric": torch.zeros_like(mean[0]) if variance is None else mixture(variance),
         "epistemic": ((mean - mixture(mean)) ** 2).mean(0),
     }
+
+
+class MomentStream:
+    """The moments of a mixture, and its log density at the targets, from members that come in chunks and are not kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.squares = self.aleatoric = torch.zeros((), dtype=torch.float64)
+        self.log_density: Tensor | None = None  # of the sum over members, not of their mean
+        self.dtype = torch.float64
+
+    def add(self, members: Mapping[str, Tensor], targets: Tensor | None) -> None:
+        """Adds some members: "mean", and "variance" if they have one, ``[D, N, ...]``; targets ``[N, ...]``."""
+        mean, variance = members["mean"].double(), members.get("variance")
+        self.dtype, count, total = members["mean"].dtype, len(mean), self.count + len(mean)
+        centre = mixture(mean)
+        step = centre - self.mean
+        self.squares = self.squares + ((mean - centre) ** 2).sum(0) + step**2 * (self.count * count / total)
+        self.mean = self.mean + step * (count / total)
+        if variance is not None:
+            share = count / total
+            self.aleatoric = self.aleatoric + (mixture(variance).double() - self.aleatoric) * share
+        if variance is not None and targets is not None:
+            each = torch.logsumexp(log_normal(targets.double(), mean, variance.double()), 0)
+            self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
+        self.count = total
+
+    def moments(self) -> dict[str, Tensor]:
+        """Returns the mean, both variances and, if members have variances and there are targets, the log density."""
+        values = {"mean": self.mean, "aleatoric": self.aleatoric.expand_as(self.mean), "epistemic": self.squares / self.count}
+        found = {name: value.to(self.dtype, copy=True) for name, value in values.items()}
+        return found if self.log_density is None else {**found, "log_density": self.log_density - math.log(self.count)}

@@ -185,6 +185,8 @@ def regression_evidence(prediction: Prediction, targets: Tensor, settings: Setti
     if "variance" in members:
         density = uncertainty.log_normal(targets, members["mean"], members["variance"])
         values["log_density"] = uncertainty.pooled_log_probs(density)
+    elif prediction.targets is not None and prediction.has_log_density:
+        values["log_density"] = prediction.log_density().double().cpu()
     columns = {name: value.flatten() for name, value in values.items()}
     if members:
         columns["member_squares"] = ((targets - members["mean"]) ** 2).flatten(1).T.contiguous()

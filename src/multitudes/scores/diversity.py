@@ -3,7 +3,7 @@
     disagreement    share of examples on which two members predict different labels, averaged over pairs of members
     kl_diversity    1 / M(M−1) Σ_{i≠j} KL(p_i ‖ p_j), averaged over examples
 
-Both are 0 for equal members (section 3.2 and figure 4 of the MIMO paper).
+Both are 0 for equal members. They are those of the MIMO paper, §3.2 and Fig. 4, which average over all pairs.
 """
 
 from __future__ import annotations

@@ -162,14 +162,13 @@ def predict(
     from multitudes.shell.jobs import find_job
     from multitudes.shell.parse import unknown_name
     from multitudes.shell.steps import load_ensemble
-    from multitudes.shell.trial import in_original_units
 
     job = find_job(task, root)
     splits = {"train": job.train, "test": job.test, "validation": job.validation, **job.ood}
     datasets = {name: dataset for name, dataset in splits.items() if dataset is not None}
     if data not in datasets:
         raise unknown_name(f"dataset of {job.name}", data, datasets)
-    prediction = in_original_units(run_ensemble(load_ensemble(run, job, model), datasets[data]), job.test)
+    prediction = run_ensemble(load_ensemble(run, job, model), datasets[data]).in_original_units(job.test)
     prediction.save(out)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})

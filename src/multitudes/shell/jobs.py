@@ -46,6 +46,9 @@ class Job:
 
     recipe: Recipe = field(default_factory=Recipe)
     task: str = "classes"
+    tau_output: float | None = None
+    """For task "regression", the precision of an observation in the targets' own units, with which all methods score `lpd`."""
+
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings that replace a method's defaults in this job, by the method's name in the shell."""
 

@@ -122,14 +122,14 @@ class Trial:
 
     def _score(self, ensemble: Ensemble, job: Job) -> Row:
         """Scores the ensemble on the test set, the out-of-distribution sets and the corrupted images, and measures its cost."""
-        test = predicted(ensemble, job.test)
-        ood = {name: predicted(ensemble, data, job.test) for name, data in job.ood.items()}
+        test = predicted(ensemble, job.test, job)
+        ood = {name: predicted(ensemble, data, job) for name, data in job.ood.items()}
         batch = job.test.batch(slice(0, COST_BATCH))[0].to(next(ensemble.parameters()).device)
         return Row(
             name=self.name,
             method=repr(self.method),
             seed=self.seed,
-            scores=score(test, ood=ood or None, shift=self._shift(ensemble), intervals=INTERVALS),
+            scores=score(test, ood=ood or None, shift=self._shift(ensemble, job), intervals=INTERVALS),
             prediction=test,
             ood=ood,
             cost=_cost_columns(cost(ensemble, batch, training=True)),
@@ -138,12 +138,12 @@ class Trial:
 
     def _variant(self, ensemble: Ensemble, job: Job) -> Scores:
         """Scores the ensemble on the test set and the corrupted images."""
-        return score(predicted(ensemble, job.test), shift=self._shift(ensemble), intervals=INTERVALS)
+        return score(predicted(ensemble, job.test, job), shift=self._shift(ensemble, job), intervals=INTERVALS)
 
-    def _shift(self, ensemble: Ensemble) -> dict[str, dict[int, Prediction]] | None:
+    def _shift(self, ensemble: Ensemble, job: Job) -> dict[str, dict[int, Prediction]] | None:
         """Predicts the corrupted images, by corruption and severity; None if the job has no corruptions."""
         sets = corrupted(self.task, self.root)
-        return {name: {s: predicted(ensemble, data) for s, data in one.items()} for name, one in sets.items()} or None
+        return {name: {s: predicted(ensemble, data, job) for s, data in one.items()} for name, one in sets.items()} or None
 
 
 @functools.lru_cache(maxsize=2)
@@ -166,21 +166,9 @@ def corrupted(task: str, root: str | None) -> Mapping[str, Mapping[int, Data]]:
     }
 
 
-def predicted(ensemble: Ensemble, data: Data, units: Data | None = None) -> Prediction:
-    """Predicts a dataset, in the original units of its targets or of those of `units`."""
-    return in_original_units(predict(ensemble, data, progress=False), units or data)
-
-
-def in_original_units(prediction: Prediction, data: Data) -> Prediction:
-    """Undoes the standardisation of `data`'s targets in a regression; other predictions are returned unchanged."""
-    if data.target_std is None or prediction.task not in ("gaussian", "regression"):
-        return prediction
-    values: dict[str, Any] = dict(prediction.members)
-    values["mean"] = data.original(values["mean"])
-    if "variance" in values:
-        values["variance"] = values["variance"] * data.target_std.to(values["variance"]) ** 2
-    targets = prediction.targets
-    return Prediction(**values, task=prediction.task, targets=None if targets is None else data.original(targets))
+def predicted(ensemble: Ensemble, data: Data, job: Job) -> Prediction:
+    """Predicts a dataset, in the original units of the job's targets."""
+    return predict(ensemble, data, progress=False, tau_output=job.tau_output).in_original_units(job.test)
 
 
 def _cost_columns(measured: Cost) -> dict[str, float]:

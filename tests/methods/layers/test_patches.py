@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,9 +66,20 @@ def test_one_step_is_the_sum_over_components(kind: Any, draw: str) -> None:
         assert_same({name: found[name] for name in statistics}, statistics)
 
 
+def noise_of(draws: dict[str, Tensor], name: str) -> Tensor:
+    """ε of a shared parameter; attention holds that of its output layer."""
+    layer, _, key = name.rpartition(".")
+    inner = layer.rpartition(".")[0]
+    found = {f"{layer}.{key}_noise", f"{inner}.out_proj_{key}_noise"} & draws.keys()
+    return draws[found.pop()][0]
+
+
 @pytest.mark.parametrize(("kind", "case"), [(mt.EMP, "densenet"), (mt.ECMP, "transformer_encoder")])
 def test_one_step_on_the_zoo(kind: Any, case: str) -> None:
-    """The given model, called with Σ_k 1[Z = k] M_k in place of its parameters: loss, gradients, statistics."""
+    """The given model, called with Σ_k 1[Z = k] (M_k + σ ε) in place of patched parameters and M + σ ε in place of shared ones.
+
+    Loss, gradients and statistics are the same.
+    """
     one = ZOO[case]
     net, x = without_dropout(one.model(train=True)), one.example()
     y = one.target(call(one.model(), x))
@@ -77,7 +89,8 @@ def test_one_step_on_the_zoo(kind: Any, case: str) -> None:
     loss.backward()
     state, names = leaves(ens), patched_names(ens.template)
     assert len(names) >= 3
-    formed = {n: chosen(t, batch.kwargs["draws"], n, 0, sigma=0.1) if n in names else t for n, t in state.items()}
+    draws = batch.kwargs["draws"]
+    formed = {n: chosen(t, draws, n, 0, sigma=0.1) if n in names else t + 0.1 * noise_of(draws, n) for n, t in state.items()}
     twin = without_dropout(one.model(train=True))
     output = functional_call(twin, formed, x.args, x.kwargs)
     expected = one.criterion(output, y)
@@ -165,6 +178,45 @@ def test_the_zero_component(kind: Any) -> None:
     assert ens(X, draws=first).any()
     seen = mt.ensemble(perceptron(), kind(components=K, zero_component=True, draw="row"), X, seed=0).batch(X, Y)
     assert {int(z) for t in seen.kwargs["draws"].values() for z in t.flatten()} == set(range(K))
+
+
+@KINDS
+def test_the_noise_around_shared_weights(kind: Any) -> None:
+    """Eq. 3: deviation σ for each element of each trainable parameter; frozen ones have none, and a member has it baked in."""
+    net = perceptron().eval()
+    net.layers[3].weight.requires_grad_(False)
+    plain = mt.ensemble(net, kind(components=K, members=40, patch="output"), X, seed=0).eval()
+    ens = mt.ensemble(net, kind(components=K, members=40, patch="output", sigma=0.3), X, seed=0).eval()
+    assert ens.state_dict().keys() == plain.state_dict().keys()
+    assert ens.plan.counts.parameters == plain.plan.counts.parameters
+    assert ens.effective_size == plain.effective_size
+    own = [ens.member(m) for m in range(40)]
+    assert {type(part) for member in own for part in member.modules()} == {type(part) for part in net.modules()}
+    for name in ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.3.bias"):
+        noise = torch.stack([member.get_parameter(name).detach() for member in own]) - net.get_parameter(name).detach()
+        assert noise.std().item() == pytest.approx(0.3, rel=5 / (2 * noise.numel()) ** 0.5)
+        assert noise.flatten(1).unique(dim=0).shape[0] == 40
+        assert (noise.flatten() - noise.flatten().roll(1)).abs().min() > 0
+    assert all(torch.equal(member.get_parameter("layers.3.weight"), net.layers[3].weight) for member in own)
+    assert_same(ens(X)[7], own[7](X))
+
+
+def test_noise_on_parameters_of_the_network_itself(tmp_path: Path) -> None:
+    """A class token, which no layer holds, has noise too, and the ensemble's file loads into the given model."""
+    case = ZOO["vit"]
+    ens = mt.ensemble(case.model(), mt.EMP(members=3, sigma=0.1), case.example(), seed=0).eval()
+    loose = [name for name, _ in ens.named_parameters() if "." not in name]
+    assert loose
+    assert {f"{name}_noise" for name in loose} <= {name for name, _ in ens.named_buffers()}
+    mt.save(ens, tmp_path / "a.multitude")
+    assert_same(call(mt.load(tmp_path / "a.multitude", case.model()), case.example()), call(ens, case.example()))
+
+
+def test_noise_needs_layers_that_read_their_own_parameters() -> None:
+    """A recurrent layer is refused by name if σ is above 0, and shared without noise at σ = 0."""
+    case = ZOO["lstm"]
+    assert not mt.plan(case.model(), mt.EMP(), case.example()).refused
+    assert [entry.name for entry in mt.plan(case.model(), mt.EMP(sigma=0.1), case.example()).refused] == ["lstm"]
 
 
 @KINDS

@@ -49,6 +49,8 @@ class MaskedDropout(Drawing):
 
     rate: float
     filterwise: bool
+    weight_behind: str
+    """With prior="elbo", the name of the weight that the dropped units are multiplied with."""
     calls: list[CallShape]
     at: int
     """The number of the next call."""

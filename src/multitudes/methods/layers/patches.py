@@ -38,6 +38,8 @@ from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.methods.layers.noise import add_noise, noise_name, noisy_keys
+from multitudes.methods.layers.priors import UNSCALED, log_likelihood, normal_prior
 from multitudes.settings import Count, above, as_tuple, at_least, check_rules
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class Patched(Drawing):
         else:
             found = {"choice": self._choose((1,), generator)}
         if self.sigma:
-            found.update({_noise(key): torch.randn(self.shapes[key], generator=generator) for key in self.replaced})
+            found.update({noise_name(key): torch.randn(self.shapes[key], generator=generator) for key in self.replaced})
         return found
 
     def _choose(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -100,15 +102,11 @@ class Patched(Drawing):
             value = stored.gather(0, getattr(layer, _choice(key)).long()[None])[0]
         else:
             value = stored.index_select(0, layer.choice)[0]
-        return value + self.sigma * getattr(layer, _noise(key)) if self.sigma else value
+        return value + self.sigma * getattr(layer, noise_name(key)) if self.sigma else value
 
 
 def _choice(key: str) -> str:
     return f"{key.replace('.', '_')}_choice"
-
-
-def _noise(key: str) -> str:
-    return f"{key.replace('.', '_')}_noise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +129,8 @@ class Patching:
     """The initial weight of patched norms; None takes the given values."""
 
     sigma: Annotated[float, at_least(0)] = 0.0
-    """The standard deviation of the noise around a component, σ."""
+    """The standard deviation σ of the noise around all trainable parameters, patched (eq. 1) and shared (eq. 3). Above 0, each
+    member and each draw stores noise for every parameter."""
 
     probabilities: tuple[Annotated[float, at_least(0)], ...] | None = None
     """The probability of each component; None for equal ones."""
@@ -155,10 +154,12 @@ class Patching:
     """With prior="elbo", the prior's precision for biases, ρ."""
 
     examples: Count | None = None
-    """With prior="elbo", the size of the training set: eq. 6 is for a sum over examples, and the loss is their mean."""
+    """With prior="elbo", the size of the training set: eq. 6 is for a sum over examples, and the loss is their mean. If an
+    example has several labels (pixels, tokens), the number of labels."""
 
     tau_output: Annotated[float, above(0)] | None = None
-    """For regression, the precision of an observation: its inverse is added to the predictive variance (appendix B.3)."""
+    """For regression, the precision of an observation in the target's own units: its inverse is added to the predictive
+    variance (appendix B.3). With prior="elbo" it weighs the squared error, so train on targets in their own units."""
 
     reduction: Literal["sum", "mean"] = "mean"
     """How the losses of several draws become one."""
@@ -185,7 +186,7 @@ class Patching:
             self,
             (alone, "components zero_component", "zero_component=True needs components=2 or more"),
             (uneven, "components probabilities", f"probabilities must be {self.components} numbers that add up to 1"),
-            (unscaled, "prior examples", "prior='elbo' needs the size of the training set, examples=50_000"),
+            (unscaled, "prior examples", UNSCALED),
             (unknown or not self.patch, "patch", "patch must be 'norm', 'input' and 'output' joined by '+', or globs"),
         )
 
@@ -226,13 +227,17 @@ class Patching:
                     tied[id(register)] = f"its {key} is tied to {other}, which members share: give the layer its own tensor"
         attention = [n for n, part in structure.model.named_modules() if isinstance(part, nn.MultiheadAttention)]
         found = {}
-        for name in self.patched(structure):
+        patched = self.patched(structure)
+        noisy = noisy_keys(structure.model, apart=patched) if self.sigma else {}
+        for name in [*patched, *noisy]:
             part = structure.model.get_submodule(name)
             elsewhere = sorted(n for n in structure.read_elsewhere if n.rpartition(".")[0] == name)
             if id(part._parameters) in tied:
                 found[name] = tied[id(part._parameters)]
             elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
                 found[name] = "its attention module reads the parameters directly"
+            elif isinstance(part, nn.MultiheadAttention) and name in noisy:
+                continue
             elif isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) or hasattr(part, "parametrizations"):
                 found[name] = f"a {type(part).__name__} does not read its parameters from the module that holds them"
             elif elsewhere:
@@ -268,7 +273,9 @@ class Patching:
                 small = torch.uint8 if self.elementwise and self.components <= 256 else torch.int64
                 kept = value.to(layer._parameters[keys[0]].dtype) if value.is_floating_point() else value.to(small)
                 layer.register_buffer(key, torch.zeros_like(kept, device=device), persistent=False)
-        without_fast_path(new, Patched)
+        if self.sigma:
+            add_noise(new, self.sigma, apart=names)
+        without_fast_path(new, Drawing)
         add_seeds(new)
         return new
 
@@ -290,8 +297,11 @@ class Patching:
     def layout(self, structure: Structure) -> Layout:
         """Gives each member its own draws and seed."""
         names = drawn_names(structure.model)
-        layers = dict(drawing_layers(structure.model))
-        because = {name: f"{self.components} components, {self._what()}" for name in layers}
+        layers = [name for name, _ in patched_layers(structure.model)]
+        noisy = dict.fromkeys(
+            (name for name, _ in drawing_layers(structure.model)), f"shared, with noise of σ = {self.sigma:g}"
+        )
+        because = {**noisy, **dict.fromkeys(layers, f"{self.components} components, {self._what()}")}
         how = "at random" if self.init == "random" else "as copies"
         note = f"{len(layers)} layers with {self.components} components, which start {how}"
         return Layout(tensors=names | {SEEDS}, because=because, note=note)
@@ -318,6 +328,10 @@ class Patching:
         more: dict[str, Any] = {"rows": torch.arange(count)} if self.draw == "row" else {}
         return replace(whole, kwargs={**whole.kwargs, "draws": seeds, **more})
 
+    def likelihood(self, criterion: Criterion, task: str) -> Criterion:
+        """Returns the criterion; with prior="elbo" it is the data term of eq. 9."""
+        return log_likelihood(self, criterion, task) if self.prior == "elbo" else criterion
+
     def loss(self, outputs: Any, batch: Batch, criterion: Criterion) -> Tensor:
         """Combines the losses of several draws into one, by `reduction`."""
         if "rows" in batch.kwargs or "draws" not in batch.kwargs:
@@ -332,19 +346,12 @@ class Patching:
         if self.prior == "none":
             return None
         patched = patched_names(ensemble.template)
-        terms = []
-        for name, parameter in ensemble.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            squares = parameter.flatten(1).square().sum(1) if name in patched else parameter.square().sum()
-            if self.prior == "l2":
-                terms.append(squares.sum() * (self.strength / count))
-                continue
-            precision = self.rho if "bias" in name.rpartition(".")[2] else self.tau
-            weights = self._weights(squares) if name in patched else squares.new_ones(())
-            assert self.examples is not None
-            terms.append((precision / 2) * (squares * weights).sum() / self.examples)
-        return torch.stack(terms).sum() if terms else None
+        named = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
+        squares = {name: p.flatten(1).square().sum(1) if name in patched else p.square().sum() for name, p in named.items()}
+        if self.prior == "l2":
+            terms = [square.sum() * (self.strength / count) for square in squares.values()]
+            return torch.stack(terms).sum() if terms else None
+        return normal_prior(self, {n: (s * self._weights(s)).sum() if n in patched else s for n, s in squares.items()})
 
     def _weights(self, squares: Tensor) -> Tensor:
         """Returns the probability of each learned component."""
@@ -370,14 +377,18 @@ class Patching:
 
         It is K to the power of the number of patched layers, or for ECMP of their elements.
         """
-        layers = dict(drawing_layers(ensemble.template)).values()
+        layers = [layer for _, layer in patched_layers(ensemble.template)]
         if not self.elementwise:
             return int(self.components ** len(layers))
-        elements = sum(math.prod(shape) for layer in layers for shape in layer.shapes.values())  # type: ignore[attr-defined]
+        elements = sum(math.prod(shape) for layer in layers for shape in layer.shapes.values())
         return int(self.components**elements)
 
 
 def patched_names(network: nn.Module) -> frozenset[str]:
     """Names the parameters that have components."""
-    layers = ((name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched))
-    return frozenset(join_name(name, key) for name, layer in layers for key in layer.replaced)
+    return frozenset(join_name(name, key) for name, layer in patched_layers(network) for key in layer.replaced)
+
+
+def patched_layers(network: nn.Module) -> list[tuple[str, Patched]]:
+    """Lists the layers that have components, by name."""
+    return [(name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched)]
