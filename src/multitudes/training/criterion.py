@@ -14,6 +14,7 @@ from torch import Tensor
 from multitudes.data.labels import UNLABELLED, as_wide, check_classes, check_finite, check_yes_or_no, labelled
 from multitudes.errors import InputError
 from multitudes.method import Criterion
+from multitudes.prediction.reduction import check_declared
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import check_value
@@ -48,10 +49,16 @@ class TaskCriterion:
             raise InputError(
                 f"criterion={self.custom!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()"
             )
+        check_declared(self.custom)
         if self.ignore is not None and self.task not in CLASSES:
             raise InputError(
                 f"ignore={self.ignore} needs class labels, but the task is {self.task}: drop these examples instead"
             )
+
+    @property
+    def takes_mean(self) -> bool:
+        """Whether it is the task's criterion, whose reduction needs no check."""
+        return self.custom is None
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """Returns the loss of one member."""
