@@ -154,6 +154,8 @@ class Ensemble(nn.Module):
                 "moments() needs a model that returns one tensor, but this one returns several: wrap it to return one"
             )
         values = values_of(outputs, "regression", self.method)
+        if self.calibrator is not None:
+            values, _ = self.calibrator.applied(values, "regression")
         found = moments(values["mean"], values.get("variance"))
         return found["mean"], found["aleatoric"] + found["epistemic"]
 

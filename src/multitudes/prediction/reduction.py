@@ -60,7 +60,7 @@ class ReductionCheck:
         """Returns a criterion that is checked already, or one that tries itself on the first outputs that it is given."""
         check_declared(criterion)
         if getattr(criterion, "takes_mean", False) or torch.compiler.is_compiling() or _is_same(criterion, self.trusted):
-            return criterion  # type: ignore[no-any-return]
+            return criterion
         untried = True
 
         def tried(output: Any, target: Any) -> Tensor:
@@ -68,7 +68,7 @@ class ReductionCheck:
             if untried and is_settled(criterion, output, target):
                 self.trusted = criterion
             untried = False
-            return criterion(output, target)  # type: ignore[no-any-return]
+            return criterion(output, target)
 
         return tried
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ class TaskCriterion:
     """Number of members whose loss was computed for the current part."""
     classes: int | None = None
     """Number of classes, once the first outputs are there."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Losses of the current step, in the order of the calls: for most methods one of each member."""
 
     def __post_init__(self) -> None:
         check_value("class_axis", self.class_axis, Literal[1, -1, None])
@@ -62,6 +64,11 @@ class TaskCriterion:
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """Returns the loss of one member."""
+        loss = self._loss(outputs, target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def _loss(self, outputs: Any, target: Any) -> Tensor:
         if self.custom is not None:
             return _scalar(self.custom(outputs, target))
         output = output_of(outputs, self.output)
