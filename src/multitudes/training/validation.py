@@ -219,8 +219,8 @@ class Best:
         return {"by": self.by, "score": self.score, "epoch": self.epoch, "value": self.value}
 
 
-LEAP, FLOOR, CALM = 10, 1.0, 4
-"""A leap is as large as 10 usual changes from epoch to epoch and as 1 nat, or as the best RMSE; at least 4 epochs tell."""
+LEAP, FLOOR, CALM = 10, 1.5, 4
+"""A leap is as large as 10 usual changes from epoch to epoch, and as 1.5 nats or as the best RMSE; at least 4 epochs tell."""
 
 
 def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -> str:
