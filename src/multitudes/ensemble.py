@@ -24,6 +24,7 @@ from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
+from multitudes.prediction.reduction import ReductionCheck
 from multitudes.prediction.tasks import Average, checked_task, values_of
 from multitudes.prediction.uncertainty import moments
 from multitudes.settings import check_value
@@ -65,6 +66,7 @@ class Ensemble(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
         self._warned = False
+        self._reduction_check = ReductionCheck()
         self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
         self._adopt_registers(engine.template)
         self.register_load_state_dict_post_hook(_loaded)
@@ -155,6 +157,8 @@ class Ensemble(nn.Module):
             )
         tau = getattr(self.method, "tau_output", None)
         values = values_of(outputs, "regression", None if tau is None else 1 / tau)
+        if self.calibrator is not None:
+            values, _ = self.calibrator.applied(values, "regression")
         found = moments(values["mean"], values.get("variance"))
         return found["mean"], found["aleatoric"] + found["epistemic"]
 
@@ -212,9 +216,10 @@ class Ensemble(nn.Module):
         """Returns the loss of a step, from outputs = ens(*batch.inputs, **batch.kwargs): the members' losses and the prior.
 
         Some priors depend on the number of rows of the whole step. By default these are the rows of this batch in all
-        processes. With gradient accumulation, give the number as `global_batch`.
+        processes. With gradient accumulation, give the number as `global_batch`. At its first step a criterion is tried on a
+        few rows; one that does not take the mean over rows is refused.
         """
-        loss = self.method.loss(outputs, batch, self.method.likelihood(criterion, self.task))
+        loss = self.method.loss(outputs, batch, self.method.likelihood(self._reduction_check(criterion), self.task))
         prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
         return loss if prior is None else loss + prior
 
@@ -228,7 +233,7 @@ class Ensemble(nn.Module):
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """Computes the loss of one training step.
 
-        criterion     any torch loss with mean reduction, called as criterion(output, target)
+        criterion     any torch loss with mean reduction, called as criterion(output, target); others are refused
         per_member    x and y hold separate data for each member, ``[M, B, ...]``
         global_batch  the number of rows of the whole step; give it with gradient accumulation
         """
@@ -398,7 +403,7 @@ class Ensemble(nn.Module):
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "generator": self.generator.get_state()}
+        return {**vars(self), "generator": self.generator.get_state(), "_reduction_check": ReductionCheck()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator = torch.Generator()

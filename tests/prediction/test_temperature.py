@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from laws.compare import convert
+from scipy import stats
 from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from zoo import ZOO
@@ -260,3 +263,102 @@ def test_temperatures_are_plain_numbers() -> None:
     assert hash(Calibrator(mixture=2.0)) == hash(Calibrator(mixture=2.0))
     assert Calibrator(**Calibrator(members=(1.0, 2.0)).settings()) == Calibrator(members=(1.0, 2.0))
     assert Calibrator(mixture=1.2).subset([0]) is None
+
+
+def numbers(members: int, seed: int = 0, off: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Members' means and variances, which are too small by about that factor, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.randn(members, N, 2, dtype=torch.float64, generator=generator) / 3
+    variance = torch.rand(members, N, 2, dtype=torch.float64, generator=generator) + 0.2
+    targets = torch.randn(N, 2, dtype=torch.float64, generator=generator) * (off * variance.mean(0)).sqrt()
+    return mean, variance, targets
+
+
+def density_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> float:
+    """The NLL of the mixture of Gaussians, by scipy."""
+    logs = stats.norm(mean.numpy(), variance.sqrt().numpy()).logpdf(targets.numpy())
+    return float(-(logsumexp(logs, axis=0) - math.log(len(mean))).mean())
+
+
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize("off", [0.02, 1.0, 50.0])
+def test_the_factor_of_variances_has_the_least_nll(members: int, off: float) -> None:
+    """It is scipy's minimum of the mixture's NLL; means stay, and the aleatoric variance is scaled."""
+    mean, variance, targets = numbers(members, off=off)
+    pred = Prediction(mean=mean, variance=variance, targets=targets)
+    factor = mt.calibrate(pred).variance
+    assert factor is not None
+    options = {"xatol": 1e-10}
+    found = minimize_scalar(
+        lambda log: density_nll(mean, math.exp(log) * variance, targets), bounds=(-9, 9), method="bounded", options=options
+    )
+    assert factor == pytest.approx(math.exp(found.x), rel=1e-5)
+    after = pred.calibrated(Calibrator(variance=factor))
+    assert -float(after.log_density(targets).mean()) == pytest.approx(found.fun)
+    assert torch.equal(after.mean, pred.mean)
+    torch.testing.assert_close(after.aleatoric, factor * variance.mean(0))
+    assert torch.equal(after.epistemic, pred.epistemic)
+    if members == 1:
+        assert factor == pytest.approx(float(((targets - mean[0]) ** 2 / variance[0]).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize(("others", "expected"), [(1e-3, 1.0), (30.0, 1e6)])
+def test_the_lowest_of_two_minima_is_found(others: float, expected: float) -> None:
+    """Members of variance 1 and 1e-6: targets of size 1 fit either at a factor of 1 or of 1e6, and the others decide."""
+    mean = torch.zeros(2, 100, dtype=torch.float64)
+    variance = torch.tensor([1.0, 1e-6], dtype=torch.float64)[:, None].expand(2, 100)
+    targets = torch.where(torch.arange(100) < 95, 1.0, others).double()
+    logs = np.linspace(-18, 18, 721)
+    tried = np.array([density_nll(mean, math.exp(log) * variance, targets) for log in logs])
+    assert int(((tried[1:-1] < tried[:-2]) & (tried[1:-1] < tried[2:])).sum()) == 2
+    factor = mt.calibrate(Prediction(mean=mean, variance=variance), targets).variance
+    assert factor == pytest.approx(expected, rel=0.2)
+    assert density_nll(mean, factor * variance, targets) <= tried.min()
+
+
+def gaussians(method: mt.Method | None = None, task: str = "gaussian") -> mt.Ensemble:
+    return mt.ensemble(nn.Linear(3, 4), method or mt.Deep(members=3), INPUTS[:2], seed=0, task=task)
+
+
+INPUTS = torch.randn(30, 3, generator=torch.Generator().manual_seed(3))
+
+
+def test_a_factor_is_applied_wherever_variances_are_read(tmp_path: Path) -> None:
+    """Predictions, moments alone, the average as one network, files, subsets and parts of predictions."""
+    ens = gaussians()
+    plain = mt.predict(ens, INPUTS)
+    ens.calibrator = Calibrator(variance=2.5)
+    mt.save(ens, tmp_path / "a")
+    for other in (ens, mt.load(tmp_path / "a", nn.Linear(3, 4)), copy.deepcopy(ens)):
+        pred, held = mt.predict(other, INPUTS), mt.predict(other, INPUTS, moments_only=True)
+        torch.testing.assert_close(pred.members.variance, 2.5 * plain.members.variance)
+        for name in ("mean", "aleatoric", "epistemic", "variance"):
+            torch.testing.assert_close(getattr(held, name), getattr(pred, name))
+        mean, raw = other.average()(INPUTS).chunk(2, 1)
+        torch.testing.assert_close(mean, plain.mean)
+        torch.testing.assert_close(nn.functional.softplus(raw), pred.variance)
+        few = mt.predict(other.subset([2, 0]), INPUTS)
+        torch.testing.assert_close(few.members.variance, pred.members.variance[[2, 0]])
+        assert few.calibrator == pred.subset([2, 0]).calibrator == Calibrator(variance=2.5)
+    pred.save(tmp_path / "p")
+    back = Prediction.load(tmp_path / "p")
+    assert back.calibrator == pred.calibrator
+    torch.testing.assert_close(back.variance, pred.variance)
+
+
+def test_a_known_noise_is_scaled_too() -> None:
+    """EMP's 1 / tau_output, in predictions and in `ens.moments`."""
+    ens = gaussians(mt.EMP(members=3, tau_output=4.0), "regression").eval()
+    targets = INPUTS @ torch.ones(3, 4) * 2
+    ens.calibrator = mt.calibrate(mt.predict(ens, TensorDataset(INPUTS, targets)))
+    assert ens.calibrator.variance is not None
+    pred = mt.predict(ens, INPUTS)
+    torch.testing.assert_close(pred.aleatoric, torch.full((30, 4), ens.calibrator.variance / 4))
+    torch.testing.assert_close(ens.moments(INPUTS)[1], pred.variance)
+    assert torch.equal(ens.average()(INPUTS), ens(INPUTS).mean(0))
+
+
+def test_files_of_before_there_were_factors_are_the_same() -> None:
+    """What a calibrator of temperatures writes is what older versions read."""
+    assert Calibrator(mixture=1.5).settings() == {"members": None, "mixture": 1.5}
+    assert Calibrator(**Calibrator(variance=0.5).settings()) == Calibrator(variance=0.5)

@@ -85,6 +85,30 @@ def test_shapes_that_do_not_fit(output: tuple[int, ...], target: tuple[int, ...]
         mt.GaussianNLL()(torch.zeros(output), torch.zeros(target))
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_beta_weights_entries(beta: float) -> None:
+    """β-NLL: the value is σ^2β times the likelihood's; its gradient is that of the likelihood, times the same weight."""
+    output = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(5, 2, dtype=torch.float64)
+    weights = F.softplus(output.detach()[:, 2:]) ** beta
+    loss = reference(output, target, "none")
+    assert_close = torch.testing.assert_close
+    assert_close(mt.GaussianNLL("none", beta)(output, target), weights * loss)
+    assert_close(mt.GaussianNLL(beta=beta)(output, target), (weights * loss).mean())
+    (ours,) = torch.autograd.grad(mt.GaussianNLL("sum", beta)(output, target), output)
+    (plain,) = torch.autograd.grad(loss.sum(), output)
+    assert_close(ours, plain * weights.repeat(1, 2))
+
+
+def test_beta_of_one_is_squared_error_to_the_means() -> None:
+    output, target = torch.randn(5, 2, requires_grad=True), torch.randn(5, 1)
+    (found,) = torch.autograd.grad(mt.GaussianNLL("sum", 1.0)(output, target), output)
+    torch.testing.assert_close(found[:, :1], (output[:, :1] - target).detach())
+    for beta in (-0.1, 1.1, True):
+        with pytest.raises(mt.InputError, match=f"beta={beta}"):
+            mt.GaussianNLL(beta=beta)
+
+
 def test_a_reduction_that_is_none() -> None:
     """Is refused when the loss is made."""
     with pytest.raises(mt.InputError, match="reduction='median'"):
@@ -125,7 +149,7 @@ def test_training_lowers_it() -> None:
 
 
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
-@pytest.mark.parametrize("labels", [[1, 2], [0, 255], [-1, 1], [0.5, float("nan")]])
+@pytest.mark.parametrize("labels", [[1, 2], [0, 255], [-1, 1], [0.5, 1.5]])
 def test_labels_that_are_neither(task: str, labels: list[float]) -> None:
     """A loss of them would fall without end."""
     with pytest.raises(mt.InputError, match="0, 1 or a probability"):
@@ -145,10 +169,18 @@ def test_targets_of_another_layout(task: str) -> None:
         assert CRITERIA[task](torch.zeros(4, 1), torch.zeros(shape)).shape == ()
 
 
-@pytest.mark.parametrize("target", [[[0.5, 0.6]], [[-0.5, 1.5]], [[3.0, -2.0]], [[0.0, 0.0]], [[float("nan"), 1.0]]])
+@pytest.mark.parametrize("target", [[[0.5, 0.6]], [[-0.5, 1.5]], [[3.0, -2.0]], [[0.0, 0.0]]])
 def test_probabilities_that_are_none(target: list[list[float]]) -> None:
     with pytest.raises(mt.InputError, match="class probabilities"):
         CRITERIA["classes"](torch.zeros(1, 2), torch.tensor(target))
+
+
+@pytest.mark.parametrize("task", ["classes", "binary", "multilabel"])
+def test_targets_that_are_not_finite_are_said_to_be_so(task: str) -> None:
+    """And not taken for labels or probabilities of the wrong size."""
+    for value in (math.nan, math.inf):
+        with pytest.raises(mt.InputError, match="a target is NaN or infinite, in row 1"):
+            CRITERIA[task](torch.zeros(2, 2), torch.tensor([[0.5, 0.5], [value, 1.0]]))
 
 
 def test_cross_entropy_is_torchs() -> None:

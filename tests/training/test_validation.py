@@ -1,13 +1,28 @@
-"""What an epoch is worth, and which was the best: of the ensemble, or of each member."""
+"""What an epoch is worth, which was the best, of the ensemble or of each member, and when a score has leapt."""
 
 from __future__ import annotations
 
+import functools
+import json
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from scipy import stats
+from torch import Tensor, nn
+from training.small import TRAIN, VAL, X, made, same
 
 import multitudes as mt
-from multitudes.training.validation import best_by, selection_score, validate
+from multitudes.training import fit as training
+from multitudes.training import validation
+from multitudes.training.fit import fit
+from multitudes.training.recipe import Recipe
+from multitudes.training.validation import Best, empty_best, leap, score_of, validate
 
 Y = torch.tensor([0, 1, 1, 0])
 
@@ -18,53 +33,232 @@ def said(*rights: int) -> mt.Prediction:
     return mt.Prediction(logits=logits, targets=Y)
 
 
-def test_scores_of_an_epoch() -> None:
-    """Accuracy and NLL of the mixture, and each member's accuracy; of a regression, RMSE and density."""
+def test_scores_of_labels() -> None:
+    """Accuracy and NLL of the mixture, and of each member."""
     found, each = validate(said(4, 2))
     assert found["val_accuracy"] == mt.score(said(4, 2))["accuracy"]
     assert found["val_nll"] == pytest.approx(mt.score(said(4, 2))["nll"])
-    assert each.tolist() == [1.0, 0.5]
-    assert selection_score(found) == found["val_accuracy"]
-    numbers = mt.Prediction(
-        mean=torch.tensor([[1.0, 2.0], [1.0, 4.0]]), variance=torch.ones(2, 2), targets=torch.tensor([1.0, 2.0])
-    )
-    found, each = validate(numbers)
-    assert found["val_rmse"] == pytest.approx(0.5**0.5)
-    assert found["val_lpd"] == pytest.approx(mt.score(numbers)["lpd"])
-    assert each.tolist() == [0.0, -2.0]
-    assert selection_score(found) == -found["val_rmse"]
+    assert each["val_accuracy"].tolist() == [1.0, 0.5]
+    right, wrong = math.log1p(math.exp(-4)), math.log1p(math.exp(4))
+    assert each["val_nll"].tolist() == pytest.approx([right, (right + wrong) / 2])
 
 
-def filled(value: float, method: mt.Method | None = None) -> mt.Ensemble:
+def test_scores_of_numbers() -> None:
+    """RMSE and log density, of the mixture and of each member."""
+    mean, variance, targets = np.array([[1.0, 2.0], [1.0, 4.0]]), np.array([[1.0, 0.5], [2.0, 9.0]]), np.array([1.5, 2.0])
+    found, each = validate(mt.Prediction(mean=mean, variance=variance, targets=torch.tensor(targets)))
+    density = stats.norm(mean, variance**0.5).pdf(targets)
+    assert found == {
+        "val_rmse": pytest.approx(((targets - mean.mean(0)) ** 2).mean() ** 0.5),
+        "val_lpd": pytest.approx(np.log(density.mean(0)).mean()),
+    }
+    assert each["val_rmse"].tolist() == pytest.approx((((targets - mean) ** 2).mean(1) ** 0.5).tolist())
+    assert each["val_lpd"].tolist() == pytest.approx(np.log(density).mean(1).tolist())
+    found, each = validate(mt.Prediction(mean=mean, targets=torch.tensor(targets)))
+    assert found.keys() == each.keys() == {"val_rmse"}
+
+
+def filled(value: float, method: mt.Method | None = None, task: str = "classes") -> mt.Ensemble:
     """Two members with these weights."""
-    ens = mt.ensemble(nn.Linear(3, 2), method or mt.Deep(members=2), torch.randn(2, 3), seed=0)
+    ens = mt.ensemble(nn.Linear(3, 2), method or mt.Deep(members=2), torch.randn(2, 3), seed=0, task=task)
     with torch.no_grad():
         for p in ens.parameters():
             p.fill_(value)
     return ens
 
 
-def test_the_best_of_the_ensemble() -> None:
-    """The first of equal ones; weights are copied."""
-    best = best_by(filled(0), "ensemble")
-    assert best.update(filled(1), 1, {"val_accuracy": 0.5}, torch.zeros(2))
-    assert not best.update(filled(2), 2, {"val_accuracy": 0.5}, torch.ones(2))
-    assert best.update(filled(3), 3, {"val_accuracy": 0.6}, torch.zeros(2))
-    assert not best.update(filled(4), 4, {"val_accuracy": 0.1}, torch.zeros(2))
+@pytest.mark.parametrize(
+    ("score", "values"), [("accuracy", [0.5, 0.5, 0.6, 0.1]), ("nll", [0.5, 0.5, 0.3, 2.0]), ("lpd", [-3.0, -3.0, 1.5, 1.2])]
+)
+def test_the_best_of_the_ensemble(score: str, values: list[float]) -> None:
+    """The first of equal ones, by the score that is asked for; weights are copied."""
+    best = Best("ensemble", score)
+    other = {"val_accuracy": 0.1, "val_nll": 0.1, "val_lpd": 0.1}
+    found = [best.update(filled(n), n, {**other, f"val_{score}": v}, {}) for n, v in enumerate(values, 1)]
+    assert found == [True, False, True, False]
     assert best.epoch == 3
     assert best.state["weight"].unique().tolist() == [3]
 
 
 def test_the_best_of_each_member() -> None:
     """Each at its own epoch."""
-    best = best_by(filled(0), "members")
-    assert best.update(filled(1), 1, {"val_accuracy": 0.5}, torch.tensor([0.5, 0.2]))
-    assert best.update(filled(2), 2, {"val_accuracy": 0.1}, torch.tensor([0.4, 0.3]))
+    best = Best("members", "nll")
+    assert best.update(filled(1), 1, {}, {"val_nll": torch.tensor([0.5, 0.8])})
+    assert best.update(filled(2), 2, {}, {"val_nll": torch.tensor([0.6, 0.7])})
     assert best.state["weight"][0].unique().tolist() == [1]
     assert best.state["weight"][1].unique().tolist() == [2]
-    assert best.value == pytest.approx([0.5, 0.3])
+    assert best.value == pytest.approx([-0.5, -0.7])
 
 
 def test_members_that_share_have_one_best_epoch() -> None:
     with pytest.raises(mt.InputError, match="BatchEnsemble shares weight"):
-        best_by(filled(0, mt.BatchEnsemble(members=2)), "members")
+        empty_best(filled(0, mt.BatchEnsemble(members=2)), Recipe(best="members"))
+
+
+LABELS, EMP = ("classes", "binary", "multilabel"), mt.EMP(members=2, tau_output=4.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "proper", "others"),
+    [
+        *((task, None, "nll", ("accuracy",)) for task in LABELS),
+        ("gaussian", None, "lpd", ("rmse",)),
+        ("regression", None, "rmse", ()),
+        ("regression", EMP, "lpd", ("rmse",)),
+    ],
+)
+def test_what_is_best(task: str, method: mt.Method | None, proper: str, others: tuple[str, ...]) -> None:
+    """By default the proper score of the task; scores that it does not have are refused."""
+    ens = filled(0, method, task)
+    assert score_of(ens, Recipe()) == proper
+    for score in ("nll", "accuracy", "lpd", "rmse"):
+        if score in (proper, *others):
+            assert score_of(ens, Recipe(best_by=score)) == score
+        else:
+            with pytest.raises(mt.InputError, match=rf"best_by='{score}'.*take '{proper}'"):
+                score_of(ens, Recipe(best_by=score))
+
+
+def test_a_score_that_the_task_lacks_is_refused_before_training() -> None:
+    ens = made()
+    for recipe in (Recipe(epochs=1, best_by="lpd"), Recipe(epochs=1, best="members", best_by="rmse")):
+        with pytest.raises(mt.InputError, match="take 'nll' or 'accuracy'"):
+            fit(ens, TRAIN, recipe, val=VAL)
+    with pytest.raises(mt.InputError, match="best_by must be 'nll'"):
+        Recipe(best_by="loss")
+
+
+NOISY = Recipe(epochs=6, batch=20, lr=0.3, seed=3)
+
+
+@functools.cache
+def after_each_epoch() -> list[tuple[mt.Ensemble, Any]]:
+    """The ensemble after each epoch of a noisy run, with its prediction."""
+    ensembles = [fit(made(), TRAIN, replace(NOISY, epochs=epochs)).ensemble for epochs in range(1, NOISY.epochs + 1)]
+    return [(ens, mt.predict(ens, VAL)) for ens in ensembles]
+
+
+@pytest.mark.parametrize("best_by", [None, "nll", "accuracy"])
+def test_the_best_epoch_of_a_run(best_by: Any) -> None:
+    """By default that of the lowest NLL; that of the highest accuracy is another."""
+    scores = [mt.score(pred) for _, pred in after_each_epoch()]
+    nll, accuracy = ([float(one[name]) for one in scores] for name in ("nll", "accuracy"))
+    lowest, highest = nll.index(min(nll)), accuracy.index(max(accuracy))
+    assert lowest != highest, "both choose one epoch: nothing would be told apart"
+    chosen = highest if best_by == "accuracy" else lowest
+    run = fit(made(), TRAIN, replace(NOISY, best_by=best_by), val=VAL)
+    assert run.best_epoch == chosen + 1
+    assert same(run.use_best(), after_each_epoch()[chosen][0])
+
+
+@pytest.mark.parametrize("best_by", [None, "accuracy"])
+def test_the_best_epoch_of_each_member(best_by: Any) -> None:
+    """By its own NLL, or its own accuracy."""
+    members = [pred.members for _, pred in after_each_epoch()]
+    targets = torch.cat([y[None] for _, y in VAL])
+    if best_by == "accuracy":
+        scores = torch.stack([(one.labels == targets).double().mean(1) for one in members])
+    else:
+        scores = torch.stack([one.logits.log_softmax(2)[:, range(40), targets].mean(1) for one in members])
+    chosen = scores.argmax(0).tolist()
+    assert len({*chosen}) == 2 or best_by == "accuracy"
+    run = fit(made(), TRAIN, replace(NOISY, best="members", best_by=best_by), val=VAL)
+    assert run.best_epoch == max(chosen) + 1
+    assert run.best_state is not None
+    for m, epoch in enumerate(chosen):
+        for name, value in after_each_epoch()[epoch][0].state_dict().items():
+            assert torch.equal(run.best_state[name][m], value[m])
+
+
+def test_a_run_of_before_there_was_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on as it began, by accuracy, and says so; a choice that it did not make is refused."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Best, "described", lambda best: {"by": best.by, "epoch": best.epoch, "value": best.value})
+        patch.setattr(validation, "score_of", lambda ensemble, recipe: "accuracy")
+        patch.setattr(training, "_step", stopping(training._step, 35))
+        fit(made(), TRAIN, NOISY, val=VAL, out=tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["recipe"]["best_by"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(mt.FileError, match=r"recipe\.best_by was None and is 'nll'"):
+        fit(made(), TRAIN, replace(NOISY, best_by="nll"), val=VAL, out=tmp_path, resume=True)
+    with pytest.warns(UserWarning, match="by accuracy to the end.*start a new run"):
+        run = fit(made(), TRAIN, NOISY, val=VAL, out=tmp_path, resume=True)
+    accuracy = [float(mt.score(pred)["accuracy"]) for _, pred in after_each_epoch()]
+    assert run.best_epoch == accuracy.index(max(accuracy)) + 1
+    assert "by accuracy to the end" in (tmp_path / "log.txt").read_text()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(made(), TRAIN, Recipe(epochs=1), val=VAL, out=tmp_path / "new")
+        fit(made(), TRAIN, Recipe(epochs=1), val=VAL, out=tmp_path / "new", resume=True)
+
+
+def stopping(step: Any, last: int) -> Any:
+    """A step that is stopped after so many."""
+    left = [last]
+
+    def stopped(*args: Any) -> Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return step(*args)
+
+    return stopped
+
+
+def lines(values: list[float], name: str = "nll") -> list[dict[str, float]]:
+    return [{"epoch": n, f"val_{name}": value} for n, value in enumerate(values, 1)]
+
+
+FALLING = [2.3, 1.4, 0.9, 0.8, 0.7, 0.66, 0.64]
+
+
+@pytest.mark.parametrize("score", ["nll", "accuracy", "lpd", "rmse"])
+def test_a_leap_is_told(score: str) -> None:
+    """Epoch, score, the best before and what to type; for the log density downwards."""
+    name, sign = "nll" if score == "accuracy" else score, -1 if score == "lpd" else 1
+    history = lines([sign * value for value in [*FALLING, 30.0]], name)
+    assert leap(history[:-1], score) == ""
+    told = leap(history, score)
+    assert f"{name.upper()} leapt to {sign * 30} in epoch 8, from {sign * 0.64} at its best" in told
+    assert all(word in told for word in ("lr", "clip=", "warmup="))
+
+
+ORDINARY: dict[str, tuple[list[float], float]] = {
+    "first epochs": ([2.3, 1.0, 0.9, 12.0], 0),
+    "warm-up": ([2.3, 2.2, 2.1, 2.0, 0.5, 12.0, 0.4, 0.3], 6),
+    "plateau": ([*FALLING, 0.6399, 0.6401, 0.6400, 0.6402, 0.75], 0),
+    "overfitting": ([*FALLING, *(0.64 + 0.4 * n for n in range(1, 12))], 0),
+    "noise": ([2.3, 1.2, 1.9, 0.8, 1.6, 0.7, 1.5, 2.6, 0.6, 2.4], 0),
+    "a step down": ([*FALLING, 0.3, 0.25, 0.24], 0),
+}
+
+
+@pytest.mark.parametrize(("values", "start"), ORDINARY.values(), ids=ORDINARY)
+def test_ordinary_curves_do_not_leap(values: list[float], start: float) -> None:
+    for epochs in range(1, len(values) + 1):
+        assert leap(lines(values[:epochs]), "nll", start) == ""
+
+
+def test_infinite_scores_leap() -> None:
+    assert "leapt to inf" in leap(lines([*FALLING, math.inf]), "nll")
+
+
+def test_a_run_tells_of_a_leap_once(tmp_path: Path) -> None:
+    """As a warning and in its log: weights that an unlucky step blew up, twice."""
+    left = [0]
+
+    def harming(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        left[0] += 1
+        return (x * 1e4 if left[0] in (25, 33) else x), y
+
+    recipe = Recipe(epochs=9, batch=50, lr=0.03, augment=harming)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    ens = mt.ensemble(net, mt.Deep(members=2), X[:2], seed=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = fit(ens, TRAIN, recipe, val=VAL, out=tmp_path)
+    told = [str(one.message) for one in caught if "leapt" in str(one.message)]
+    assert len(told) == 1
+    assert f"in epoch 7, from {min(line['val_nll'] for line in run.metrics[:6]):.4g} at its best" in told[0]
+    assert (tmp_path / "log.txt").read_text().count(told[0]) == 1

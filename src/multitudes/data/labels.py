@@ -43,7 +43,9 @@ def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> Non
     if not target.is_floating_point():
         hint = f"; mark entries without a label by {UNLABELLED}, or pass their number as ignore="
         check_range(target.long(), classes, (ignore, UNLABELLED), "row", hint)
-    elif target.ndim > 1 and (bool((~(target >= 0)).any()) or bool(((target.sum(1) - 1).abs() > ROUNDING).any())):
+        return
+    check_finite(target)
+    if target.ndim > 1 and (bool((target < 0).any()) or bool(((target.sum(1) - 1).abs() > ROUNDING).any())):
         raise InputError(
             "targets are floats, so they must be class probabilities, at least 0 with sum 1: for labels use targets.long()"
         )
@@ -51,6 +53,7 @@ def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> Non
 
 def check_yes_or_no(target: Tensor, ignore: int = UNLABELLED) -> None:
     """Checks binary training targets: 0, 1 or a probability; −100 or `ignore` for entries without a label."""
+    check_finite(target)
     values = as_wide(target)
     wrong = ~((values >= 0) & (values <= 1)) & (values != ignore) & (values != UNLABELLED)
     if bool(wrong.any()):
@@ -59,10 +62,18 @@ def check_yes_or_no(target: Tensor, ignore: int = UNLABELLED) -> None:
         )
 
 
+def first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
+    """Returns the place of the first NaN or infinite value, or None. Whole numbers have neither."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or bool(tensor.isfinite().all()):
+        return None
+    return tuple((~tensor.isfinite()).nonzero()[0].tolist())
+
+
 def check_finite(target: Tensor) -> None:
     """Checks that no target is NaN or infinite."""
-    if not bool(target.isfinite().all()):
-        raise InputError("a target is NaN or infinite: remove or replace it")
+    at = first_not_finite(target)
+    if at is not None:
+        raise InputError(f"a target is NaN or infinite{f', in row {at[0]}' if at else ''}: remove or replace it")
 
 
 def as_classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:

@@ -21,12 +21,11 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
 
     `targets` defaults to `prediction.targets`, the targets of the predicted dataset.
     """
-    if targets is None:
-        if prediction.targets is None:
-            raise InputError("there are no targets: pass targets=, or predict a dataset of pairs (input, target)")
-        targets = prediction.targets
-    tensor = torch.as_tensor(targets).detach().cpu()
-    _check_order(prediction, tensor)
+    if targets is None and prediction.targets is None:
+        raise InputError("there are no targets: pass targets=, or predict a dataset of pairs (input, target)")
+    tensor = torch.as_tensor(prediction.targets if targets is None else targets).detach().cpu()
+    if targets is not None:
+        _check_order(prediction, tensor)
     if tensor.shape != prediction.shape:
         tensor = reshaped(tensor, prediction)
     if prediction.task not in CLASSES:

@@ -72,12 +72,13 @@ def mean_and_raw_variance(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return mean, raw
 
 
-def combine(members: Tensor, task: str) -> Tensor:
+def combine(members: Tensor, task: str, factor: float = 1.0) -> Tensor:
     """Combines members' outputs into the mixture, in the form of one network's output. Shape: ``[M, B, ...]`` → ``[B, ...]``
 
     classes               log of the mean probability, over the class axis of ``[M, B, K, ...]``
     binary, multilabel    logit of the mean probability
-    gaussian              mean and raw variance of the mixture, from ``[M, B, 2 D, ...]``; softplus gives the variance
+    gaussian              mean and raw variance of the mixture, from ``[M, B, 2 D, ...]``; softplus gives the variance.
+                          `factor` scales the members' variances
     regression            mean
     """
     if task == "classes":
@@ -86,7 +87,7 @@ def combine(members: Tensor, task: str) -> Tensor:
         return torch.logsumexp(F.logsigmoid(members), 0) - torch.logsumexp(F.logsigmoid(-members), 0)
     if task == "gaussian":
         mean, raw = mean_and_raw_variance(members)
-        variance = variance_of(raw).mean(0) + mean.var(0, correction=0)
+        variance = factor * variance_of(raw).mean(0) + mean.var(0, correction=0)
         return torch.cat([mean.mean(0), variance + torch.log(-torch.expm1(-variance))], 1)
     return members.mean(0)
 
@@ -105,11 +106,13 @@ class Average(nn.Module):
         members = output_of(self.ensemble(*inputs, **kwargs), self.output)
         calibrator, task = self.ensemble.calibrator, self.ensemble.task
         members = with_classes_second(members, self.class_axis) if task == "classes" else members
-        temperature = 1.0
-        if calibrator is not None:
+        temperature, factor = 1.0, 1.0
+        if calibrator is not None and task in ("gaussian", "regression") and calibrator.variance is not None:
+            factor = calibrator.variance
+        elif calibrator is not None:
             values, temperature = calibrator.applied({"logits": members}, task)
             members = values["logits"]
-        joined = combine(members, task)
+        joined = combine(members, task, factor)
         if temperature != 1.0:
             joined = (joined / temperature).log_softmax(1) if task == "classes" else joined / temperature
         return joined.movedim(1, self.class_axis) if task == "classes" else joined

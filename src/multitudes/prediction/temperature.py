@@ -1,4 +1,4 @@
-"""Temperature scaling: calibrates an ensemble's confidence on held-out data.
+"""Temperature and variance scaling: calibrates an ensemble's confidence on held-out data.
 
 Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599
 Rahaman, Thiery, "Uncertainty Quantification and Deep Ensembles", NeurIPS 2021, https://arxiv.org/abs/2007.08792
@@ -6,6 +6,11 @@ Rahaman, Thiery, "Uncertainty Quantification and Deep Ensembles", NeurIPS 2021, 
 Members can be calibrated: p_m ∝ exp(z_m / T_m), where T_m minimises the NLL of member m. Or the mixture can be: p ∝ p̄^(1/T),
 where T minimises the NLL of the ensemble and members do not change. A mixture of calibrated members is underconfident, so
 calibrate the mixture for predictions.
+
+Predicted numbers with variances have one factor s, σ²_m → s σ²_m for every member, which minimises the NLL of the mixture's
+density, −log 1/M Σ_m N(y; μ_m, s σ²_m). Means do not change, so the members' disagreement does not either. For one network s is
+the mean of (y − μ)²/σ² (Levi et al., "Evaluating and Calibrating Uncertainty Prediction in Regression Tasks", 2022,
+https://arxiv.org/abs/1905.11659, scale the standard deviation in the same way).
 """
 
 from __future__ import annotations
@@ -28,11 +33,15 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 0.01, 100.0
 """The range of fitted temperatures."""
+LEAST_FACTOR, MOST_FACTOR = 1e-8, 1e8
+"""The range of fitted factors of variances."""
+GRID = 64
+"""Steps of the search for a factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrator:
-    """Temperatures of the members, or one temperature of the mixture.
+    """Temperatures of the members, one temperature of the mixture, or one factor of all variances.
 
     Assign it to `ens.calibrator`: `mt.predict` and `ens.average()` then apply it, and `mt.save` stores it.
     """
@@ -43,24 +52,35 @@ class Calibrator:
     mixture: float | None = None
     """The temperature of the mixture."""
 
+    variance: float | None = None
+    """The factor of the members' variances, for predicted numbers."""
+
     def __post_init__(self) -> None:
-        if (self.members is None) == (self.mixture is None):
-            raise InputError("pass either members= or mixture= temperatures: Calibrator(mixture=1.2)")
+        if sum(value is not None for value in (self.members, self.mixture, self.variance)) != 1:
+            raise InputError("pass either members= or mixture= temperatures, or the factor variance=: Calibrator(mixture=1.2)")
         if self.members is not None:
             object.__setattr__(self, "members", tuple(float(t) for t in self.members))
-        for value in self.members or (self.mixture,):
+        what = "a temperature" if self.variance is None else "a factor of variances"
+        for value in self.members or (self.mixture if self.variance is None else self.variance,):
             if value is None or not (math.isfinite(value) and value > 0):
-                raise InputError(f"a temperature must be above 0 and finite, not {value!r}")
+                raise InputError(f"{what} must be above 0 and finite, not {value!r}")
 
     def subset(self, members: Sequence[int]) -> Calibrator | None:
-        """Returns the temperatures of some members. None for a mixture temperature, which was fitted to all members."""
+        """Returns the calibrator of some members. None for a mixture temperature, which was fitted to all members.
+
+        A factor of variances belongs to each member and stays, though it was fitted to the mixture of all: calibrate again.
+        """
         if self.members is None:
-            return None
+            return self if self.variance is not None else None
         return replace(self, members=tuple(self.members[m] for m in members))
 
     def applied(self, values: Mapping[str, Tensor], task: str) -> tuple[dict[str, Tensor], float]:
-        """Divides members' logits by their temperatures. Returns the values, and the temperature of their mixture."""
-        _check_task(task)
+        """Divides members' logits by their temperatures, or scales variances. Returns the values, and the temperature of their
+        mixture."""
+        if self.variance is not None:
+            _check_variances(values, task)
+            return {**values, "variance": values["variance"] * self.variance}, 1.0
+        _check_probabilities(task)
         if self.mixture is not None:
             return dict(values), self.mixture
         assert self.members is not None
@@ -78,12 +98,26 @@ class Calibrator:
 
     def settings(self) -> dict[str, Any]:
         """Returns the arguments that make this calibrator, as JSON."""
-        return {"members": None if self.members is None else list(self.members), "mixture": self.mixture}
+        about: dict[str, Any] = {"members": None if self.members is None else list(self.members), "mixture": self.mixture}
+        return about if self.variance is None else {**about, "variance": self.variance}
 
 
-def _check_task(task: str) -> None:
+def _check_probabilities(task: str) -> None:
     if task not in CLASSES:
-        raise InputError(f"task={task!r} cannot be calibrated by temperatures: use 'classes', 'binary' or 'multilabel'")
+        raise InputError(
+            f"task={task!r} cannot be calibrated by temperatures: use 'classes', 'binary' or 'multilabel', or scale variances, "
+            "Calibrator(variance=...)"
+        )
+
+
+def _check_variances(values: Mapping[str, Tensor], task: str) -> None:
+    if task in CLASSES:
+        raise InputError(f"task={task!r} has no variances to scale: calibrate it by temperatures, Calibrator(mixture=...)")
+    if "variance" not in values:
+        raise InputError(
+            "calibration needs variances, but these members predict only means: convert with task='gaussian', or use "
+            "EMP(tau_output=...)"
+        )
 
 
 def calibrate(
@@ -93,10 +127,10 @@ def calibrate(
     *,
     ignore: int | None = None,
 ) -> Calibrator:
-    """Fits the temperatures that minimise the NLL of a held-out prediction.
+    """Fits the temperatures, or the factor of variances, that minimise the NLL of a held-out prediction.
 
-    targets   labels ``[N, ...]``; by default those of the predicted dataset
-    of        "mixture" for one temperature of the ensemble, "members" for one per member
+    targets   labels or numbers ``[N, ...]``; by default those of the predicted dataset
+    of        "mixture" for one temperature or factor of the ensemble, "members" for one temperature per member
     ignore    the label of entries that do not count
 
     >>> calibrator = mt.calibrate(mt.predict(ens, validation))            # doctest: +SKIP
@@ -104,9 +138,10 @@ def calibrate(
     """
     if of not in ("mixture", "members"):
         raise InputError(f"of={of!r}: choose 'mixture' or 'members'")
-    _check_task(prediction.task)
     if prediction.calibrator is not None:
         raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
+    if prediction.task not in CLASSES:
+        return _variance_calibrator(prediction, targets, of)
     labels = checked_targets(prediction, targets, ignore)
     if not bool((labels >= 0).any()):
         raise InputError("calibrate needs at least one example with a label: no target is a class, or all equal ignore=")
@@ -114,6 +149,39 @@ def calibrate(
     if of == "mixture":
         return Calibrator(mixture=_temperature(uncertainty.pooled_log_probs(log_probs), labels))
     return Calibrator(members=tuple(_temperature(member, labels) for member in log_probs))
+
+
+def _variance_calibrator(prediction: Prediction, targets: Any, of: str) -> Calibrator:
+    _check_variances(prediction.members, prediction.task)
+    if of != "mixture":
+        raise InputError(f"of={of!r}: predicted numbers have one factor for all variances, of='mixture'")
+    numbers = checked_targets(prediction, targets).double().flatten()
+    if not len(numbers):
+        raise InputError("calibrate needs at least one example with a target")
+    mean, variance = (prediction.members[name].double().cpu().flatten(1) for name in ("mean", "variance"))
+    return Calibrator(variance=_factor(numbers, mean, variance))
+
+
+def _factor(targets: Tensor, mean: Tensor, variance: Tensor) -> float:
+    """Returns the s that minimises the NLL of the mixture of N(mean, s · variance): ``[n]``, ``[M, n]``, ``[M, n]``.
+
+    The NLL may have several minima, so it is tried on a grid of log s; golden sections refine the lowest of them.
+    """
+
+    def nll(log: float) -> float:
+        return -float(uncertainty.pooled_log_probs(uncertainty.log_normal(targets, mean, math.exp(log) * variance)).mean())
+
+    low, high = math.log(LEAST_FACTOR), math.log(MOST_FACTOR)
+    grid = [low + (high - low) * k / GRID for k in range(GRID + 1)]
+    at = min(range(GRID + 1), key=lambda k: nll(grid[k]))
+    if not math.isfinite(nll(grid[at])):
+        raise InputError("some variances are 0, and no factor scales them: predict variances above 0")
+    low, high = grid[max(at - 1, 0)], grid[min(at + 1, GRID)]
+    inner = (math.sqrt(5) - 1) / 2
+    while high - low > 1e-8:
+        first, second = high - inner * (high - low), low + inner * (high - low)
+        low, high = (low, second) if nll(first) <= nll(second) else (first, high)
+    return math.exp((low + high) / 2)
 
 
 def _labelled(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:

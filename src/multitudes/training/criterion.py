@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from multitudes.data.labels import UNLABELLED, as_wide, check_classes, check_finite, check_yes_or_no, labelled
 from multitudes.errors import InputError
 from multitudes.method import Criterion
+from multitudes.prediction.reduction import check_declared
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import check_value
@@ -43,6 +44,8 @@ class TaskCriterion:
     """Number of members whose loss was computed for the current part."""
     classes: int | None = None
     """Number of classes, once the first outputs are there."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Losses of the current step, in the order of the calls: for most methods one of each member."""
 
     def __post_init__(self) -> None:
         check_value("class_axis", self.class_axis, Literal[1, -1, None])
@@ -50,13 +53,24 @@ class TaskCriterion:
             raise InputError(
                 f"criterion={self.custom!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()"
             )
+        check_declared(self.custom)
         if self.ignore is not None and self.task not in CLASSES:
             raise InputError(
                 f"ignore={self.ignore} needs class labels, but the task is {self.task}: drop these examples instead"
             )
 
+    @property
+    def takes_mean(self) -> bool:
+        """Whether it is the task's criterion, whose reduction needs no check."""
+        return self.custom is None
+
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """Returns the loss of one member."""
+        loss = self._loss(outputs, target)
+        self.losses.append(loss.detach())
+        return loss
+
+    def _loss(self, outputs: Any, target: Any) -> Tensor:
         if self.custom is not None:
             return _scalar(self.custom(outputs, target))
         output = output_of(outputs, self.output)

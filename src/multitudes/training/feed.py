@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from multitudes.data.augment import Augment as Augmentation
 from multitudes.data.batches import Split, input_and_target
 from multitudes.data.dataset import Data
+from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, stack_slots
 from multitudes.ensemble import Ensemble
@@ -82,12 +83,12 @@ class Feed:
         """Number of whole batches in an epoch. The remaining examples are dropped, and they differ from epoch to epoch."""
         return self.count // self.size
 
-    def epoch(self, number: int) -> Iterator[tuple[Inputs, Any]]:
-        """Yields this process's share of each batch of an epoch."""
+    def epoch(self, number: int, first: int = 0) -> Iterator[tuple[Inputs, Any]]:
+        """Yields this process's share of each batch of an epoch, from the batch `first` on."""
         if not self.own:
-            yield from self._read(self.sets[0], number, 0)
+            yield from self._read(self.sets[0], number, 0, first)
             return
-        feeds = [self._read(self.sets[m % len(self.sets)], number, m % self.orders) for m in range(self.members)]
+        feeds = [self._read(self.sets[m % len(self.sets)], number, m % self.orders, first) for m in range(self.members)]
         for parts in zip(*feeds, strict=True):
             stacked = stack_slots([inputs for inputs, _ in parts], self.batch_axis)
             yield stacked, tree.stack([targets for _, targets in parts])
@@ -101,6 +102,18 @@ class Feed:
             if isinstance(data, Data) and applies:
                 check(data.targets)
 
+    def _check_finite(self, targets: Tensor, piece: Tensor) -> None:
+        at = first_not_finite(targets)
+        if at:
+            raise InputError(
+                f"the training set has a NaN or infinite value in the targets of example {int(piece[at[0]])}: remove or "
+                "replace it"
+            )
+
+    def example(self, epoch: int, batch: int, m: int, row: int) -> int:
+        """Returns the number of an example in the training set, from its row in member m's share of a batch of an epoch."""
+        return int(self._pieces(epoch, m % self.orders, None)[batch][row])
+
     def _pieces(self, epoch: int, m: int, device: torch.device | None) -> list[Tensor]:
         """Returns the row numbers of each batch, for member m."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, epoch, m))
@@ -108,11 +121,11 @@ class Feed:
         share = self.size // self.ranks
         return [order[at + self.rank * share :][:share] for at in range(0, len(self) * self.size, self.size)]
 
-    def _read(self, data: Any, epoch: int, m: int) -> Iterator[tuple[Inputs, Any]]:
+    def _read(self, data: Any, epoch: int, m: int, first: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
         crops = seed_of(self.seed, epoch, m)  # with an image's index, the seed of its random crop
         if isinstance(data, Data) and self.split is input_and_target:
-            for piece in self._pieces(epoch, m, data.device):
+            for piece in self._pieces(epoch, m, data.device)[first:]:
                 if self.augment is None:
                     x, targets = data.batch(piece, self.device, crops)
                 else:
@@ -120,12 +133,14 @@ class Feed:
                     x = data.normalise(x)
                 yield Inputs.of(x), targets
             return
-        pieces = self._pieces(epoch, m, None)
-        for batch in _batched(DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))):
+        pieces = self._pieces(epoch, m, None)[first:]
+        loader = DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))
+        for piece, batch in zip(pieces, _batched(loader), strict=True):
             inputs, targets = self.split(batch)
             if targets is None:
                 raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass split=")
             if self.check is not None and isinstance(targets, Tensor):
+                self._check_finite(targets, piece)
                 self.check(targets)
             call = Inputs.of(inputs)
             tensors = [t.to(self.device) for t in call.tensors()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import time
 import warnings
@@ -23,6 +22,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.method import Batch, Criterion
+from multitudes.prediction.temperature import Calibrator
 from multitudes.terminal import Tell, bar
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import (
@@ -38,10 +38,11 @@ from multitudes.training.fabric import (
 )
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
+from multitudes.training.finite_step import Parts, StepGuard
 from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
-from multitudes.training.validation import Best, Validator, best_by
+from multitudes.training.validation import Best, Validator, empty_best, leap, restored_best
 from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,15 +58,18 @@ class Run:
     best_epoch: int | None = None
     """Epoch of the best validation, from 1 on. With best="members": the last epoch in which a member was at its best."""
     best_state: dict[str, Tensor] | None = None
+    best_calibrator: Calibrator | None = None
+    """With calibrate=True: the calibrator of the best epoch's weights."""
     done: int = 0
     """Number of epochs done."""
     path: Path | None = None
 
     def use_best(self) -> Ensemble:
-        """Loads the weights of the best epoch into the ensemble, and returns it."""
+        """Loads the weights of the best epoch, and their calibrator if there is one, into the ensemble, and returns it."""
         if self.best_state is None:
             raise InputError("there is no best epoch, since fit ran without val=: pass fit(..., val=...)")
         load_full(self.ensemble, self.best_state)
+        self.ensemble.calibrator = self.best_calibrator
         return self.ensemble
 
 
@@ -85,8 +89,13 @@ def fit(
     output: str | None = None,
     class_axis: int | None = None,
     ignore: int | None = None,
+    calibrate: bool = False,
 ) -> Run:
     """Trains the ensemble, in place, and returns the run.
+
+    A step whose loss or gradient is not finite ends the run with an error, and changes nothing: weights and the optimizer's
+    state are those before it; BatchNorm's statistics and the generator too (on a GPU those of up to 1/20 epoch earlier). An
+    error names a NaN in the data, if there is one. A calibrator that the ensemble had is removed, since weights change.
 
     train       dataset of pairs (input, target), or a list with one dataset per member
     val         dataset that selects the best epoch
@@ -101,6 +110,8 @@ def fit(
     class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
                 it affects only the validation: your criterion must ignore these entries itself
+    calibrate   fits `ens.calibrator` on val after training: temperature, or factor of the variances. `run.use_best()` and
+                the two saved ensembles have their own. During training the validation is not calibrated
     """
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
@@ -111,6 +122,10 @@ def fit(
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, split)
+    if calibrate and validator is None:
+        raise InputError("calibrate=True needs held-out data: pass fit(..., val=..., calibrate=True)")
+    if calibrate and validator is not None:
+        validator.check_calibrates(ensemble)
     folder = None if out is None else RunFolder(out)
     with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_layout(ensemble):
         setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers)
@@ -122,7 +137,7 @@ def fit(
                 start = time.perf_counter()
                 line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
                 _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
-        _write_ensembles(setup)
+        _finish(setup, calibrate)
         return run
 
 
@@ -176,6 +191,9 @@ class _Setup:
     folder: RunFolder | None
     average: WeightAverage | None
     best: Best
+    guard: StepGuard
+    has_warned: bool = False
+    """Whether a leap of the validation was told."""
 
     @property
     def steps(self) -> int:
@@ -238,12 +256,14 @@ def _set_up(
         raise InputError(f"{feed.count} examples are too few for one step of {recipe.accumulate} parts: take a smaller batch")
     run = Run(ensemble, recipe, path=None if folder is None else folder.path)
     average = None if recipe.ema is None else WeightAverage(ensemble, recipe.ema)
-    best = best_by(ensemble, recipe.best)
-    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best)
+    best = empty_best(ensemble, recipe)
+    guard = StepGuard(ensemble, recipe, feed, criterion, fabric, optimizer.optimizer)
+    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard)
     if validator is not None:
         validator.check(ensemble)
     if folder is not None:
         _open_folder(setup, folder, resume)
+    ensemble.calibrator = None  # it was fitted to other weights
     return setup
 
 
@@ -287,6 +307,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     last = run.metrics[-1] if run.metrics else {}
     shown = {key.removeprefix("val_"): f"{last[key]:.4f}" for key in ("val_accuracy", "val_nll", "val_rmse") if key in last}
     batches = setup.feed.epoch(epoch)
+    setup.guard.start_epoch(epoch, f"; the folder has the checkpoint of epoch {run.done}" if setup.folder and run.done else "")
     for step in range(steps):
         factor = recipe.factor((epoch - 1) * steps + step, steps)
         for group in setup.optimizer.param_groups:
@@ -294,36 +315,38 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
         loss = _step(setup, batches)
         total += loss
         if step % max(1, steps // 20) == 0 or step == steps - 1:
-            _check_finite(setup, float(loss), epoch, step)
+            setup.guard.look()
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
             tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
-    _check_finite(setup, float(mean), epoch, steps - 1)
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
 
 
 def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
-    """Takes one step of the optimizer, and returns the loss."""
+    """Takes one step of the optimizer, and returns the loss. Refuses a loss or gradient that is not finite; see `StepGuard`."""
     ensemble, recipe, feed, fabric = setup.run.ensemble, setup.run.recipe, setup.feed, setup.fabric
-    total, parts = torch.zeros((), device=fabric.device), recipe.accumulate
+    total, parts, read = torch.zeros((), device=fabric.device), recipe.accumulate, []
+    setup.guard.begin()
     for part, (call, targets) in enumerate(setup.criterion.weighted_parts(batches, parts, fabric, feed.own)):
         if recipe.compile:
             torch.compiler.cudagraph_mark_step_begin()
         if recipe.channels_last:
             layout = torch.channels_last
             call = call.refill([t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in call.tensors()])
+        read.append((call, targets))
         batch = ensemble.batch(call, targets, per_member=feed.own)
         with fabric.no_backward_sync(setup.net, enabled=part < parts - 1):
-            with explain_inputs(ensemble, call, feed.own):
+            with explain_inputs(ensemble, call, feed.own), setup.guard.explained(read):
                 outputs = setup.net(*batch.inputs, **batch.kwargs)
             if setup.criterion.custom is None and not feed.has_check:
-                _start_checking_targets(setup, outputs, batch)
+                _start_checking_targets(setup, outputs, batch, read)
             loss = ensemble.reduce(outputs, batch, setup.criterion, feed.size * parts)
             if recipe.l1:
                 loss = loss + recipe.l1 * sum(p.abs().sum() for p in ensemble.parameters() if p.requires_grad)
             fabric.backward(loss / parts)
         total += loss.detach() / parts
+    setup.guard.check(total, read)
     if recipe.clip is not None:
         fabric.strategy.precision.unscale_gradients(setup.optimizer.optimizer)  # step() steps this one, not its wrapper
         ensemble.clip_grad_norm_(recipe.clip, recipe.clip_by)
@@ -335,9 +358,12 @@ def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
     return total
 
 
-def _start_checking_targets(setup: _Setup, outputs: Any, batch: Batch) -> None:
+def _start_checking_targets(setup: _Setup, outputs: Any, batch: Batch, read: Parts) -> None:
     """Learns the number of classes from the first outputs, and checks this batch's targets and all later ones."""
     setup.criterion.learn_classes(outputs, "rows" in batch.kwargs)
+    fault = setup.guard.fault_in(read, setup.guard.step, ("targets",))
+    if fault:
+        raise InputError(f"{fault}: remove or replace it")
     for target in tree.tensors(batch.target):
         setup.criterion.check_target(target.flatten(0, 1) if batch.per_member and target.ndim > 1 else target)
     setup.feed.set_check(setup.criterion.check_target)
@@ -357,6 +383,11 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
             better = setup.best.update(ensemble, epoch, scores, each)
     run.metrics.append(line)
     run.done = epoch
+    text = leap(run.metrics, setup.best.score, run.recipe.warmup) if setup.validator is not None else ""
+    if text and not setup.has_warned:
+        setup.has_warned = True
+        setup.log(text)
+        warnings.warn(text, stacklevel=3)
     if better:
         run.best_epoch, run.best_state = epoch, setup.best.state
     setup.log("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
@@ -409,7 +440,12 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
     if average is not None:
         for name, value in named("ema.").items():
             average.values[name].copy_(shard_like(value, average.values[name]))
-    setup.best = Best(**about["best"], state=named("best."))
+    setup.best = restored_best(about["best"], named("best."), run.ensemble.task)
+    if "score" not in about["best"] and setup.validator is not None:
+        warn(
+            f"the run was started before Recipe(best_by=...): its best epoch is chosen by {setup.best.score} to the end. "
+            "To choose by the task's proper score, start a new run"
+        )
     run.done, run.best_epoch, run.best_state = int(about["epoch"]), setup.best.epoch, setup.best.state or None
     run.metrics = about["metrics"]
     if setup.is_first:
@@ -421,36 +457,37 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
     return True
 
 
-def _write_ensembles(setup: _Setup) -> None:
-    """Writes the last and the best ensemble to the folder. The ensemble keeps its last weights; with ema=, their average."""
-    ensemble = setup.run.ensemble
+def _finish(setup: _Setup, calibrate: bool) -> None:
+    """Calibrates the last and the best ensemble, and writes them to the folder.
+
+    The ensemble keeps its last weights; with ema=, their average.
+    """
+    run, ensemble = setup.run, setup.run.ensemble
     reshard(ensemble)
     if setup.average is not None:
         setup.average.copy_to_weights()
-    if setup.folder is None:
-        return
-    _write(setup, setup.folder, "last")
-    if setup.best.state:
+    _calibrate_and_write(setup, "last", calibrate)
+    if setup.best.state and (calibrate or setup.folder is not None):
         last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
+        calibrator = ensemble.calibrator
         load_full(ensemble, setup.best.state)
-        _write(setup, setup.folder, "best")
+        _calibrate_and_write(setup, "best", calibrate)
         load_full(ensemble, last)
+        run.best_calibrator, ensemble.calibrator = ensemble.calibrator, calibrator
+
+
+def _calibrate_and_write(setup: _Setup, name: str, calibrate: bool) -> None:
+    """Calibrates the ensemble if it is asked for, and writes it if there is a folder."""
+    ensemble = setup.run.ensemble
+    ensemble.calibrator = None
+    if calibrate and setup.validator is not None:
+        ensemble.calibrator = setup.validator.calibrator(ensemble)
+        setup.log(f"{name}: {ensemble.calibrator}")
+    if setup.folder is not None:
+        _write(setup, setup.folder, name)
 
 
 def _write(setup: _Setup, folder: RunFolder, name: str) -> None:
     with gathered(setup.run.ensemble):
         if setup.is_first:
             save(setup.run.ensemble, folder.path / f"{name}.multitude")
-
-
-def _check_finite(setup: _Setup, loss: float, epoch: int, step: int) -> None:
-    """Stops a run whose loss is NaN or infinite. Without a checkpoint, the ensemble gets the weights of its best epoch."""
-    if math.isfinite(loss):
-        return
-    rest = ""
-    if setup.folder is not None and setup.run.done:
-        rest = f"; the folder has the checkpoint of epoch {setup.run.done}"
-    elif setup.best.state:
-        load_full(setup.run.ensemble, setup.best.state)
-        rest = f"; the ensemble has the weights of its best epoch, {setup.best.epoch}"
-    raise RunError(f"the loss is {loss} in step {step + 1} of epoch {epoch}: try a smaller lr, clip= or warmup={rest}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from multitudes.errors import InputError
 from multitudes.method import Criterion
 from multitudes.prediction.tasks import variance_of
 from multitudes.prediction.uncertainty import log_normal
-from multitudes.settings import check_value
+from multitudes.settings import between, check_value
 
 
 class GaussianNLL(nn.Module):
@@ -21,15 +21,22 @@ class GaussianNLL(nn.Module):
     (y − μ)² / 2σ² + ½ log σ² + ½ log 2π with σ² = softplus of the second half (eq. 21 of the Packed-Ensembles supplement),
     averaged over all entries. For `mt.ensemble(model, ..., task="gaussian")`.
 
+    beta   weights each entry by σ^(2β), through which no gradient flows (β-NLL: Seitzer et al., "On the Pitfalls of
+           Heteroscedastic Uncertainty Estimation with Probabilistic Neural Networks", ICLR 2022,
+           https://arxiv.org/abs/2203.09168). The plain likelihood, 0, pulls the mean by (y − μ) / σ², so entries whose variance
+           collapses early rule the gradient; with 1 the mean learns as under squared error; the paper advises 0.5.
+           Validation and scores always use the plain likelihood
+
     >>> import math, torch
     >>> GaussianNLL()(torch.tensor([[0.0, math.log(math.e - 1)]]), torch.tensor([[1.0]]))  # N(0, 1) at 1
     tensor(1.4189)
     """
 
-    def __init__(self, reduction: Literal["mean", "sum", "none"] = "mean") -> None:
+    def __init__(self, reduction: Literal["mean", "sum", "none"] = "mean", beta: float = 0.0) -> None:
         super().__init__()
         check_value("reduction", reduction, Literal["mean", "sum", "none"])
-        self.reduction = reduction
+        check_value("beta", beta, Annotated[float, between(0, 1)])
+        self.reduction, self.beta = reduction, beta
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of outputs ``[B, 2 D, ...]`` and targets ``[B, D, ...]``, or ``[B]`` for D = 1."""
@@ -44,7 +51,10 @@ class GaussianNLL(nn.Module):
             raise InputError(
                 f"targets have shape {list(target.shape)}, but must have the shape of the means, {list(mean.shape)}"
             )
-        loss = -log_normal(target, mean, variance_of(raw))
+        variance = variance_of(raw)
+        loss = -log_normal(target, mean, variance)
+        if self.beta:
+            loss = loss * variance.detach() ** self.beta
         return loss if self.reduction == "none" else loss.mean() if self.reduction == "mean" else loss.sum()
 
 

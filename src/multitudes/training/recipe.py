@@ -100,7 +100,12 @@ class Recipe:
     """Whether torch uses deterministic algorithms only."""
 
     best: Literal["ensemble", "members"] = "ensemble"
-    """Best epoch by the ensemble's validation score, or for each member by its own (only if members share no weights)."""
+    """Best epoch by the ensemble's validation score, or for each member by its own (only if members share no weights). The
+    score is `best_by`."""
+
+    best_by: Literal["nll", "accuracy", "lpd", "rmse"] | None = None
+    """Score that makes an epoch the best: the lowest NLL, the highest accuracy, the highest log density (LPD), or the lowest
+    RMSE. None takes the task's proper score: NLL for labels, LPD for numbers with a variance, otherwise RMSE."""
 
     augment: Callable[..., Any] | None = None
     """Augmentation of a batch: `multitudes.data.Augment`, or any function (x, y, generator) → (x, y)."""

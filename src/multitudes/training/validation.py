@@ -1,9 +1,12 @@
-"""Validation: scores the ensemble after each epoch, and keeps the weights of the best epoch."""
+"""Validation: scores the ensemble after each epoch, keeps the weights of the best epoch, and notices a leap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,18 +15,22 @@ from torch.utils.data import Dataset, TensorDataset
 
 from multitudes.data.batches import Split, batched, input_and_target
 from multitudes.data.dataset import Data
-from multitudes.data.labels import IGNORED, UNLABELLED, as_classes, labelled
+from multitudes.data.labels import IGNORED, UNLABELLED, as_classes, check_finite, first_not_finite, labelled
+from multitudes.engine.inputs import axes, count_rows
 from multitudes.engine.sharding import full_tensor
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
+from multitudes.errors import InputError, RunError
 from multitudes.prediction.predict import predict, refuse_batches
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import checked_targets
+from multitudes.prediction.temperature import Calibrator, calibrate
+from multitudes.prediction.uncertainty import log_normal
 from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.feed import explain_inputs, ignore_of
+from multitudes.training.recipe import Recipe
 
 
 @dataclass
@@ -34,17 +41,54 @@ class Validator:
     criterion: TaskCriterion
     split: Split | None = None
 
-    def __call__(self, ensemble: Ensemble, amp: bool | torch.dtype = False) -> tuple[dict[str, float], Tensor]:
-        """Returns the scores of the ensemble by name, and one score per member ``[M]``, larger for better."""
+    def __call__(self, ensemble: Ensemble, amp: bool | torch.dtype = False) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Returns the scores of the ensemble, and those of each member ``[M]``, both by name."""
         return self._score(self._predict(ensemble, self.data, amp, self.split))
+
+    def check_calibrates(self, ensemble: Ensemble) -> None:
+        """Checks that there is something to calibrate: probabilities or variances."""
+        if ensemble.task not in CLASSES and not has_density(ensemble):
+            raise InputError(
+                "calibrate=True scales variances, but task 'regression' predicts none: convert with task='gaussian', or leave "
+                "calibrate= out"
+            )
+
+    def calibrator(self, ensemble: Ensemble) -> Calibrator:
+        """Fits the calibrator of an ensemble that has none."""
+        prediction = self._marked(self._predict(ensemble, self.data, False, self.split))
+        return calibrate(prediction, ignore=UNLABELLED if prediction.task in CLASSES else None)
 
     def _predict(self, ensemble: Ensemble, data: Any, amp: bool | torch.dtype, split: Split | None) -> Prediction:
         axis, output = self.criterion.class_axis or 1, self.criterion.output
-        return predict(ensemble, data, batch_size=512, amp=amp, progress=False, split=split, output=output, class_axis=axis)
+        options: dict[str, Any] = {"progress": False, "split": split, "output": output, "class_axis": axis}
+        try:
+            return predict(ensemble, data, batch_size=512, amp=amp, **options)
+        except (InputError, RunError) as error:
+            if fault := self._fault(ensemble):
+                raise InputError(f"val= has {fault}: remove or replace it") from error
+            raise
 
-    def _score(self, prediction: Prediction) -> tuple[dict[str, float], Tensor]:
+    def _fault(self, ensemble: Ensemble) -> str:
+        """Names the first NaN or infinite value in the inputs of the validation set; "" if there is none."""
+        axis, seen = ensemble.engine.batch_axis, 0
+        for inputs, _ in batched(self.data, 512, axis, self.split or input_and_target)[1]:
+            for tensor, place in zip(inputs.tensors(), axes(inputs, axis), strict=True):
+                at = first_not_finite(tensor)
+                if at is not None:
+                    value = "a NaN" if bool(tensor[at].isnan()) else "an infinite value"
+                    return f"{value} in the inputs{f' of example {seen + at[0]}' if place == 0 else ''}"
+            seen += count_rows(inputs, axis)
+        return ""
+
+    def _marked(self, prediction: Prediction) -> Prediction:
         prediction.targets = self.criterion.mark_ignored(prediction.targets, maybe_probabilities=False)
-        return validate(prediction, UNLABELLED if prediction.task in CLASSES else None)
+        return prediction
+
+    def _score(self, prediction: Prediction) -> tuple[dict[str, float], dict[str, Tensor]]:
+        try:
+            return validate(self._marked(prediction), UNLABELLED if prediction.task in CLASSES else None)
+        except InputError as error:
+            raise InputError(f"val=: {error}") from error
 
     def check(self, ensemble: Ensemble) -> None:
         """Checks the validation set before training: predicts two examples, and reads all targets that are in memory."""
@@ -59,13 +103,12 @@ class Validator:
         if prediction.task == "classes":
             self.criterion.warn_if_ambiguous(prediction.classes, tuple(prediction.shape[1:]))
         try:
-            if has_labels:
-                self._check_targets(prediction.classes)
-                marked = self.criterion.mark_ignored(targets, maybe_probabilities=False)
-            if targets is None or not has_labels or bool(labelled(marked).any()):
-                self._score(prediction)
+            self._check_targets(prediction.classes if has_labels else None)
         except InputError as error:
             raise InputError(f"val=: {error}") from error
+        marked = self.criterion.mark_ignored(targets, maybe_probabilities=False) if has_labels else None
+        if marked is None or bool(labelled(marked).any()):
+            self._score(prediction)
 
     def _check_kind(self, ensemble: Ensemble) -> None:
         val, ignore = self.data, ignore_of(self.data)
@@ -80,41 +123,64 @@ class Validator:
                 f"val= has ignore={ignore}, but training ignores {self.criterion.ignore}: pass fit(..., ignore={ignore})"
             )
 
-    def _check_targets(self, classes: int) -> None:
-        """Checks that all targets of a dataset in memory are valid classes, and that not all of them are ignored."""
+    def _check_targets(self, classes: int | None) -> None:
+        """Checks that all targets of a dataset in memory are finite, or valid classes that are not all ignored."""
         val = self.data
         targets = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
         if targets is None or self.split is not None:
+            return
+        if classes is None:
+            check_finite(targets)
             return
         marked = self.criterion.mark_ignored(targets.cpu(), maybe_probabilities=False)
         if bool((as_classes(marked, classes, UNLABELLED) == IGNORED).all()):
             raise InputError("all its targets are ignored labels: give examples with other labels")
 
 
-def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[str, float], Tensor]:
-    """Returns the validation scores by name, and one score per member ``[M]``, larger for better.
+def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Returns the validation scores of the ensemble by name, such as "val_nll", and those of each member ``[M]``.
 
-    Targets equal to `ignore` do not count.
+    Targets equal to `ignore` do not count. Densities are those of the prediction's Gaussians, whatever the criterion was.
     """
     targets = checked_targets(prediction, ignore=ignore)
     if prediction.task in CLASSES:
         columns = classification_evidence(prediction, targets, Settings()).columns
         scores = {"val_accuracy": _mean(columns["correct"]), "val_nll": _mean(columns["nll"])}
-        return scores, columns["member_correct"].double().mean(0)
+        each = {"val_accuracy": columns["member_correct"], "val_nll": columns["member_nll"]}
+        return scores, {name: column.double().mean(0) for name, column in each.items()}
     columns = regression_evidence(prediction, targets, Settings()).columns
-    scores = {"val_rmse": _mean(columns["squares"]) ** 0.5}
+    scores, each = {"val_rmse": _mean(columns["squares"]) ** 0.5}, {}
+    each["val_rmse"] = columns["member_squares"].double().mean(0).sqrt()
     if "log_density" in columns:
         scores["val_lpd"] = _mean(columns["log_density"])
-    return scores, -columns["member_squares"].double().mean(0)
-
-
-def selection_score(scores: Mapping[str, float]) -> float:
-    """Returns the score that selects the best epoch, larger for better: accuracy, or minus the RMSE."""
-    return scores["val_accuracy"] if "val_accuracy" in scores else -scores["val_rmse"]
+        mean, variance = (prediction.members[name].double().cpu() for name in ("mean", "variance"))
+        each["val_lpd"] = log_normal(targets.double(), mean, variance).flatten(1).mean(1)
+    return scores, each
 
 
 def _mean(column: Tensor) -> float:
     return float(column.double().mean())
+
+
+RISING = {"nll": False, "accuracy": True, "lpd": True, "rmse": False}
+"""The scores by which an epoch can be the best, and whether larger ones are better."""
+
+
+def has_density(ensemble: Ensemble) -> bool:
+    """Checks whether the ensemble's predictions are numbers with a variance."""
+    known = getattr(ensemble.method, "tau_output", None) is not None
+    return ensemble.task == "gaussian" or (ensemble.task == "regression" and known)
+
+
+def score_of(ensemble: Ensemble, recipe: Recipe) -> str:
+    """Returns the score that selects the best epoch: `recipe.best_by`, or the proper score of the task."""
+    densities = ["lpd"] if has_density(ensemble) else []
+    known = ["nll", "accuracy"] if ensemble.task in CLASSES else [*densities, "rmse"]
+    if recipe.best_by is not None and recipe.best_by not in known:
+        rest = " without variances" if recipe.best_by == "lpd" and ensemble.task == "regression" else ""
+        others = " or ".join(map(repr, known))
+        raise InputError(f"Recipe(best_by={recipe.best_by!r}): task {ensemble.task!r}{rest} has no such score: take {others}")
+    return recipe.best_by or known[0]
 
 
 @dataclass
@@ -122,13 +188,18 @@ class Best:
     """Score and weights of the best epoch so far, for the whole ensemble or for each member."""
 
     by: str
+    """"ensemble" or "members"."""
+    score: str
+    """The score that selects, one of `RISING`."""
     epoch: int | None = None
     value: list[float] = field(default_factory=list)
+    """The best score, or that of each member; larger for better, so with a minus sign for an NLL."""
     state: dict[str, Tensor] = field(default_factory=dict)
 
-    def update(self, ensemble: Ensemble, epoch: int, scores: Mapping[str, float], each: Tensor) -> bool:
+    def update(self, ensemble: Ensemble, epoch: int, scores: Mapping[str, float], each: Mapping[str, Tensor]) -> bool:
         """Copies the weights of the ensemble, or of each member, whose score is the best so far. Returns whether any was."""
-        values = [selection_score(scores)] if self.by == "ensemble" else each.tolist()
+        name, sign = f"val_{self.score}", 1 if RISING[self.score] else -1
+        values = [sign * scores[name]] if self.by == "ensemble" else (sign * each[name]).tolist()
         before = self.value or [float("-inf")] * len(values)
         better = [m for m, (new, old) in enumerate(zip(values, before, strict=True)) if new > old]
         if not better:
@@ -145,12 +216,39 @@ class Best:
 
     def described(self) -> dict[str, Any]:
         """Returns everything but the weights, as JSON."""
-        return {"by": self.by, "epoch": self.epoch, "value": self.value}
+        return {"by": self.by, "score": self.score, "epoch": self.epoch, "value": self.value}
 
 
-def best_by(ensemble: Ensemble, by: str) -> Best:
-    """Returns an empty Best. With by="members", checks that there are several members, which share no weights."""
-    if by == "members":
+LEAP, FLOOR, CALM = 10, 1.5, 4
+"""A leap is as large as 10 usual changes from epoch to epoch, and as 1.5 nats or as the best RMSE; at least 4 epochs tell."""
+
+
+def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -> str:
+    """Says that the last epoch's validation is far worse than the best so far, all at once; "" if it is not.
+
+    history   the lines of all epochs
+    score     the name of the score in `RISING`; for accuracy the NLL is looked at
+    start     the epochs of warm-up, which do not count
+    """
+    name = "nll" if score == "accuracy" else score
+    sign = -1 if RISING[name] else 1
+    values = [sign * line[f"val_{name}"] for line in history[math.ceil(start) :]]
+    if len(values) <= CALM:
+        return ""
+    *before, last = values
+    best, usual = min(before), statistics.median(abs(b - a) for a, b in pairwise(before))
+    is_far = last - best > max(LEAP * usual, best if name == "rmse" else FLOOR)
+    if not is_far or last - before[-1] < (last - best) / 2:
+        return ""
+    return (
+        f"the validation {name.upper()} leapt to {sign * last:.4g} in epoch {history[-1]['epoch']}, from {sign * best:.4g} at "
+        "its best: training may be diverging. Try a smaller lr, clip= or warmup= in the Recipe"
+    )
+
+
+def empty_best(ensemble: Ensemble, recipe: Recipe) -> Best:
+    """Returns a Best without an epoch. With best="members", checks that there are several members, which share no weights."""
+    if recipe.best == "members":
         shared = [name for name in ensemble.state_dict() if name not in ensemble.engine.owned]
         if shared or ensemble.members == 1:
             why = f"shares {', '.join(shared[:3])}" if shared else "has one member"
@@ -158,4 +256,9 @@ def best_by(ensemble: Ensemble, by: str) -> Best:
                 f"Recipe(best='members') needs several members that share no weights, but {type(ensemble.method).__name__} "
                 f"{why}: take best='ensemble'"
             )
-    return Best(by)
+    return Best(recipe.best, score_of(ensemble, recipe))
+
+
+def restored_best(about: Mapping[str, Any], state: dict[str, Tensor], task: str) -> Best:
+    """Returns the Best of a checkpoint. In checkpoints of runs from before `best_by`, it was chosen by accuracy or RMSE."""
+    return Best(**{"score": "accuracy" if task in CLASSES else "rmse", **about}, state=state)

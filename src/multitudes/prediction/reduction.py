@@ -1,0 +1,153 @@
+"""Checks that a criterion takes the mean over rows, before a step trusts it.
+
+The losses of members that see different numbers of rows are joined, so a criterion must not depend on how many rows there are.
+A criterion with a `reduction` says what it does. Any criterion is also tried on a few rows and on the same rows twice and three
+times: a mean stays the same, a sum is two and three times as large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+import random
+from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from multitudes.engine import tree
+from multitudes.errors import InputError
+
+ROWS = 4
+"""Rows on which a criterion is tried."""
+NEAR = 1e-4
+"""Relative difference between values that count as equal."""
+MEAN = "members' losses must be means over their rows: pass reduction='mean', or divide by the number of rows"
+
+
+def check_declared(criterion: Any) -> None:
+    """Refuses a criterion that has reduction="none" or "sum", as an attribute or as an argument that partial() fixes."""
+    value = _declared(criterion)
+    if isinstance(value, str) and value in ("none", "sum"):
+        raise InputError(f"criterion={_name(criterion)} has reduction={value!r}, but {MEAN}")
+
+
+def _declared(criterion: Any) -> Any:
+    if isinstance(criterion, functools.partial):
+        return criterion.keywords.get("reduction", _declared(criterion.func))
+    return getattr(criterion, "reduction", None)
+
+
+def _name(criterion: Any) -> str:
+    while isinstance(criterion, functools.partial):
+        criterion = criterion.func
+    return str(getattr(criterion, "__name__", type(criterion).__name__))
+
+
+class ReductionCheck:
+    """Checks each criterion at its first step, and trusts it afterwards."""
+
+    def __init__(self) -> None:
+        self.trusted: Any = None
+        """The last criterion that was checked."""
+
+    def __call__(self, criterion: Any) -> Callable[[Any, Any], Tensor]:
+        """Returns a criterion that is checked already, or one that tries itself on the first outputs that it is given."""
+        check_declared(criterion)
+        if getattr(criterion, "takes_mean", False) or torch.compiler.is_compiling() or _is_same(criterion, self.trusted):
+            return criterion
+        untried = True
+
+        def tried(output: Any, target: Any) -> Tensor:
+            nonlocal untried
+            if untried and is_settled(criterion, output, target):
+                self.trusted = criterion
+            untried = False
+            return criterion(output, target)
+
+        return tried
+
+
+def _is_same(criterion: Any, other: Any) -> bool:
+    """Whether two criteria are one; functions made by the same line are, if they hold the same values."""
+    if criterion is other:
+        return True
+    if not (isinstance(criterion, FunctionType) and isinstance(other, FunctionType)):
+        return isinstance(criterion, MethodType) and criterion == other  # one is made at each access
+    mine, theirs = ([cell.cell_contents for cell in one.__closure__ or ()] for one in (criterion, other))
+    held = len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs, strict=True))
+    return held and criterion.__code__ is other.__code__ and criterion.__defaults__ == other.__defaults__
+
+
+def is_settled(criterion: Any, output: Any, target: Any) -> bool:
+    """Tries a criterion on a few rows of one member. Refuses one that sums over rows, or returns several numbers.
+
+    Random states stay as they are, and so do buffers and counters of a module or object, of which a copy is tried. Whatever is
+    not clearly a sum passes, such as a loss that compares rows with each other, or one that draws. Returns False if these rows
+    say nothing, because their loss is 0 or not finite.
+    """
+    try:
+        with torch.no_grad(), _same_random_state(output):
+            private = _copied(criterion)
+            values = [_value(private, output, target, times) for times in (1, 2)]
+            if None not in values and _is_ratio(values, 2):
+                values += [_value(private, output, target, times) for times in (3, 1)]
+    except InputError:
+        raise
+    except Exception:  # what a stranger's function raises on other rows than its own: it is called on these as it is
+        return True
+    first, second, *more = values
+    if first is None or second is None:
+        raise InputError(f"the criterion returns several numbers, but {MEAN}")
+    if more and _is_ratio([first, more[1]], 1) and _is_ratio([first, more[0]], 3):
+        raise InputError(f"the criterion sums over rows (twice the rows, twice the loss), but {MEAN}")
+    return first != 0 and math.isfinite(first)
+
+
+def _is_ratio(values: list[float | None], ratio: int) -> bool:
+    first, second = values
+    assert first is not None and second is not None
+    return first != 0 and math.isfinite(first) and math.isclose(second, ratio * first, rel_tol=NEAR)
+
+
+def _value(criterion: Any, output: Any, target: Any, times: int) -> float | None:
+    """Returns the loss of a few rows, each given `times` times; None if it is not one number."""
+
+    def repeated(tensor: Tensor) -> Tensor:
+        rows = tensor.detach()[:ROWS] if tensor.ndim else tensor.detach()
+        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        return torch.cat([rows] * times) if rows.ndim else rows
+
+    loss = criterion(tree.apply(repeated, output), tree.apply(repeated, target))
+    if not isinstance(loss, Tensor):
+        raise TypeError("no tensor")
+    return float(loss.detach().double()) if loss.numel() == 1 else None
+
+
+def _copied(criterion: Any) -> Any:
+    """Copies a module or object that may change when it is called, but not the weights of networks inside it."""
+    if isinstance(criterion, MethodType):  # of an object that may hold anything, such as a trainer and its datasets
+        return criterion
+    inside = [criterion, *getattr(criterion, "__dict__", {}).values()]
+    if isinstance(criterion, functools.partial):
+        inside += [criterion.func, *criterion.args, *criterion.keywords.values()]
+    memo = {id(p): p for part in inside if isinstance(part, nn.Module) for p in part.parameters()}
+    return copy.deepcopy(criterion, memo)
+
+
+@contextlib.contextmanager
+def _same_random_state(output: Any) -> Iterator[None]:
+    """Restores the random states of torch, Python and NumPy after a with-block."""
+    devices = {tensor.device for tensor in tree.tensors(output) if tensor.device.type == "cuda"}
+    plain, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(list(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(arrays)
