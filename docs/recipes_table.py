@@ -22,7 +22,7 @@ from multitudes.training.paper_recipe import Entry, PaperRecipe
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import ABSENT, RECIPES
 
-BESIDE = ("batches", "best", "clip", "clip_by")
+BESIDE = ("batches", "best", "best_by", "clip", "clip_by")
 """Settings of recipes that are told in the notes, not in the table."""
 
 

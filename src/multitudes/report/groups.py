@@ -64,12 +64,13 @@ class Group:
 
         `variant` takes the score from the rows' variant of this name.
         """
-        own = [row.scores if variant is None else row.variants.get(variant, {}) for row in self.rows]
-        if not all(key in scores for scores in own):
+        every = [row.scores if variant is None else row.variants.get(variant) for row in self.rows]
+        own = [scores for scores in every if scores is not None and key in scores]
+        if len(own) < len(every):
             return None
         values = [scores[key] for scores in own]
         if len(values) == 1:
-            return Value(values[0], *getattr(own[0], "intervals", {}).get(key, (values[0], values[0])), 1)
+            return Value(values[0], *own[0].intervals.get(key, (values[0], values[0])), 1)
         middle, spread = mean(values), deviation(values)
         return Value(middle, middle - spread, middle + spread, len(values))
 

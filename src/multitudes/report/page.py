@@ -31,7 +31,7 @@ from multitudes.version import __version__
 
 PARTS = {
     "scores": "Scores",
-    "variants": "Another epoch, or temperature scaling",
+    "variants": "Another epoch, or calibration",
     "cost": "Cost and quality",
     "reliability": "Reliability",
     "ood": "Out-of-distribution detection",
@@ -130,7 +130,10 @@ def _variants(groups: Sequence[Group]) -> str:
     shown = variant_columns(groups)
     if not shown:
         return ""
-    note = "Best epoch: that of the lowest validation NLL. Calibrated: after temperature scaling on the validation set."
+    note = (
+        "Best epoch: that of the lowest validation NLL, or the highest density. Calibrated: after temperature scaling on the "
+        "validation set, in a regression after scaling of variances."
+    )
     return f'<p class="note">{note}</p>{table(groups, shown, "variants-table", "The same runs, used otherwise")}'
 
 

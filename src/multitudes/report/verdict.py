@@ -19,14 +19,20 @@ PROPER = ("nll", "lpd")
 BESIDE = ("ece", "rmse")
 """Scores that the first sentence names beside the proper one."""
 
-CALIBRATED = "calibrated"
-
+BEST, LAST, CALIBRATED = "best epoch", "last epoch", "calibrated"
 VARIANTS = {
-    "best epoch": "at the epoch of its lowest validation NLL",
-    "last epoch": "after its last epoch",
-    CALIBRATED: "after temperature scaling",
+    "nll": {
+        BEST: "at the epoch of its lowest validation NLL",
+        LAST: "after its last epoch",
+        CALIBRATED: "after temperature scaling",
+    },
+    "lpd": {
+        BEST: "at the epoch of its highest validation density",
+        LAST: "after its last epoch",
+        CALIBRATED: "after scaling of its variances",
+    },
 }
-"""How a variant's name reads in a sentence about the single network."""
+"""How a variant's name reads in a sentence about the single network, by the proper score."""
 
 
 class Compared(NamedTuple):
@@ -53,7 +59,7 @@ def verdict(groups: Sequence[Group]) -> str:
 def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
     """Compares ensembles with the single network, or with a variant of it.
 
-    Another epoch is taken for the ensembles as well; temperature scaling is for the single network alone.
+    Another epoch is taken for the ensembles as well; calibration is for the single network alone.
     """
     mine = single.value(key, variant)
     values = {g.label: value for g in others if (value := g.value(key, None if variant == CALIBRATED else variant)) is not None}
@@ -74,7 +80,7 @@ def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], k
         return f"{none}, whose {_named(key)} is {number(mine.mean)}."
     best = ranked(better, key)[0]
     gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
-    known = {variant: words for variant, words in VARIANTS.items() if single.value(key, variant) is not None}
+    known = {variant: words for variant, words in VARIANTS[key].items() if single.value(key, variant) is not None}
     gone = [words for variant, words in known.items() if not compared(single, others, key, variant).better]
     lasts = ", but " + " and ".join(gone) + " the single network does as well" if gone else ""
     accuracy = _instead(best, single, "accuracy")
@@ -114,7 +120,7 @@ def _counts(single: Group, others: Sequence[Group], key: str) -> str:
     """Says how many ensembles are clearly better than the single network, as it is and used otherwise."""
     plain = compared(single, others, key)
     text = f"By {_named(key)} {len(plain.better)} of {counted(plain.of, 'ensemble')} are clearly better than the single network"
-    for variant, words in VARIANTS.items():
+    for variant, words in VARIANTS[key].items():
         mine = single.value(key, variant)
         if mine is not None:
             text += f"; {words} it has {number(mine.mean)}, and {len(compared(single, others, key, variant).better)} are"
@@ -129,6 +135,6 @@ def _elsewhere(groups: Sequence[Group], single: Group, others: Sequence[Group]) 
     for key, variant in [("accuracy", None), ("cNLL", None), ("cNLL", CALIBRATED), *((key, None) for key in detection)]:
         result = compared(single, others, key, variant)
         if result.of:
-            against = " against the temperature-scaled single network" if variant else ""
+            against = " against the calibrated single network" if variant else ""
             parts.append(f"{safe(title(key, sets))}{against} {len(result.better)} better, {len(result.worse)} worse")
     return f" Other scores, clearly: {'; '.join(parts)}." if parts else ""

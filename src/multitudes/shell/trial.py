@@ -104,7 +104,7 @@ class Trial:
             variants["last epoch"] = self._variant(ensemble, job)
             run.use_best()
         row = self._score(ensemble, job)
-        if job.task in CLASSES:
+        if job.task in CLASSES or job.task == "gaussian":
             ensemble.calibrator = calibrate(predict(ensemble, job.validation, progress=False))
             variants["calibrated"] = self._variant(ensemble, job)
             ensemble.calibrator = None

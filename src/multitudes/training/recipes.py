@@ -43,12 +43,12 @@ MEDIUM = Augment(
 
 SHORT = Recipe(
     epochs=75, batch=128, lr=0.05, momentum=0.9, weight_decay=5e-4, schedule="multistep", milestones=(25, 50), decay=0.1,
-    precision="bf16", channels_last=True, augment=CROP,
+    precision="bf16", channels_last=True, best_by="accuracy", augment=CROP,
 )  # fmt: skip
 LONG = replace(SHORT, epochs=200, lr=0.1, milestones=(60, 120, 160), decay=0.2)
 A3 = Recipe(
     epochs=100, batch=2048, lr=0.008, optimizer="lamb", weight_decay=0.02, schedule="cosine", warmup=5.0, loss="bce",
-    threshold=0.2, precision="bf16", channels_last=True,
+    threshold=0.2, precision="bf16", channels_last=True, best_by="accuracy",
     augment=Augment(
         crop=0, flip=True, mixup=0.1, cutmix=1.0, switch=0.5, classes=1000,
         rand_augment=RandAugment(magnitude=6, n=2, std=0.5, increasing=True),
