@@ -189,6 +189,10 @@ def test_classwise_bins_have_the_same_edges() -> None:
     found = calibration.classwise_bins(probs, torch.tensor([0, 0, 1]), 4)
     assert found[0].tolist() == [[1, 1, 0, 1], [1, 1, 1, 0]]
     assert found[2].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+    for bins in (25, 50, 100):  # where i/B · B is rounded to more than i
+        edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+        count = calibration.classwise_bins(edges[:, None], torch.zeros(bins + 1, dtype=torch.int64), bins)[0, 0]
+        assert count.tolist() == [2.0] + [1.0] * (bins - 1), bins
 
 
 def test_the_reliability_diagram() -> None:
