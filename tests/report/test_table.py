@@ -31,7 +31,7 @@ def test_main_scores_come_first_then_times_other_scores_and_costs(made: Make) ->
 
 
 def test_single_corruptions_are_no_columns(scored: Make) -> None:
-    first, rest = columns(grouped([scored("a", accuracy=0.9, cAcc=0.7, fog__1__accuracy=0.6)]))
+    first, rest = columns(grouped([scored("a", accuracy=0.9, cAcc=0.7, fog__1__accuracy=0.6, fog__rCE=0.9)]))
     assert [column.key for column in [*first, *rest]] == ["accuracy", "cAcc"]
 
 

@@ -45,6 +45,7 @@ def test_titles() -> None:
     assert wording.title("svhn/auroc/entropy") == "AUROC svhn (entropy)"
     assert wording.title("auroc/mutual_information", ["svhn"]) == "AUROC svhn (mutual information)"
     assert wording.title("auroc/msp") == "AUROC (MSP)"
+    assert wording.title("error_auroc/entropy", ["svhn"]) == "Error AUROC (entropy)"
     assert wording.title("sketches/rAcc") == "rAcc sketches"
     assert wording.title("interval_width") == "Interval width"
     assert all(wording.title(key) for key in MEANINGS)

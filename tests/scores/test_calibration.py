@@ -87,6 +87,8 @@ def test_an_edge_belongs_to_the_bin_below() -> None:
     for bins in range(1, 101):
         edges = torch.arange(bins + 1, dtype=torch.float64) / bins
         assert calibration.bin_of(edges, bins).tolist() == [0, *range(bins)], bins
+        above = torch.nextafter(edges[:-1], torch.ones(bins, dtype=torch.float64))
+        assert calibration.bin_of(above, bins).tolist() == list(range(bins)), bins
         shown = calibration.reliability(edges, torch.ones(bins + 1), bins)
         assert shown.count.tolist() == [2.0] + [1.0] * (bins - 1)
         assert torch.equal(shown.upper, edges[1:])
@@ -187,6 +189,10 @@ def test_classwise_bins_have_the_same_edges() -> None:
     found = calibration.classwise_bins(probs, torch.tensor([0, 0, 1]), 4)
     assert found[0].tolist() == [[1, 1, 0, 1], [1, 1, 1, 0]]
     assert found[2].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+    for bins in (25, 50, 100):  # where i/B · B is rounded to more than i
+        edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+        count = calibration.classwise_bins(edges[:, None], torch.zeros(bins + 1, dtype=torch.int64), bins)[0, 0]
+        assert count.tolist() == [2.0] + [1.0] * (bins - 1), bins
 
 
 def test_the_reliability_diagram() -> None:
@@ -203,6 +209,8 @@ def test_a_million_are_summed_in_double_precision() -> None:
     """A million float32 values of 0.1 have the mean 0.1."""
     confidence = torch.full((1_000_000,), 0.1)
     assert calibration.ece(confidence, torch.zeros(1_000_000)) == pytest.approx(0.1, abs=1e-8)
+    classwise = calibration.classwise_bins(confidence[:, None], torch.zeros(1_000_000, dtype=torch.int64), 15)
+    assert float(classwise[1].sum()) == pytest.approx(1e5, rel=1e-7)
 
 
 @settings(max_examples=40)

@@ -261,3 +261,5 @@ def test_moments_of_a_regression() -> None:
     for name in ("squares", "variance", "epistemic", "gaussian_nll"):
         torch.testing.assert_close(found[name], expected[name])
     torch.testing.assert_close(found["width"], 2 * 1.959963984540054 * pred.std)
+    plain = moments(mt.Prediction(mean=drawn(3, 12), variance=drawn(3, 12) ** 2 + 1, task="regression"))
+    assert set(regression_evidence(plain, targets, SETTINGS).columns) == set(found)

@@ -77,12 +77,16 @@ def test_the_roc_is_that_of_scikit_learn(name: str) -> None:
 
 
 def test_fpr_at_a_recall_that_is_met_exactly() -> None:
-    """19 of 20 are 95 %, whatever the rounding of 0.95 · 20."""
+    """19 of 20 are 95 %, and 55 of 100 are 55 %, though 0.55 · 100 is rounded to more than 55."""
     ood = torch.arange(40) < 20
     score = torch.arange(40, 0, -1).double()
     score[19] = -1.0  # the last of what is out lies below all
     assert detection.fpr_at(score, ood) == 0
     assert detection.fpr_at(score, ood, 0.96) == 1
+    assert 0.55 * 100 > 55
+    known = torch.arange(200) % 2 == 0
+    score = torch.where(known, 0.0, torch.where(torch.arange(200) < 110, 1.0, -1.0))
+    assert detection.fpr_at(score, ~known, 0.55) == 0
 
 
 @settings(max_examples=40)

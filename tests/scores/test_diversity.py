@@ -50,6 +50,8 @@ def test_a_probability_of_zero() -> None:
     one = math.log(1 / 0.5)
     other = 0.5 * math.log(0.5) + 0.5 * (math.log(0.5) - least)
     assert float(diversity.kl(probs, probs.log())) == pytest.approx((one + other) / 2)
+    kept = torch.tensor([-705.0, -740.0, 0.0], dtype=torch.float64)  # probabilities that are not 0, one of them not even normal
+    assert torch.equal(diversity.finite(kept), kept)
 
 
 @settings(max_examples=30)
@@ -57,8 +59,16 @@ def test_a_probability_of_zero() -> None:
 def test_copies_of_one_member(count: int, rows: int, classes: int, seed: int) -> None:
     """Copies have no divergence and no disagreement."""
     logs = members(1, rows, classes, seed).log_softmax(-1).repeat(count, 1, 1)
-    assert float(diversity.kl(logs.exp(), logs).abs().max()) < 1e-12
+    found = diversity.kl(logs.exp(), logs)
+    assert float(found.max()) < 1e-12
     assert not bool(diversity.matrix(logs.argmax(-1)).any())
+
+
+def test_nearly_equal_members_have_no_negative_divergence() -> None:
+    """Their divergence of about 1e-18 is lost in rounding, which may fall below 0."""
+    logs = (members(1, 200, 7) + 1e-9 * members(4, 200, 7, seed=1)).log_softmax(-1)
+    found = diversity.kl(logs.exp(), logs)
+    assert 0 <= float(found.min()) <= float(found.max()) < 1e-12
 
 
 @settings(max_examples=30)

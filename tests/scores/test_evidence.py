@@ -181,6 +181,20 @@ def test_a_bootstrap_of_frames_draws_anchors() -> None:
     assert [found.resampled(rng(seed)).scores()["stability"] for seed in range(5)] == [0.0] * 5
 
 
+def test_an_anchor_that_is_drawn_twice_counts_twice() -> None:
+    """The frames of each anchor are all right or all wrong, so stability is accuracy, in every sample too."""
+    logits = torch.randn(3, 40, 6, generator=rng())
+    logits[:, :, 0] += torch.where(torch.arange(40) // 4 % 2 == 0, -20, 20)
+    frames = (mt.Prediction(logits=logits), torch.zeros(40), torch.arange(40) // 4)
+    found = scored(LOGITS, TARGETS, shift={"video": frames})
+    shares = set()
+    for seed in range(8):
+        drawn = found.resampled(rng(seed)).scores()
+        assert drawn["stability"] == pytest.approx(drawn["rAcc"])
+        shares.add(round(drawn["stability"], 6))
+    assert len(shares) > 2
+
+
 def test_frames_of_one_anchor_in_two_parts() -> None:
     """Frames of one anchor in two parts belong to that anchor after a merge."""
     logits = torch.randn(3, 12, 6, generator=rng())

@@ -507,6 +507,13 @@ def test_copies_in_a_regression() -> None:
     mt.score(mt.Prediction(logits=members(3, 20, 4)), drawn(4, 20))
 
 
+def test_members_that_agree_on_labels_alone_have_not_collapsed() -> None:
+    """They predict the same labels with different confidence; a warning would be an error."""
+    found = mt.score(mt.Prediction(logits=torch.tensor([[[4.0, 0.0]], [[1.0, 0.0]]]).repeat(1, 5, 1)), torch.zeros(5))
+    assert found["disagreement"] == 0
+    assert found["idmi"] > 0.01
+
+
 def test_sure_members_are_told_apart() -> None:
     """Single precision gives the scores of double precision for logits far apart, KL included."""
     inside, far = 30 * torch.randn(4, 400, 7), 20 * torch.randn(4, 300, 7)

@@ -40,6 +40,14 @@ def test_the_ends() -> None:
     assert math.isnan(miou(torch.zeros(3, 3)))
 
 
+def test_a_class_that_is_only_predicted_counts() -> None:
+    """Class 2 is predicted once and never true: its overlap is 0, as scikit-learn has it. Class 1 does not occur."""
+    labels, targets = torch.tensor([0, 0, 2]), torch.tensor([0, 0, 0])
+    found = miou(confusion(labels, targets, 3))
+    assert found == pytest.approx((2 / 3 + 0) / 2) == jaccard_score(targets, labels, average="macro")
+    assert miou(confusion(targets, labels, 3)) == pytest.approx(1 / 3)
+
+
 @settings(max_examples=30)
 @given(count=st.integers(1, 50), classes=st.integers(1, 6), cut=st.integers(0, 50), seed=st.integers(0, 2**31))
 def test_parts_add_up_and_classes_have_no_order(count: int, classes: int, cut: int, seed: int) -> None:

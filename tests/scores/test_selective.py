@@ -70,6 +70,21 @@ def test_thresholds_are_those_that_a_search_finds(answers: list[tuple[int, bool]
     assert threshold_for(confidence, correct, None, wanted / 60) == max(enough)
 
 
+def test_equal_confidences_are_answered_together() -> None:
+    """Of three equal ones the first would keep the error low enough, but no threshold separates it from the others."""
+    confidence, correct = torch.tensor([0.9, 0.5, 0.5, 0.5]), torch.tensor([1, 1, 0, 0])
+    assert threshold_for(confidence, correct, 0.4, None) == pytest.approx(0.9)
+    assert threshold_for(confidence, correct, 0.5, None) == pytest.approx(0.5)
+    assert threshold_for(confidence, correct, None, 0.3) == pytest.approx(0.5)
+
+
+def test_a_coverage_that_is_met_exactly_is_enough() -> None:
+    """3 of 10 are 30 %, also if 30 % is 0.1 + 0.2, which is rounded to more than 0.3."""
+    confidence = torch.arange(1, 11, dtype=torch.float64) / 10
+    assert 0.1 + 0.2 > 0.3
+    assert threshold_for(confidence, torch.ones(10), None, 0.1 + 0.2) == 0.8
+
+
 def test_an_error_that_is_met_exactly_is_allowed() -> None:
     """An error that is met exactly is allowed, whatever the rounding."""
     for count in range(1, 30):

@@ -93,7 +93,7 @@ def classwise_bins(probs: Tensor, targets: Tensor, bins: int = 15) -> Tensor:
     Shape: ``[N, K]``, ``[N]`` → ``[3, K, B]``. The results of parts of a dataset add up to those of the whole.
     """
     classes = probs.shape[1]
-    where = (probs * bins).ceil_().sub_(1).clamp_(0, bins - 1).int()
+    where = bin_of(probs, bins).int()
     where += torch.arange(classes, dtype=torch.int32, device=probs.device) * bins
     flat, cells = where.flatten(), classes * bins
     hits = torch.bincount(where.gather(1, targets[:, None]).flatten(), minlength=cells)

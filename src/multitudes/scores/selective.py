@@ -43,11 +43,11 @@ def threshold_for(confidence: Tensor, correct: Tensor, error: float | None, cove
     """
     covered, risk = risk_coverage(confidence, correct)
     confidence = confidence.cpu().sort(descending=True).values
-    last = torch.cat(
-        [confidence[1:] != confidence[:-1], torch.ones(1, dtype=torch.bool)]
-    )  # equal confidences are answered together
     if error is not None:
+        last = torch.cat(
+            [confidence[1:] != confidence[:-1], torch.ones(1, dtype=torch.bool)]
+        )  # equal ones are answered together
         allowed = (last & (risk <= error + 1e-12)).nonzero().flatten()
         return float(confidence[allowed[-1]]) if len(allowed) else float("inf")
     assert coverage is not None
-    return float(confidence[(last & (covered >= coverage - 1e-12)).nonzero().flatten()[0]])
+    return float(confidence[(covered >= coverage - 1e-12).nonzero().flatten()[0]])
