@@ -158,7 +158,7 @@ def test_regression_is_in_the_units_of_the_target(tmp_path: Path) -> None:
     _, test = data.uci("yacht", 0)
     assert torch.allclose(row.prediction.targets, test.original(test.targets))
     assert row.scores["rmse"] < float(test.target_std)
-    assert set(row.variants) == {"last epoch"}
+    assert set(row.variants) == {"last epoch", "calibrated"}
     assert Row.load(tmp_path / "a").scores["rmse"] == row.scores["rmse"]
 
 
