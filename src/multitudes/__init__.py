@@ -5,7 +5,7 @@ Convert     plan, ensemble, resize    show what a method would do to a model; do
 Train       fit, Recipe               train an ensemble; how to train it
             GaussianNLL               the loss of a network that predicts means and variances
 Predict     predict, Prediction       run an ensemble over a dataset; the members' outputs and their uncertainty
-            calibrate                 fit a temperature on held-out data
+            calibrate                 fit a temperature, or a factor of variances, on held-out data
             select, threshold         choose members, or a confidence below which to abstain, on held-out data
 Score       score                     accuracy, NLL, calibration, out-of-distribution detection, diversity
 Report      report                    one HTML page that compares methods
