@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes.data import Augment, fashion
@@ -92,3 +93,19 @@ def test_a_run_goes_on(tmp_path: Path, precision: str) -> None:
     mt.fit(again, TRAIN, same, out=tmp_path / "part", resume=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "adamw", "precision": "bf16"}, {"ema": 0.9}, {"precision": "fp16"}], ids=str
+)
+def test_a_step_that_is_not_finite_is_skipped(settings: dict[str, object]) -> None:
+    """By a flag on the device, or where there is none by a look at each step: the error names the example that did it."""
+    inputs, targets = TRAIN.batch(slice(0, 400))
+    inputs = inputs.clone()
+    inputs[17] = torch.nan
+    ens = made(mt.Deep(members=2))
+    how = replace(RECIPE, batch=4, augment=None, **settings)
+    with pytest.raises(mt.InputError, match=r"a NaN in the inputs of example 17, so the loss is nan in step \d+ of epoch 1"):
+        mt.fit(ens, TensorDataset(inputs, targets), how)
+    assert all(bool(value.isfinite().all()) for value in ens.state_dict().values())
+    assert not torch.equal(ens.get_parameter("0.weight"), made(mt.Deep(members=2)).get_parameter("0.weight"))

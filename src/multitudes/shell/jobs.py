@@ -138,7 +138,7 @@ def _regression(name: str) -> Callable[[Root], Job]:
             test=test,
             validation=validation,
             task="gaussian",
-            recipe=Recipe(epochs=40, batch=32, lr=0.01, optimizer="adam", schedule="cosine"),
+            recipe=Recipe(epochs=40, batch=32, lr=0.01, optimizer="adam", schedule="cosine", warmup=4, clip=100.0),
             about=f"A network of 50 hidden units on the UCI set {name}: means and variances.",
         )
 

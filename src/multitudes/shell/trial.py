@@ -180,6 +180,7 @@ def _cost_columns(measured: Cost) -> dict[str, float]:
 
 
 def _rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
-    """Returns the settings that make a recipe last `epochs`, with milestones at the same fractions of the run."""
+    """Returns the settings that make a recipe last `epochs`, with warm-up and milestones at the same fractions of the run."""
     ratio = epochs / recipe.epochs
-    return {"epochs": epochs, "milestones": tuple(sorted({max(1, round(m * ratio)) for m in recipe.milestones}))}
+    milestones = tuple(sorted({max(1, round(m * ratio)) for m in recipe.milestones}))
+    return {"epochs": epochs, "milestones": milestones, "warmup": recipe.warmup * ratio}

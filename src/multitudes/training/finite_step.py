@@ -45,10 +45,13 @@ class StepGuard:
         self.defers = can_skip(optimizer, ensemble, recipe) and fabric.device.type == "cuda"
         """Whether a flag on the device makes the optimizer skip steps."""
         self.epoch, self.step, self.hint = 0, 0, ""
-        self.failed = self.finite_steps = torch.zeros((), device=fabric.device)
-        """If steps are skipped: 1 from the first on that is not finite, and the number of finite steps of the epoch."""
+        self.one = torch.ones((), device=fabric.device)
+        self.failed = torch.zeros_like(self.one)
+        """1 from the first step on that is not finite, otherwise 0."""
+        self.finite_steps = torch.zeros_like(self.one)
         self.losses = torch.zeros(0, device=fabric.device)
-        """If steps are skipped: the loss, and those of members, of the first step that is not finite, or of the last one."""
+        """If steps are skipped: the number of finite steps of the epoch, and of the first step that is not finite, or of the
+        last one, the loss and those of members."""
         self.buffers: dict[str, Tensor] = {}
         self.generator = ensemble.generator.get_state()
 
@@ -83,24 +86,21 @@ class StepGuard:
     def check(self, loss: Tensor, parts: Parts) -> None:
         """Checks loss and gradient before the optimizer's step: raises an error, or sets the flag that skips the step.
 
-        In float16 the scaler of the loss skips steps whose gradient is not finite, so only the loss is checked.
+        In float16 the scaler of the loss skips steps whose gradient is not finite, so only the loss is checked. The operation
+        is the scaler's: it sets the flag if a number is not finite, and multiplies all of them by 1.
         """
-        gradients = [_values(p.grad) for p in self.parameters if p.grad is not None and self.recipe.precision != "fp16"]
-        largest = torch._foreach_norm([g for g in gradients if g.numel()], math.inf) if gradients else ()
-        failed = (~torch.stack([loss, *largest]).sum().isfinite()).float()
-        if self.fabric.world_size > 1:  # all processes stop together
-            failed = self.fabric.all_reduce(failed, reduce_op="sum").clamp(max=1)
         if self.defers:
-            self._set_flag(loss, failed)
-        elif bool(failed):
+            losses = torch.stack([loss, *self.criterion.losses])
+            self.losses = torch.where(self.failed > 0, self.losses, losses) if len(self.losses) == len(losses) else losses
+        gradients = [_values(p.grad) for p in self.parameters if p.grad is not None and self.recipe.precision != "fp16"]
+        torch._amp_foreach_non_finite_check_and_unscale_([loss.clone(), *gradients], self.failed, self.one)
+        if self.fabric.world_size > 1:  # all processes stop together
+            self.failed = self.fabric.all_reduce(self.failed, reduce_op="sum").clamp(max=1)
+        if self.defers:
+            self.finite_steps = self.finite_steps + (1 - self.failed)
+            self.optimizer.found_inf = self.failed
+        elif bool(self.failed):
             raise self._undone(loss, self.criterion.losses, self.step, parts)
-
-    def _set_flag(self, loss: Tensor, failed: Tensor) -> None:
-        losses = torch.stack([loss, *self.criterion.losses])
-        self.losses = torch.where(self.failed > 0, self.losses, losses) if len(self.losses) == len(losses) else losses
-        self.failed = torch.maximum(self.failed, failed)
-        self.finite_steps = self.finite_steps + (1 - self.failed)
-        self.optimizer.found_inf = self.failed
 
     def look(self) -> None:
         """Raises an error if a step since the last look was skipped. Its batch is read again, to search it for NaN."""
@@ -184,6 +184,7 @@ def can_skip(optimizer: Any, ensemble: Ensemble, recipe: Recipe) -> bool:
 
 
 def _values(tensor: Any) -> Tensor:
-    """Returns the numbers of a sparse tensor, or this process's numbers of a sharded one."""
+    """Returns the real numbers of a sparse or complex tensor, or this process's numbers of a sharded one."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local._values() if local.is_sparse else local
+    local = local._values() if local.is_sparse else local
+    return torch.view_as_real(local) if local.is_complex() else local
