@@ -294,8 +294,8 @@ def _filled(path: Path, about: dict[str, Any], model: nn.Module, tensors: dict[s
 
 def _zeros(buffer: Tensor, members: int, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Makes a buffer for the members' draws. Noise has the dtype of the layer's weights."""
-    dtype = next((t.dtype for n, t in tensors.items() if owning_module(n) == owning_module(name)), buffer.dtype)
-    dtype = dtype if buffer.is_floating_point() else buffer.dtype
+    beside = (t.dtype for n, t in tensors.items() if owning_module(n) == owning_module(name) and t.is_floating_point())
+    dtype = next(beside, buffer.dtype) if buffer.is_floating_point() else buffer.dtype
     return torch.zeros(members, *buffer.shape, dtype=dtype, device="cpu" if buffer.is_meta else buffer.device)
 
 
