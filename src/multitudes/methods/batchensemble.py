@@ -152,18 +152,28 @@ class ScaledProduct(Scaled):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer with scaled inputs and outputs; shapes are those of the plain layer."""
         layer: Any = self
-        if torch.is_grad_enabled() and not input.requires_grad and self.alpha.ndim == 1 and taught_name(layer) is None:
+        if self.alpha.ndim == 1 and taught_name(layer) is None and self._pays_to_form(input):
             return self._formed_product(input, *args, **kwargs)
         y = self.product(self, input * along_channels(layer, self.alpha, input), *args, **kwargs)
         y = y * along_channels(layer, self.gamma, y)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
-    def _formed_product(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Runs the layer with the factors multiplied into its weights.
+    def _pays_to_form(self, input: Tensor) -> bool:
+        """Whether to multiply the factors into the weights rather than into inputs and outputs.
 
-        In training this spares the first layer the gradient of its inputs, which factors of inputs would need: in a
-        convolution of few channels that gradient costs more than all the rest.
+        In training it spares the first layer the gradient of its inputs, which factors of inputs would need: in a convolution
+        of few channels that gradient costs more than all the rest. In prediction it pays if all members have the same input,
+        which is larger than the weights.
         """
+        if torch.is_grad_enabled():
+            return not input.requires_grad
+        if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(input):
+            return False
+        layer: Any = self
+        return layer.weight.numel() <= input.numel()
+
+    def _formed_product(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Runs the layer with the factors multiplied into its weights."""
         layer: Any = self
         weight = layer.weight * over_channels(layer, self.alpha, self.gamma)
         y = run_with(layer, {"weight": weight}, self.product, self, input, *args, **kwargs)

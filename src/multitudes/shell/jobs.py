@@ -91,7 +91,7 @@ def fashion(root: Root = None) -> Job:
         network=lambda: models.LeNet(width=2),
         train=data.fashion("train").subset(range(2000)),
         test=data.fashion("test"),
-        validation=data.fashion("validation"),
+        validation=data.fashion("validation").subset(range(500)),
         epoch="last",
         ood={"digits": data.digits()},
         recipe=Recipe(epochs=30, batch=32, lr=0.002, optimizer="adamw", weight_decay=0.01, schedule="onecycle"),

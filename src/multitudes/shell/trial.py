@@ -26,16 +26,18 @@ from multitudes.prediction.temperature import calibrate
 from multitudes.prediction.values import CLASSES
 from multitudes.report.row import Row
 from multitudes.scores.score import score
-from multitudes.scores.scores import Scores
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
 from multitudes.training.fit import Run, fit
 from multitudes.training.recipe import Recipe
 
-INTERVALS = 200
+INTERVALS = 100
 """Bootstrap samples of the test set, for the intervals of the scores."""
 COST_BATCH = 32
 """Rows of the batch on which the cost is measured."""
+
+Shifted = dict[str, dict[int, Prediction]]
+"""Predictions of corrupted images, by corruption and severity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,19 +100,20 @@ class Trial:
     def _scored_run(self, run: Run, job: Job) -> Row:
         """Scores the epoch that the job names; the other epoch, and the calibrated ensemble, become variants."""
         ensemble, variants = run.ensemble, {}
-        if job.validation is None:
-            return self._score(ensemble, job)
-        if job.epoch == "best":
-            variants["last epoch"] = self._variant(ensemble, job)
+        if job.validation is not None and job.epoch == "best":
+            variants["last epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
             run.use_best()
-        row = self._score(ensemble, job)
+        test, shift = predicted(ensemble, job.test, job), self._shift(ensemble, job)
+        row = self._score(ensemble, job, test, shift)
+        if job.validation is None:
+            return row
         if job.task in CLASSES or job.task == "gaussian":
-            ensemble.calibrator = calibrate(predict(ensemble, job.validation, progress=False))
-            variants["calibrated"] = self._variant(ensemble, job)
-            ensemble.calibrator = None
+            calibrator = calibrate(predict(ensemble, job.validation, progress=False))
+            calm = {name: {s: one.calibrated(calibrator) for s, one in sets.items()} for name, sets in shift.items()}
+            variants["calibrated"] = score(test.calibrated(calibrator), shift=calm or None, intervals=INTERVALS)
         if job.epoch == "last":
             run.use_best()
-            variants["best epoch"] = self._variant(ensemble, job)
+            variants["best epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
         return replace(row, variants=variants)
 
     def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
@@ -120,30 +123,25 @@ class Trial:
             return int(json.loads(config.read_text(encoding="utf-8"))["recipe"]["epochs"])
         return self.budget.epochs(ensemble, job, recipe)
 
-    def _score(self, ensemble: Ensemble, job: Job) -> Row:
-        """Scores the ensemble on the test set, the out-of-distribution sets and the corrupted images, and measures its cost."""
-        test = predicted(ensemble, job.test, job)
+    def _score(self, ensemble: Ensemble, job: Job, test: Prediction, shift: Shifted) -> Row:
+        """Scores predictions of the test set and of corrupted images, predicts out-of-distribution sets, measures the cost."""
         ood = {name: predicted(ensemble, data, job) for name, data in job.ood.items()}
         batch = job.test.batch(slice(0, COST_BATCH))[0].to(next(ensemble.parameters()).device)
         return Row(
             name=self.name,
             method=repr(self.method),
             seed=self.seed,
-            scores=score(test, ood=ood or None, shift=self._shift(ensemble, job), intervals=INTERVALS),
+            scores=score(test, ood=ood or None, shift=shift or None, intervals=INTERVALS),
             prediction=test,
             ood=ood,
             cost=_cost_columns(cost(ensemble, batch, training=True)),
             command=self.command,
         )
 
-    def _variant(self, ensemble: Ensemble, job: Job) -> Scores:
-        """Scores the ensemble on the test set and the corrupted images."""
-        return score(predicted(ensemble, job.test, job), shift=self._shift(ensemble, job), intervals=INTERVALS)
-
-    def _shift(self, ensemble: Ensemble, job: Job) -> dict[str, dict[int, Prediction]] | None:
-        """Predicts the corrupted images, by corruption and severity; None if the job has no corruptions."""
+    def _shift(self, ensemble: Ensemble, job: Job) -> Shifted:
+        """Predicts the corrupted images; empty if the job has no corruptions."""
         sets = corrupted(self.task, self.root)
-        return {name: {s: predicted(ensemble, data, job) for s, data in one.items()} for name, one in sets.items()} or None
+        return {name: {s: predicted(ensemble, data, job) for s, data in one.items()} for name, one in sets.items()}
 
 
 @functools.lru_cache(maxsize=2)
