@@ -53,7 +53,9 @@ def scored() -> Make:
 
     def make(name: str, task: str = "classes", seed: int = 0, intervals: Any = None, **scores: Any) -> Row:
         more = {
-            key: scores.pop(key) for key in ("cost", "settings", "seconds", "method", "variants", "command") if key in scores
+            key: scores.pop(key)
+            for key in ("cost", "settings", "seconds", "method", "variants", "command", "losses")
+            if key in scores
         }
         found = Scores({key.replace("__", "/"): value for key, value in scores.items()}, task=task, intervals=intervals)
         return Row(**{"name": name, "method": f"{name}()", "seed": seed, "scores": found, **more})

@@ -35,6 +35,7 @@ def row(name: str = "packed", seed: int = 0, **more: Any) -> Row:
 def test_a_saved_row_loads(tmp_path: Path) -> None:
     given = row(
         ood={"svhn": classes(5, None), "a/b ü": classes(4, None)}, variants={"calibrated": mt.score(classes())},
+        losses={"": torch.tensor([0.5, math.inf]), "best epoch": torch.ones(3)},
         cost={"parameters": 12, "latency": math.nan}, settings={"recipe": {"epochs": 3, "rates": [0.1]}, "data": "x"},
         command="multitudes bench 'ü'", seconds=1.5,
     )  # fmt: skip
@@ -45,6 +46,8 @@ def test_a_saved_row_loads(tmp_path: Path) -> None:
     for field in ("name", "method", "seed", "scores", "variants", "settings", "command", "seconds"):
         assert getattr(found, field) == getattr(given, field), field
     assert found.cost["parameters"] == 12
+    assert list(found.losses) == ["", "best epoch"]
+    assert torch.equal(found.losses[""], given.losses[""])
     assert math.isnan(found.cost["latency"])
     assert list(found.ood) == ["svhn", "a/b ü"]
     for one, other in [(found.prediction, given.prediction), *zip(found.ood.values(), given.ood.values(), strict=True)]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
@@ -31,9 +34,12 @@ def used_otherwise(**nll: float) -> dict[str, Scores]:
     }
 
 
-def rows(scored: Make, calibrated: float = 0.7, early: Mapping[str, float] | None = None) -> list[Row]:
+EARLY = {"single": 0.6, "good": 0.4, "poor": 0.6}
+CALIBRATED = {"single": 0.7, "good": 0.3, "poor": 0.7}
+
+
+def rows(scored: Make, calibrated: Mapping[str, float] = CALIBRATED, early: Mapping[str, float] = EARLY) -> list[Row]:
     """The single network with NLL 0.8, a better ensemble, and one that is no better."""
-    early = early or {"single": 0.6, "good": 0.4, "poor": 0.6}
     cost = {"latency": 3.0, "single_latency": 2.0, "multiply_adds": 9.0, "single_multiply_adds": 1.0}
     made = {
         "single": around(nll=0.8, ece=0.1, accuracy=0.86, auroc__entropy=0.8),
@@ -45,7 +51,7 @@ def rows(scored: Make, calibrated: float = 0.7, early: Mapping[str, float] | Non
             name,
             method="Single()" if name == "single" else f"{name}()",
             cost=cost,
-            variants=used_otherwise(best_epoch=early[name], calibrated=calibrated),
+            variants=used_otherwise(best_epoch=early[name], calibrated=calibrated[name]),
             **scores,
         )
         for name, scores in made.items()
@@ -55,35 +61,46 @@ def rows(scored: Make, calibrated: float = 0.7, early: Mapping[str, float] | Non
 def test_gain_cost_and_failures_are_said(scored: Make) -> None:
     assert plain(verdict(grouped(rows(scored)))) == (
         "good is better calibrated than the single network, NLL 0.4000 instead of 0.8000 and ECE 0.0200 instead of 0.1000, at "
-        "1.50 × its prediction time and 9.00 × its multiply-adds; accuracy 0.8500 instead of 0.8600. "
-        "By NLL 1 of 2 ensembles are clearly better than the single network; at the epoch of its lowest validation NLL it has "
-        "0.6000, and 1 are; after temperature scaling it has 0.7000, and 1 are. "
+        "1.50 × its prediction time and 9.00 × its multiply-adds. At the epoch of the lowest validation NLL good has NLL "
+        "0.4000 instead of 0.6000. After temperature scaling good has NLL 0.3000 instead of 0.7000. "
+        "How many of 2 ensembles are clearly better than the single network by NLL: as they are 1 are, and 0 clearly worse; at "
+        "the epoch of the lowest validation NLL 1 are, and 0 clearly worse; after temperature scaling 1 are, and 0 clearly "
+        "worse. "
         "Other scores, clearly: Accuracy 0 better, 1 worse; AUROC (entropy) 1 better, 1 worse."
     )
 
 
 def test_a_gain_that_vanishes_is_said_in_the_first_sentence(scored: Make) -> None:
-    first = plain(verdict(grouped(rows(scored, calibrated=0.41)))).partition(";")[0]
+    same = {"single": 0.4, "good": 0.4, "poor": 0.6}
+    first = plain(verdict(grouped(rows(scored, calibrated=same)))).partition(". ")[0]
     assert first.endswith(", but after temperature scaling the single network does as well")
-    early = {"single": 0.4, "good": 0.39, "poor": 0.5}
-    first = plain(verdict(grouped(rows(scored, calibrated=0.41, early=early)))).partition(";")[0]
+    first = plain(verdict(grouped(rows(scored, calibrated=same, early=same)))).partition(". ")[0]
     assert first.endswith(
-        ", but at the epoch of its lowest validation NLL and after temperature scaling the single network does as well"
+        ", but at the epoch of the lowest validation NLL and after temperature scaling the single network does as well"
     )
 
 
 def test_no_gain_is_said(scored: Make) -> None:
     few = [row for row in rows(scored) if row.name != "good"]
     assert plain(verdict(grouped(few))).startswith(
-        "No ensemble is clearly better calibrated than the single network, whose NLL is 0.8000. By NLL 0 of 1 ensemble are"
+        "No ensemble is clearly better calibrated than the single network, whose NLL is 0.8000. How many of 1 ensemble"
     )
 
 
-def test_temperature_scaling_is_for_the_single_network_alone(scored: Make) -> None:
-    """Ensembles are as they are, although they would be worse after temperature scaling."""
-    single, good, _ = grouped(rows(scored))
-    good.first.variants["calibrated"]._values["nll"] = 5.0  # type: ignore[index]
-    assert [group.label for group in compared(single, [good], "nll", "calibrated").better] == ["good"]
+def test_examples_decide_where_they_are_known(scored: Make) -> None:
+    """Wide intervals overlap, but the ensemble is better on nearly every example; in the variant it is not."""
+    torch.manual_seed(0)
+    hard = torch.rand(500)
+    wide = {"nll": (0.0, 1.0)}
+    single = scored("s", method="Single()", nll=0.5, intervals=wide, losses={"": hard, "calibrated": hard})
+    losses = {"": hard - 0.01 - 0.01 * torch.rand(500), "calibrated": hard + 0.1 * torch.randn(500)}
+    other = scored("a", nll=0.49, intervals=wide, losses=losses)
+    made = {name: Scores({"nll": 0.5}, task="classes", intervals=wide) for name in ("calibrated",)}
+    first, second = grouped([replace(row, variants=made) for row in (single, other)])
+    assert compared(first, [second], "nll").better == [second]
+    assert compared(second, [first], "nll").worse == [first]
+    assert compared(first, [second], "nll", "calibrated") == ([], [], 1)
+    assert compared(first, grouped([replace(other, losses={})]), "nll") == ([], [], 1)
 
 
 def test_touching_intervals_are_no_clear_difference(scored: Make) -> None:

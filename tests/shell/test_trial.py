@@ -107,6 +107,8 @@ def test_variants_are_the_other_epoch_and_the_calibrated_ensemble(tmp_path: Path
     assert row.variants["last epoch"]["nll"] == pytest.approx(mt.score(mt.predict(last, TEST))["nll"], abs=1e-6)
     best.calibrator = mt.calibrate(mt.predict(best, JOBS["small"].validation))
     assert row.variants["calibrated"]["nll"] == pytest.approx(mt.score(mt.predict(best, TEST))["nll"], abs=1e-6)
+    for name, scores in {"": row.scores, **row.variants}.items():
+        assert float(row.losses[name].mean()) == pytest.approx(scores["nll"], abs=1e-6)
     shutil.copytree(finished, tmp_path / "a")
     (tmp_path / "a" / "row.json").unlink()
     other = trial(tmp_path / "a", "small, last epoch").run()

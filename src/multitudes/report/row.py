@@ -28,6 +28,8 @@ POOLED = ("accuracy", "nll")
 """Scores that are the same for a pool of equally large sets as in the mean over them. A calibration error is not."""
 
 JSON, TENSORS = "row.json", "row.safetensors"
+LOSSES = "losses/"
+"""Prefix of the losses in row.safetensors."""
 OWN = "test"
 """Name of the test set's prediction in row.safetensors; those of OOD sets are called "ood/..."."""
 
@@ -60,6 +62,10 @@ class Row:
 
     variants: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of the test set for the same run used otherwise, by name: `best epoch`, `last epoch`, `calibrated`."""
+
+    losses: Mapping[str, Tensor] = field(default_factory=dict)
+    """NLL of each test example ``[N]``, or minus its log density: of the row itself under "", of variants under their names.
+    With them methods are compared example by example."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
     """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and
@@ -113,6 +119,7 @@ class Row:
             settings, own_tensors = prediction.to_tensors()
             about.append({"name": name, **settings})
             tensors.update({f"{name}/{key}": value for key, value in own_tensors.items()})
+        tensors.update({f"{LOSSES}{name}": values.float().contiguous() for name, values in self.losses.items()})
         text = json.dumps(self._described(), indent=1, ensure_ascii=False).encode()
         save_tensors(place / TENSORS, "row", {"row": digest({}, text.decode()), "predictions": about}, tensors)
         write(place / JSON, text)
@@ -146,6 +153,7 @@ class Row:
                 scores=_scores(found), prediction=made.pop(OWN, None),
                 ood={name.removeprefix("ood/"): one for name, one in made.items()},
                 variants={name: Scores.from_json(json.dumps(one)) for name, one in found.get("variants", {}).items()},
+                losses={name.removeprefix(LOSSES): values for name, values in tensors.items() if name.startswith(LOSSES)},
                 cost={name: float(value) for name, value in found["cost"].items()}, settings=found["settings"],
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
             )  # fmt: skip

@@ -76,7 +76,7 @@ def variant_columns(groups: Sequence[Group]) -> list[Column]:
         Column(key, title(key), meaning(key).about, meaning(key).better, variant=name, of=name or own)
         for key in keys
         for name in (None, *names)
-        if names
+        if names and any(group.value(key, name) is not None for group in groups)
     ]
 
 

@@ -1,10 +1,13 @@
 """The first sentences of the page: what ensembles gain over the single network, at what cost, and where they fail.
 
-A method is clearly better than the single network in a score if the intervals of the two do not overlap.
+An ensemble is clearly better than the single network by NLL or log density if the mean difference over the test examples, of
+one seed each, is more than 1.96 standard errors from 0. In other scores, and over several seeds, the intervals of the two must
+not overlap.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,24 +22,26 @@ PROPER = ("nll", "lpd")
 BESIDE = ("ece", "rmse")
 """Scores that the first sentence names beside the proper one."""
 
-BEST, LAST, CALIBRATED = "best epoch", "last epoch", "calibrated"
+ERRORS = 1.96
+"""Standard errors of a clear difference: 95 %."""
+
 VARIANTS = {
     "nll": {
-        BEST: "at the epoch of its lowest validation NLL",
-        LAST: "after its last epoch",
-        CALIBRATED: "after temperature scaling",
+        "best epoch": "at the epoch of the lowest validation NLL",
+        "last epoch": "after the last epoch",
+        "calibrated": "after temperature scaling",
     },
     "lpd": {
-        BEST: "at the epoch of its highest validation density",
-        LAST: "after its last epoch",
-        CALIBRATED: "after scaling of its variances",
+        "best epoch": "at the epoch of the highest validation density",
+        "last epoch": "after the last epoch",
+        "calibrated": "after scaling of variances",
     },
 }
-"""How a variant's name reads in a sentence about the single network, by the proper score."""
+"""How a variant's name reads in a sentence, by the proper score."""
 
 
 class Compared(NamedTuple):
-    """How many ensembles are clearly better and clearly worse than the single network in a score."""
+    """The ensembles that are clearly better and clearly worse than the single network in a score, best first."""
 
     better: list[Group]
     worse: list[Group]
@@ -57,46 +62,64 @@ def verdict(groups: Sequence[Group]) -> str:
 
 
 def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
-    """Compares ensembles with the single network, or with a variant of it.
-
-    Another epoch is taken for the ensembles as well; calibration is for the single network alone.
-    """
-    mine = single.value(key, variant)
-    values = {g.label: value for g in others if (value := g.value(key, None if variant == CALIBRATED else variant)) is not None}
-    if mine is None:
+    """Compares ensembles with the single network, all of them in the same variant."""
+    known = [group for group in ranked(others, key, variant) if group.value(key, variant) is not None]
+    if single.value(key, variant) is None:
         return Compared([], [], 0)
-    above = [group for group in others if group.label in values and values[group.label].low > mine.high]
-    below = [group for group in others if group.label in values and values[group.label].high < mine.low]
-    return Compared(*((above, below) if meaning(key).better == "higher" else (below, above)), len(values))
+    gains = {group.label: _gain(single, group, key, variant) for group in known}
+    return Compared([g for g in known if gains[g.label] > 0], [g for g in known if gains[g.label] < 0], len(known))
+
+
+def _gain(single: Group, group: Group, key: str, variant: str | None) -> int:
+    """Returns 1 if the group is clearly better than the single network, −1 if it is clearly worse, else 0."""
+    name = variant or ""
+    mine, other = single.first.losses.get(name), group.first.losses.get(name)
+    alone = len(single.rows) == len(group.rows) == 1
+    if key in PROPER and alone and mine is not None and other is not None and mine.shape == other.shape:
+        gains = mine.double() - other.double()
+        error = float(gains.std()) / math.sqrt(len(gains))
+        return int(float(gains.mean()) > ERRORS * error) - int(float(gains.mean()) < -ERRORS * error)
+    one, two = single.value(key, variant), group.value(key, variant)
+    assert one is not None and two is not None
+    sign = 1 if meaning(key).better == "higher" else -1
+    return sign * (int(two.low > one.high) - int(two.high < one.low))
 
 
 def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> str:
-    """Names the best ensemble with its gain and cost, and says where the gain vanishes and what is no better."""
+    """Names the best ensemble with its gain and cost, says where the gain vanishes, and what stays of it elsewhere."""
     better = compared(single, others, key).better
-    mine = single.value(key)
-    assert mine is not None
     if not better:
+        mine = single.value(key)
+        assert mine is not None
         none = "<strong>No ensemble is clearly better calibrated</strong> than the single network"
         return f"{none}, whose {_named(key)} is {number(mine.mean)}."
-    best = ranked(better, key)[0]
+    best = better[0]
     gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
-    known = {variant: words for variant, words in VARIANTS[key].items() if single.value(key, variant) is not None}
-    gone = [words for variant, words in known.items() if not compared(single, others, key, variant).better]
-    lasts = ", but " + " and ".join(gone) + " the single network does as well" if gone else ""
-    accuracy = _instead(best, single, "accuracy")
-    return (
+    stays = {v: compared(single, others, key, v).better for v in VARIANTS[key] if single.value(key, v) is not None}
+    gone = [VARIANTS[key][variant] for variant, clear in stays.items() if not clear]
+    lost = f", but {' and '.join(gone)} the single network does as well" if gone else ""
+    kept = []
+    for variant, clear in stays.items():
+        if clear:
+            words, other = VARIANTS[key][variant], clear[0]
+            kept.append(f"{_capital(words)} <strong>{safe(other.label)}</strong> has {_instead(other, single, key, variant)}.")
+    first = (
         f"<strong>{safe(best.label)}</strong> is better calibrated than the single network, {gains}, at {_times(groups, best)}"
-        f"{lasts}{f'; {accuracy}' if accuracy else ''}."
     )
+    return " ".join([f"{first}{lost}.", *kept])
+
+
+def _capital(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"
 
 
 def _named(key: str) -> str:
     return safe(title_in_sentence(key))
 
 
-def _instead(group: Group, single: Group, key: str) -> str:
+def _instead(group: Group, single: Group, key: str, variant: str | None = None) -> str:
     """Returns a score of a group and of the single network in words; empty if one of them lacks it."""
-    own, other = group.value(key), single.value(key)
+    own, other = group.value(key, variant), single.value(key, variant)
     return "" if own is None or other is None else f"{_named(key)} {number(own.mean)} instead of {number(other.mean)}"
 
 
@@ -108,23 +131,20 @@ def _times(groups: Sequence[Group], group: Group) -> str:
         "multiply_adds": "multiply-adds",
         "parameters": "parameters",
     }
-    parts = [
-        f"{ratio(times[group.label])} its {words}"
-        for name, words in names.items()
-        if group.label in (times := ratios(groups, name))
-    ]
+    known = {words: ratios(groups, name).get(group.label) for name, words in names.items()}
+    parts = [f"{ratio(times)} its {words}" for words, times in known.items() if times is not None]
     return listed(parts[:2]) if parts else "a cost that was not measured"
 
 
 def _counts(single: Group, others: Sequence[Group], key: str) -> str:
-    """Says how many ensembles are clearly better than the single network, as it is and used otherwise."""
-    plain = compared(single, others, key)
-    text = f"By {_named(key)} {len(plain.better)} of {counted(plain.of, 'ensemble')} are clearly better than the single network"
-    for variant, words in VARIANTS[key].items():
-        mine = single.value(key, variant)
-        if mine is not None:
-            text += f"; {words} it has {number(mine.mean)}, and {len(compared(single, others, key, variant).better)} are"
-    return f"{text}."
+    """Says how many ensembles are clearly better and worse than the single network, as they are and used otherwise."""
+    texts, uses = [], [(None, "as they are"), *VARIANTS[key].items()]
+    for variant, words in uses:
+        result = compared(single, others, key, variant)
+        if result.of:
+            texts.append(f"{words} {len(result.better)} are, and {len(result.worse)} clearly worse")
+    many = f"How many of {counted(len(others), 'ensemble')} are clearly better than the single network by {_named(key)}"
+    return f"{many}: {'; '.join(texts)}."
 
 
 def _elsewhere(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> str:
@@ -132,9 +152,9 @@ def _elsewhere(groups: Sequence[Group], single: Group, others: Sequence[Group]) 
     sets = list(dict.fromkeys(name for group in groups for name in group.first.ood))
     detection = auroc_keys([key for key in single.first.scores if "auroc/" in key])
     parts = []
-    for key, variant in [("accuracy", None), ("cNLL", None), ("cNLL", CALIBRATED), *((key, None) for key in detection)]:
+    for key, variant in [("accuracy", None), ("cNLL", None), ("cNLL", "calibrated"), *((key, None) for key in detection)]:
         result = compared(single, others, key, variant)
         if result.of:
-            against = " against the calibrated single network" if variant else ""
-            parts.append(f"{safe(title(key, sets))}{against} {len(result.better)} better, {len(result.worse)} worse")
+            after = " after temperature scaling" if variant else ""
+            parts.append(f"{safe(title(key, sets))}{after} {len(result.better)} better, {len(result.worse)} worse")
     return f" Other scores, clearly: {'; '.join(parts)}." if parts else ""

@@ -25,7 +25,9 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.temperature import calibrate
 from multitudes.prediction.values import CLASSES
 from multitudes.report.row import Row
+from multitudes.report.sources import MOST
 from multitudes.scores.score import score
+from multitudes.scores.scores import Scores
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
 from multitudes.training.fit import Run, fit
@@ -114,7 +116,9 @@ class Trial:
         if job.epoch == "last":
             run.use_best()
             variants["best epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
-        return replace(row, variants=variants)
+        every = {"": row.scores, **variants}
+        losses = {name: values for name, scores in every.items() if (values := _losses(scores)) is not None}
+        return replace(row, variants=variants, losses=losses)
 
     def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
         """Returns the number of epochs. A resumed run keeps its number, because timing it again would give another."""
@@ -167,6 +171,14 @@ def corrupted(task: str, root: str | None) -> Mapping[str, Mapping[int, Data]]:
 def predicted(ensemble: Ensemble, data: Data, job: Job) -> Prediction:
     """Predicts a dataset, in the original units of the job's targets."""
     return predict(ensemble, data, progress=False, tau_output=job.tau_output).in_original_units(job.test)
+
+
+def _losses(scores: Scores) -> Tensor | None:
+    """Returns the NLL of each example, or minus its log density; None without densities, or for very many pixels."""
+    assert scores.evidence is not None
+    columns = scores.evidence.columns
+    losses = columns["nll"] if "nll" in columns else -columns["log_density"] if "log_density" in columns else None
+    return losses if losses is not None and len(losses) <= MOST else None
 
 
 def _cost_columns(measured: Cost) -> dict[str, float]:
