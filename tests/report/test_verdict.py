@@ -73,11 +73,9 @@ def test_gain_cost_and_failures_are_said(scored: Make) -> None:
 def test_a_gain_that_vanishes_is_said_in_the_first_sentence(scored: Make) -> None:
     same = {"single": 0.4, "good": 0.4, "poor": 0.6}
     first = plain(verdict(grouped(rows(scored, calibrated=same)))).partition(". ")[0]
-    assert first.endswith(", but after temperature scaling the single network does as well")
+    assert first.endswith(", but after temperature scaling it is no better")
     first = plain(verdict(grouped(rows(scored, calibrated=same, early=same)))).partition(". ")[0]
-    assert first.endswith(
-        ", but at the epoch of the lowest validation NLL and after temperature scaling the single network does as well"
-    )
+    assert first.endswith(", but at the epoch of the lowest validation NLL and after temperature scaling it is no better")
 
 
 def test_no_gain_is_said(scored: Make) -> None:

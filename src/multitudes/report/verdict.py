@@ -86,7 +86,7 @@ def _gain(single: Group, group: Group, key: str, variant: str | None) -> int:
 
 
 def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> str:
-    """Names the best ensemble with its gain and cost, says where the gain vanishes, and what stays of it elsewhere."""
+    """Names the best ensemble with its gain and cost, says where its gain vanishes, and which ensemble is better there."""
     better = compared(single, others, key).better
     if not better:
         mine = single.value(key)
@@ -96,8 +96,8 @@ def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], k
     best = better[0]
     gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
     stays = {v: compared(single, others, key, v).better for v in VARIANTS[key] if single.value(key, v) is not None}
-    gone = [VARIANTS[key][variant] for variant, clear in stays.items() if not clear]
-    lost = f", but {' and '.join(gone)} the single network does as well" if gone else ""
+    gone = [VARIANTS[key][variant] for variant, clear in stays.items() if best not in clear]
+    lost = f", but {' and '.join(gone)} it is no better" if gone else ""
     kept = []
     for variant, clear in stays.items():
         if clear:
