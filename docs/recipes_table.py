@@ -67,6 +67,7 @@ def said(entry: Entry, first: Entry) -> str:
     text += f" on `{entry.model}({settings(arguments)})`" if arguments else ""
     conversion = {name: value for name, value in entry.conversion.items() if first.conversion.get(name) != value}
     text += f" by `mt.ensemble(..., {settings(conversion)})`" if conversion else ""
+    text += f", predicted with `{settings(entry.prediction)}`" if entry.prediction else ""
     changed = {name: getattr(entry.recipe, name) for name in BESIDE}
     changed = {name: value for name, value in changed.items() if getattr(first.recipe, name) != value}
     return text + (f" with `{settings(changed)}`" if changed else "")

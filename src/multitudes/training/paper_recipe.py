@@ -20,6 +20,7 @@ class Entry:
 
     ens = mt.ensemble(entry.network(), entry.method, x, **entry.conversion)
     mt.fit(ens, train, entry.recipe)
+    mt.predict(ens, test, **entry.prediction)
     """
 
     method: Method
@@ -37,13 +38,22 @@ class Entry:
     conversion: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `mt.ensemble`: keep=, start=, at=, task=."""
 
+    prediction: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `mt.predict` that the paper's scores need: draws=, tau_output=."""
+
     def network(self, **more: Any) -> nn.Module:
         """Builds the network. Further arguments are for what depends on the dataset, such as inputs=13."""
         network: nn.Module = getattr(models, self.model)(**{**self.arguments, **more})
         return network
 
     def with_method(
-        self, method: Method, *, arguments: Mapping[str, Any] | None = None, conversion: Any = None, **settings: Any
+        self,
+        method: Method,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        conversion: Mapping[str, Any] | None = None,
+        prediction: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> Entry:
         """Returns the entry of another method. `settings` change the recipe, `arguments` are added to the network's."""
         return replace(
@@ -52,6 +62,7 @@ class Entry:
             recipe=replace(self.recipe, **settings),
             arguments={**self.arguments, **(arguments or {})},
             conversion=self.conversion if conversion is None else conversion,
+            prediction=self.prediction if prediction is None else prediction,
         )
 
     @property
