@@ -59,7 +59,13 @@ def run(path: Path, *arguments: str) -> tuple[Any, str]:
     return code or 0, printed.getvalue()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+SLOW = ("analysis.md",)
+RUNNABLE = [
+    pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW else ()) for page in PAGES if runnable(page)
+]
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer images: a page need not train long to show that it runs."""
     whole = data.fashion

@@ -114,6 +114,7 @@ def test_counts_for_other_numbers_of_members() -> None:
     assert counts[5].with_fewer(2) == counts[3]
 
 
+@pytest.mark.slow
 def test_memory_grows_with_members_and_shrinks_with_chunks() -> None:
     """Estimates: more members cost more, fewer at once cost less in eval; what is shared counts once."""
     two, eight = (planned(mt.Deep(members=m)).memory for m in (2, 8))

@@ -302,6 +302,7 @@ def test_the_factor_of_variances_has_the_least_nll(members: int, off: float) -> 
         assert factor == pytest.approx(float(((targets - mean[0]) ** 2 / variance[0]).mean()), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("others", "expected"), [(1e-3, 1.0), (30.0, 1e6)])
 def test_the_lowest_of_two_minima_is_found(others: float, expected: float) -> None:
     """Members of variance 1 and 1e-6: targets of size 1 fit either at a factor of 1 or of 1e6, and the others decide."""
