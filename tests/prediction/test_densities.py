@@ -12,7 +12,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import multitudes as mt
 from multitudes import models
@@ -279,3 +279,26 @@ def test_intervals_of_two_targets(name: str) -> None:
     inside = np.abs(OWN.numpy() - pred.mean.numpy()) <= half
     assert scores["coverage"] == pytest.approx(inside.mean())
     assert scores["interval_width"] == pytest.approx(2 * half.mean(), rel=1e-6)
+
+
+def test_units_are_those_of_the_parts_of_a_concatenation() -> None:
+    """Also inside a dataloader; parts in different units are refused."""
+    ens = converted(mt.Deep(members=2))
+    whole = mt.predict(ens, STANDARDISED, tau_output=TAU).variance
+    both = ConcatDataset([Subset(STANDARDISED, range(5)), Subset(STANDARDISED, range(5, 12))])
+    for data in (both, DataLoader(both, batch_size=4)):
+        torch.testing.assert_close(mt.predict(ens, data, tau_output=TAU).variance, whole)
+    with pytest.raises(mt.InputError, match="different units"):
+        mt.predict(ens, ConcatDataset([STANDARDISED, PLAIN]), tau_output=TAU)
+
+
+@pytest.mark.parametrize("kind", [mt.EMP, mt.MCDropout])
+def test_an_elbo_is_not_trained_on_standardised_targets(kind: Any) -> None:
+    """The precision is in the targets' own units, so errors of standardised targets would weigh too little."""
+    more = {"patch": "norm"} if kind is mt.EMP else {}
+    ens = converted(kind(members=2, prior="elbo", tau_output=TAU, examples=12, **more))
+    recipe = mt.Recipe(epochs=1, batch=12, lr=1e-6)
+    for data in (STANDARDISED, Subset(STANDARDISED, range(12))):
+        with pytest.raises(mt.InputError, match=r"own units.*standardise='inputs'"):
+            mt.fit(ens, data, recipe)
+    mt.fit(ens, PLAIN, recipe, progress=False)

@@ -487,3 +487,18 @@ def test_members_alone_are_rows_of_the_prediction(ens: mt.Ensemble) -> None:
     pred = mt.predict(ens, X, batch_size=7)
     for m in range(ens.members):
         torch.testing.assert_close(pred.members.logits[m], ens.member(m)(X).detach())
+
+
+@pytest.mark.parametrize("moments_only", [False, True])
+def test_a_nan_in_the_inputs_is_named(moments_only: bool) -> None:
+    """By the number of its example in the whole dataset; weights that are NaN are another matter."""
+    x = torch.randn(40, 4)
+    x[33, 2] = torch.nan
+    ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=2), x[:2])
+    with pytest.raises(mt.InputError, match="a NaN in the inputs of example 33"):
+        mt.predict(ens, x, batch_size=16, moments_only=moments_only)
+    x[33, 2] = 0
+    with torch.no_grad():
+        next(ens.parameters())[1] = torch.nan
+    with pytest.raises(mt.InputError, match="member 1 and example 0: training"):
+        mt.predict(ens, x, batch_size=16, moments_only=moments_only)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -128,7 +129,6 @@ RIGHT: dict[str, Callable[[Any, Any], Tensor]] = {
     "noisy": noisy,
     "counting": Counting(),
     "whole batches": only_whole_batches,
-    "mean and more": lambda output, target: F.cross_entropy(output, target) + output.square().sum() / 3,
 }
 
 
@@ -228,3 +228,44 @@ def test_a_network_within_a_criterion_is_not_copied(monkeypatch: pytest.MonkeyPa
     made().train().loss(*FEW, criterion)
     assert len(seen) == 4
     assert all(weight is criterion.teacher.weight for weight in seen)
+
+
+class Locked:
+    """A criterion that cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, reduction="sum")
+
+
+def only_by_keyword(how: str) -> Any:
+    """A function whose reduction is the default of an argument that is given by its name."""
+
+    def criterion(output: Tensor, target: Tensor, *, reduction: str = how) -> Tensor:
+        return F.cross_entropy(output, target, reduction=reduction)
+
+    return criterion
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        lambda output, target: F.cross_entropy(output, target, reduction="sum") + 0.5,
+        lambda output, target: 3 - F.cross_entropy(output, target, reduction="sum"),
+        lambda output, target: F.cross_entropy(output, target) + output.square().sum() / 3,
+        Locked(),
+    ],
+    ids=["and a constant", "negative", "beside a mean", "locked"],
+)
+def test_a_sum_beside_other_terms_is_a_sum(criterion: Any) -> None:
+    with pytest.raises(mt.InputError, match="sums over rows"):
+        made().train().loss(*FEW, criterion)
+
+
+def test_defaults_of_keywords_make_another_criterion() -> None:
+    ens = made().train()
+    ens.loss(*FEW, only_by_keyword("mean"))
+    with pytest.raises(mt.InputError, match="sums over rows"):
+        ens.loss(*FEW, only_by_keyword("sum"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -62,7 +63,8 @@ def test_gain_cost_and_failures_are_said(scored: Make) -> None:
     assert plain(verdict(grouped(rows(scored)))) == (
         "good is better calibrated than the single network, NLL 0.4000 instead of 0.8000 and ECE 0.0200 instead of 0.1000, at "
         "1.50 × its prediction time and 9.00 × its multiply-adds. At the epoch of the lowest validation NLL good has NLL "
-        "0.4000 instead of 0.6000. After temperature scaling good has NLL 0.3000 instead of 0.7000. "
+        "0.4000 instead of 0.6000, at 1.50 × its prediction time and 9.00 × its multiply-adds. After temperature scaling good "
+        "has NLL 0.3000 instead of 0.7000, at 1.50 × its prediction time and 9.00 × its multiply-adds. "
         "How many of 2 ensembles are clearly better than the single network by NLL: as they are 1 are, and 0 clearly worse; at "
         "the epoch of the lowest validation NLL 1 are, and 0 clearly worse; after temperature scaling 1 are, and 0 clearly "
         "worse. "
@@ -75,13 +77,52 @@ def test_a_gain_that_vanishes_is_said_in_the_first_sentence(scored: Make) -> Non
     first = plain(verdict(grouped(rows(scored, calibrated=same)))).partition(". ")[0]
     assert first.endswith(", but after temperature scaling it is no better")
     first = plain(verdict(grouped(rows(scored, calibrated=same, early=same)))).partition(". ")[0]
-    assert first.endswith(", but at the epoch of the lowest validation NLL and after temperature scaling it is no better")
+    assert first.endswith(
+        ", but at the epoch of the lowest validation NLL it is no better and after temperature scaling it is no better"
+    )
+
+
+def test_a_gain_of_the_best_that_another_ensemble_keeps_is_said_to_vanish(scored: Make) -> None:
+    """The first sentence is about the best ensemble; the next one names the ensemble that is better there."""
+    other = {"single": 0.4, "good": 0.5, "poor": 0.3}
+    first, second, *_ = plain(
+        verdict(grouped(rows(scored, calibrated=other, early={"single": 9, "good": 1, "poor": 9})))
+    ).split(". ")
+    assert first.endswith("9.00 × its multiply-adds, but after temperature scaling it is worse")
+    text = plain(verdict(grouped(rows(scored, calibrated=other))))
+    assert "After temperature scaling poor has NLL 0.3000 instead of 0.4000, at 1.50 × its prediction time" in text
+    assert second.startswith("At the epoch")
+
+
+def test_a_variant_that_was_not_measured_is_not_mentioned(scored: Make) -> None:
+    made = rows(scored)
+    made[1] = replace(made[1], variants={})
+    assert "but" not in plain(verdict(grouped(made))).partition(". ")[0]
+
+
+def test_better_calibrated_is_said_only_if_the_calibration_error_is_lower(scored: Make) -> None:
+    pair = [scored("s", method="Single()", nll=0.8, ece=0.02), scored("deep", nll=0.6, ece=0.15)]
+    assert plain(verdict(grouped(pair))).startswith(
+        "deep has a better NLL than the single network, NLL 0.6000 instead of 0.8000"
+    )
+
+
+def test_scores_that_are_no_numbers(scored: Make) -> None:
+    """A single network without a score is no baseline; an infinite one is worse than any ensemble; a NaN does not count."""
+    deep, broken = scored("deep", nll=0.6, losses={"": torch.ones(4)}), scored("broken", nll=math.nan)
+    assert verdict(grouped([scored("s", method="Single()", nll=math.nan), deep])) == ""
+    infinite = torch.tensor([1.0, math.inf, 1.0, 1.0])
+    single = scored("s", method="Single()", nll=math.inf, losses={"": infinite})
+    text = plain(verdict(grouped([single, deep, broken])))
+    assert text.startswith("deep has a better NLL than the single network, NLL 0.6000 instead of ∞")
+    first, *others = grouped([single, deep, broken])
+    assert compared(first, others, "nll").of == 1
 
 
 def test_no_gain_is_said(scored: Make) -> None:
     few = [row for row in rows(scored) if row.name != "good"]
     assert plain(verdict(grouped(few))).startswith(
-        "No ensemble is clearly better calibrated than the single network, whose NLL is 0.8000. How many of 1 ensemble"
+        "No ensemble is clearly better than the single network by NLL, which is 0.8000. How many of 1 ensemble"
     )
 
 
@@ -113,8 +154,8 @@ def test_higher_density_is_better(scored: Make) -> None:
     single = scored("s", task="gaussian", method="Single()", lpd=-1.0, rmse=2.0)
     better = scored("deep", task="gaussian", lpd=-0.5, rmse=1.0)
     assert plain(verdict(grouped([single, better]))).startswith(
-        "deep is better calibrated than the single network, log density −0.5000 instead of −1.0000 and RMSE 1.0000 instead of "
-        "2.0000, at a cost that was not measured."
+        "deep has a better log density than the single network, log density −0.5000 instead of −1.0000 and RMSE 1.0000 instead "
+        "of 2.0000, at a cost that was not measured."
     )
 
 

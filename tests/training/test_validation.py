@@ -225,7 +225,7 @@ def test_a_leap_is_told(score: str) -> None:
 
 
 ORDINARY: dict[str, tuple[list[float], float]] = {
-    "first epochs": ([2.3, 1.0, 0.9, 12.0], 0),
+    "first epochs": ([2.3, 1.0, 0.9, 9.0], 0),
     "warm-up": ([2.3, 2.2, 2.1, 2.0, 0.5, 12.0, 0.4, 0.3], 6),
     "plateau": ([*FALLING, 0.6399, 0.6401, 0.6400, 0.6402, 0.75], 0),
     "overfitting": ([*FALLING, *(0.64 + 0.4 * n for n in range(1, 12))], 0),
@@ -262,3 +262,23 @@ def test_a_run_tells_of_a_leap_once(tmp_path: Path) -> None:
     assert len(told) == 1
     assert f"in epoch 7, from {min(line['val_nll'] for line in run.metrics[:6]):.4g} at its best" in told[0]
     assert (tmp_path / "log.txt").read_text().count(told[0]) == 1
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_score_that_is_lost_early_is_told(at: int) -> None:
+    """And still in later epochs; half a leap is not."""
+    values = [1.5, 1.4, 1.3, 1.2][: at - 1] + [60.0] * 4
+    for epochs in range(at, len(values) + 1):
+        assert "leapt to 60" in leap(lines(values[:epochs]), "nll")
+    assert leap(lines([1.5, 1.4, 9.0]), "nll") == ""
+    assert "leapt to nan" in leap(lines([1.5, math.nan]), "nll")
+
+
+def test_how_far_a_leap_is() -> None:
+    """1.5 nats and ten usual changes: 1.4 nats are too few, and so are 9 changes."""
+    calm = [1.0, 0.9, 0.8, 0.7, 0.6]
+    assert leap(lines([*calm, 0.6 + 1.45]), "nll") == ""
+    assert leap(lines([*calm, 0.6 + 1.55]), "nll") != ""
+    rough = [6.0, 5.0, 4.0, 3.0, 2.0]
+    assert leap(lines([*rough, 2.0 + 9.5]), "nll") == ""
+    assert leap(lines([*rough, 2.0 + 10.5]), "nll") != ""

@@ -29,6 +29,7 @@ from multitudes.engine.modules import batch_norms, detached_copy, join_name, nam
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Criterion
+from multitudes.prediction.reduction import ReductionCheck
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import Count, at_least, check_value
@@ -309,7 +310,8 @@ class Judge:
     """Computes the loss and the accuracy of a network on a dataset."""
 
     def __init__(self, ensemble: Ensemble, data: Any, criterion: Criterion | None, batch_size: int) -> None:
-        self.criterion = TaskCriterion(ensemble.task, criterion, ignore=ignore_of(data))
+        checked = None if criterion is None else ReductionCheck()(criterion)
+        self.criterion = TaskCriterion(ensemble.task, checked, ignore=ignore_of(data))
         self.has_classes = ensemble.task in CLASSES
         device = next(tensor.device for tensor in ensemble.parameters())
         self.inputs: list[Inputs] = []

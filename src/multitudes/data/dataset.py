@@ -199,6 +199,21 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return values * self.target_std.to(values) + self.target_mean.to(values)
 
 
+def target_std_of(data: Any) -> Tensor | None:
+    """Returns the standard deviations that the targets of a dataset were divided by; None if they were not.
+
+    Looks into dataloaders, subsets and concatenations, whose parts must agree.
+    """
+    if isinstance(data, Data):
+        return data.target_std
+    if hasattr(data, "datasets"):
+        stds = [target_std_of(part) for part in data.datasets]
+        if len({None if std is None else tuple(std.tolist()) for std in stds}) > 1:
+            raise InputError("the parts of this dataset have targets in different units: predict each part by itself")
+        return stds[0] if stds else None
+    return target_std_of(data.dataset) if hasattr(data, "dataset") else None
+
+
 def _check_same_settings(first: Data, second: Data) -> None:
     """Checks that two datasets have the same settings (all fields after targets but the name), input shape and target dtype."""
 

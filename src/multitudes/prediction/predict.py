@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.data.batches import NOTHING, Split, batched, input_and_target
-from multitudes.data.dataset import Data
+from multitudes.data.dataset import target_std_of
+from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
-from multitudes.engine.inputs import Inputs, count_rows
+from multitudes.engine.inputs import Inputs, axes, count_rows
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.prediction import tasks
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import reshaped
 from multitudes.prediction.uncertainty import MomentStream
-from multitudes.prediction.values import CLASSES
+from multitudes.prediction.values import CLASSES, check_nan
 from multitudes.settings import Count, above, check_value
 from multitudes.terminal import bar
 
@@ -74,7 +75,8 @@ def predict(
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
-            collector.take(outputs_of(ensemble, call, draws), targets, count)
+            with explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
+                collector.take(outputs_of(ensemble, call, draws), targets, count)
             advance(count)
     if not collector.seen:
         raise InputError(NOTHING)
@@ -95,10 +97,25 @@ def noise_of(ensemble: Ensemble, data: Any, task: str, tau_output: float | None)
     if tau_output is not None and task != "regression":
         raise InputError(f"tau_output={tau_output} is for task='regression', not {task!r}: leave it out")
     tau = getattr(ensemble.method, "tau_output", None) if tau_output is None else tau_output
-    while not isinstance(data, Data) and hasattr(data, "dataset"):  # of a dataloader or a subset
-        data = data.dataset
-    std = getattr(data, "target_std", None)
-    return None if tau is None else 1 / (tau * (torch.ones(()) if std is None else std) ** 2)
+    if tau is None:
+        return None
+    std = target_std_of(data)
+    return 1 / (tau * (torch.ones(()) if std is None else std) ** 2)
+
+
+@contextlib.contextmanager
+def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
+    """Explains an error by a NaN or an infinite value in the inputs of a batch, if there is one."""
+    try:
+        yield
+    except InputError as error:
+        for tensor, axis in zip(inputs.tensors(), axes(inputs, batch_axis), strict=True):
+            at = first_not_finite(tensor)
+            if at is not None:
+                value = "a NaN" if bool(tensor[at].isnan()) else "an infinite value"
+                where = "" if axis is None else f" of example {seen + at[axis]}"
+                raise InputError(f"the data has {value} in the inputs{where}: remove or replace it") from error
+        raise
 
 
 def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None) -> Iterator[Any]:
@@ -150,7 +167,10 @@ class Collector:
                 f"for {count} example{'s' if count > 1 else ''} a member returns outputs of shape {list(members.shape[1:])}: "
                 "make the batch their first axis"
             )
-        return tasks.values_of(members, self.task, self.noise)
+        values = tasks.values_of(members, self.task, self.noise)
+        for name, value in values.items():
+            check_nan(name, value, self.seen)
+        return values
 
     def keep(self, chunks: Iterable[dict[str, Tensor]], targets: Tensor | None, count: int) -> None:
         """Stores the values of one batch, which come in chunks of members."""

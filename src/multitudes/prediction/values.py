@@ -59,14 +59,20 @@ def with_classes_second(value: Tensor, class_axis: int) -> Tensor:
     return value.movedim(class_axis % rank + 1, 2)
 
 
+def check_nan(name: str, value: Tensor, start: int = 0) -> None:
+    """Refuses NaN in values ``[M, N, ...]``; the number of the first example is `start`."""
+    if bool(value.isnan().any()):
+        member, example = value.isnan().nonzero()[0][:2].tolist()
+        raise InputError(f"{name} has a NaN, for member {member} and example {start + example}: training may have diverged")
+
+
 def check_values(name: str, value: Tensor, task: str) -> None:
     """Refuses NaN, infinities, negative variances, and probabilities that are out of range or do not sum to 1."""
     if not value.numel():
         return
     low, high = (float(end) for end in torch.aminmax(value))
     if math.isnan(low):
-        member, example = value.isnan().nonzero()[0][:2].tolist()
-        raise InputError(f"{name} has a NaN, for member {member} and example {example}: training may have diverged")
+        check_nan(name, value)
     if name != "probs" and (high == math.inf or (name != "logits" and low == -math.inf)):
         raise InputError(f"{name} has an infinite value: training may have diverged")
     if name == "logits" and task == "classes" and low == -math.inf:

@@ -54,7 +54,7 @@ def verdict(groups: Sequence[Group]) -> str:
     singles = [group for group in groups if group.is_single]
     others = [group for group in groups if not group.is_single]
     key = next((key for key in PROPER if all(group.value(key) is not None for group in groups)), None)
-    if len(singles) != 1 or not others or key is None:
+    if len(singles) != 1 or not others or key is None or _is_nan(singles[0], key, None):
         return ""
     single = singles[0]
     rest = f"{_counts(single, others, key)}{_elsewhere(groups, single, others)}"
@@ -63,11 +63,17 @@ def verdict(groups: Sequence[Group]) -> str:
 
 def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
     """Compares ensembles with the single network, all of them in the same variant."""
-    known = [group for group in ranked(others, key, variant) if group.value(key, variant) is not None]
-    if single.value(key, variant) is None:
+    known = [group for group in ranked(others, key, variant) if not _is_nan(group, key, variant)]
+    if _is_nan(single, key, variant):
         return Compared([], [], 0)
     gains = {group.label: _gain(single, group, key, variant) for group in known}
     return Compared([g for g in known if gains[g.label] > 0], [g for g in known if gains[g.label] < 0], len(known))
+
+
+def _is_nan(group: Group, key: str, variant: str | None) -> bool:
+    """Whether a group lacks a score, or it is not a number."""
+    value = group.value(key, variant)
+    return value is None or math.isnan(value.mean)
 
 
 def _gain(single: Group, group: Group, key: str, variant: str | None) -> int:
@@ -75,10 +81,17 @@ def _gain(single: Group, group: Group, key: str, variant: str | None) -> int:
     name = variant or ""
     mine, other = single.first.losses.get(name), group.first.losses.get(name)
     alone = len(single.rows) == len(group.rows) == 1
-    if key in PROPER and alone and mine is not None and other is not None and mine.shape == other.shape:
-        gains = mine.double() - other.double()
-        error = float(gains.std()) / math.sqrt(len(gains))
-        return int(float(gains.mean()) > ERRORS * error) - int(float(gains.mean()) < -ERRORS * error)
+    if mine is None or other is None or mine.shape != other.shape or key not in PROPER or not alone:
+        return _apart(single, group, key, variant)
+    gains = mine.double() - other.double()
+    if not bool(gains.isfinite().all()):
+        return _apart(single, group, key, variant)
+    error = float(gains.std()) / math.sqrt(len(gains))
+    return int(float(gains.mean()) > ERRORS * error) - int(float(gains.mean()) < -ERRORS * error)
+
+
+def _apart(single: Group, group: Group, key: str, variant: str | None) -> int:
+    """Returns 1 or −1 if the intervals do not overlap, and the group is better or worse."""
     one, two = single.value(key, variant), group.value(key, variant)
     assert one is not None and two is not None
     sign = 1 if meaning(key).better == "higher" else -1
@@ -91,22 +104,29 @@ def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], k
     if not better:
         mine = single.value(key)
         assert mine is not None
-        none = "<strong>No ensemble is clearly better calibrated</strong> than the single network"
-        return f"{none}, whose {_named(key)} is {number(mine.mean)}."
+        none = "<strong>No ensemble is clearly better</strong> than the single network"
+        return f"{none} by {_named(key)}, which is {number(mine.mean)}."
     best = better[0]
     gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
-    stays = {v: compared(single, others, key, v).better for v in VARIANTS[key] if single.value(key, v) is not None}
-    gone = [VARIANTS[key][variant] for variant, clear in stays.items() if best not in clear]
-    lost = f", but {' and '.join(gone)} it is no better" if gone else ""
-    kept = []
-    for variant, clear in stays.items():
-        if clear:
-            words, other = VARIANTS[key][variant], clear[0]
-            kept.append(f"{_capital(words)} <strong>{safe(other.label)}</strong> has {_instead(other, single, key, variant)}.")
-    first = (
-        f"<strong>{safe(best.label)}</strong> is better calibrated than the single network, {gains}, at {_times(groups, best)}"
-    )
-    return " ".join([f"{first}{lost}.", *kept])
+    lost, kept = [], []
+    for variant, words in VARIANTS[key].items():
+        result = compared(single, others, key, variant)
+        if result.of and best not in result.better and not _is_nan(best, key, variant):
+            lost.append(f"{words} it is {'worse' if best in result.worse else 'no better'}")
+        if result.better:
+            top, instead = result.better[0], _instead(result.better[0], single, key, variant)
+            kept.append(f"{_capital(words)} <strong>{safe(top.label)}</strong> has {instead}, at {_times(groups, top)}.")
+    first = f"<strong>{safe(best.label)}</strong> {_claim(best, single, key)} the single network, {gains}"
+    vanishes = f", but {' and '.join(lost)}" if lost else ""
+    return " ".join([f"{first}, at {_times(groups, best)}{vanishes}.", *kept])
+
+
+def _claim(best: Group, single: Group, key: str) -> str:
+    """Says in words what a better proper score means: better calibration only if the calibration error is lower too."""
+    own, other = best.value("ece"), single.value("ece")
+    if own is not None and other is not None and own.mean < other.mean:
+        return "is better calibrated than"
+    return f"has a better {_named(key)} than"
 
 
 def _capital(words: str) -> str:

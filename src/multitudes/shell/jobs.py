@@ -97,8 +97,7 @@ def fashion(root: Root = None) -> Job:
         recipe=Recipe(epochs=30, batch=32, lr=0.002, optimizer="adamw", weight_decay=0.01, schedule="onecycle"),
         settings={"mimo": {"members": 2}},
         corruptions=("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"),
-        about="LeNet at twice its width, trained until it fits 2,000 images of clothes (Fashion-MNIST); digits are out of "
-        "distribution.",
+        about="LeNet at twice its width on 2,000 images of clothes (Fashion-MNIST); digits are out of distribution.",
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.batches import Split
+from multitudes.data.dataset import target_std_of
 from multitudes.engine import tree
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
@@ -118,6 +119,7 @@ def fit(
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
     if ensemble.is_compact:
         raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
+    _check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
@@ -139,6 +141,17 @@ def fit(
                 _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
         _finish(setup, calibrate)
         return run
+
+
+def _check_units(ensemble: Ensemble, train: Any) -> None:
+    """Refuses standardised targets where an ELBO weighs errors by τ, which is in the targets' own units."""
+    weighs = getattr(ensemble.method, "prior", None) == "elbo" and ensemble.task == "regression"
+    sets = train if isinstance(train, (list, tuple)) else [train]
+    if weighs and any(target_std_of(one) is not None for one in sets):
+        raise InputError(
+            f"{type(ensemble.method).__name__}(prior='elbo') weighs errors by tau_output in the targets' own units, but these "
+            "targets are standardised: train on targets in their own units, such as data.uci(name, standardise='inputs')"
+        )
 
 
 @contextlib.contextmanager

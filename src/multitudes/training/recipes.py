@@ -73,7 +73,8 @@ NESTEROV = (
 )
 PUBLISHED = (
     "The recipe is that of the authors' code: rate 0.1, Nesterov, weight decay 5e-4, × 0.1. The table prints rate 0.05, weight "
-    "decay 1e-4 and × 0.2, which stays far from its own rows; the published settings meet them (docs/decisions.md)."
+    "decay 1e-4 and × 0.2, with which the single network stays far from its row; by the published settings it meets it "
+    "(docs/decisions.md)."
 )
 WRN_10 = (
     "The network has biases in its convolutions and the stride in the second of a block, as the printed counts. Packed's "

@@ -219,8 +219,9 @@ class Best:
         return {"by": self.by, "score": self.score, "epoch": self.epoch, "value": self.value}
 
 
-LEAP, FLOOR, CALM = 10, 1.5, 4
-"""A leap is as large as 10 usual changes from epoch to epoch, and as 1.5 nats or as the best RMSE; at least 4 epochs tell."""
+LEAP, FLOOR, CALM, FAR = 10, 1.5, 4, 10
+"""A leap is as large as 10 usual changes from epoch to epoch, and as 1.5 nats or as the best RMSE; at least 4 epochs tell. 10
+nats, or 10 times the best RMSE, are a leap in any epoch."""
 
 
 def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -> str:
@@ -233,17 +234,28 @@ def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -
     name = "nll" if score == "accuracy" else score
     sign = -1 if RISING[name] else 1
     values = [sign * line[f"val_{name}"] for line in history[math.ceil(start) :]]
-    if len(values) <= CALM:
+    if len(values) < 2:
         return ""
     *before, last = values
-    best, usual = min(before), statistics.median(abs(b - a) for a, b in pairwise(before))
-    is_far = last - best > max(LEAP * usual, best if name == "rmse" else FLOOR)
-    if not is_far or last - before[-1] < (last - best) / 2:
+    best = min(before)
+    if not _is_lost(last, best, name) and not (len(values) > CALM and _is_sudden(before, last, best, name)):
         return ""
     return (
         f"the validation {name.upper()} leapt to {sign * last:.4g} in epoch {history[-1]['epoch']}, from {sign * best:.4g} at "
         "its best: training may be diverging. Try a smaller lr, clip= or warmup= in the Recipe"
     )
+
+
+def _is_lost(last: float, best: float, name: str) -> bool:
+    """Whether the score is so much worse than the best that no ordinary training recovers."""
+    return math.isnan(last) or last - best > FAR * (best if name == "rmse" else 1)
+
+
+def _is_sudden(before: Sequence[float], last: float, best: float, name: str) -> bool:
+    """Whether the score is far worse than the best, and most of that came in the last epoch."""
+    usual = statistics.median(abs(b - a) for a, b in pairwise(before))
+    is_far = last - best > max(LEAP * usual, best if name == "rmse" else FLOOR)
+    return is_far and last - before[-1] >= (last - best) / 2
 
 
 def empty_best(ensemble: Ensemble, recipe: Recipe) -> Best:
