@@ -214,6 +214,14 @@ def test_bad_input_is_refused(method: mt.Method, options: dict[str, Any], messag
         landscape(made(method), DATA, progress=False, **options)
 
 
+def test_a_criterion_that_sums_is_refused() -> None:
+    """By its values, as in `fit`: losses of batches of different sizes are averaged."""
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=3), x)
+    with pytest.raises(mt.InputError, match="sums over rows"):
+        landscape(ens, Data(x, y), criterion=lambda o, t: F.cross_entropy(o, t, reduction="sum"), progress=False)
+
+
 def test_data_without_labels_is_refused() -> None:
     ens = made(mt.Deep(members=3))
     with pytest.raises(InputError, match="needs targets"):

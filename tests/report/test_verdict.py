@@ -12,14 +12,21 @@ import torch
 
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
-from multitudes.report.verdict import compared, verdict
+from multitudes.report.verdict import Verdict, compared, verdict
 from multitudes.scores import Scores
 
 Make = Callable[..., Row]
 
 
-def plain(text: str) -> str:
-    return re.sub(r"<.*?>", "", text)
+def plain(judged: Verdict | None) -> str:
+    """The sentences of a verdict as plain text."""
+    assert judged is not None
+    return re.sub(r"<.*?>", "", " ".join([judged.first, *judged.rest]))
+
+
+def first_of(judged: Verdict | None) -> str:
+    assert judged is not None
+    return re.sub(r"<.*?>", "", judged.first)
 
 
 def around(**scores: float) -> dict[str, Any]:
@@ -62,42 +69,34 @@ def rows(scored: Make, calibrated: Mapping[str, float] = CALIBRATED, early: Mapp
 def test_gain_cost_and_failures_are_said(scored: Make) -> None:
     assert plain(verdict(grouped(rows(scored)))) == (
         "good is better calibrated than the single network, NLL 0.4000 instead of 0.8000 and ECE 0.0200 instead of 0.1000, at "
-        "1.50 × its prediction time and 9.00 × its multiply-adds. At the epoch of the lowest validation NLL good has NLL "
+        "1.50 × its prediction time and 9.00 × its multiply-adds. At the epoch of the lowest validation NLL good is best: NLL "
         "0.4000 instead of 0.6000, at 1.50 × its prediction time and 9.00 × its multiply-adds. After temperature scaling good "
-        "has NLL 0.3000 instead of 0.7000, at 1.50 × its prediction time and 9.00 × its multiply-adds. "
-        "How many of 2 ensembles are clearly better than the single network by NLL: as they are 1 are, and 0 clearly worse; at "
-        "the epoch of the lowest validation NLL 1 are, and 0 clearly worse; after temperature scaling 1 are, and 0 clearly "
-        "worse. "
-        "Other scores, clearly: Accuracy 0 better, 1 worse; AUROC (entropy) 1 better, 1 worse."
+        "is best: NLL 0.3000 instead of 0.7000, at 1.50 × its prediction time and 9.00 × its multiply-adds. "
+        "Ensembles, of 2, that are clearly better and clearly worse by NLL: as they are 1 and 0; at the epoch of the lowest "
+        "validation NLL 1 and 0; after temperature scaling 1 and 0. "
+        "The same by other scores: Accuracy 0 and 1; AUROC (entropy) 1 and 1."
     )
 
 
 def test_a_gain_that_vanishes_is_said_in_the_first_sentence(scored: Make) -> None:
     same = {"single": 0.4, "good": 0.4, "poor": 0.6}
-    first = plain(verdict(grouped(rows(scored, calibrated=same)))).partition(". ")[0]
-    assert first.endswith(", but after temperature scaling it is no better")
-    first = plain(verdict(grouped(rows(scored, calibrated=same, early=same)))).partition(". ")[0]
-    assert first.endswith(
-        ", but at the epoch of the lowest validation NLL it is no better and after temperature scaling it is no better"
-    )
+    first = first_of(verdict(grouped(rows(scored, calibrated=same))))
+    assert first.endswith("9.00 × its multiply-adds, but after temperature scaling it is no better.")
+    first = first_of(verdict(grouped(rows(scored, calibrated=same, early=same))))
+    assert first.endswith(", but at the epoch of the lowest validation NLL and after temperature scaling it is no better.")
 
 
 def test_a_gain_of_the_best_that_another_ensemble_keeps_is_said_to_vanish(scored: Make) -> None:
-    """The first sentence is about the best ensemble; the next one names the ensemble that is better there."""
-    other = {"single": 0.4, "good": 0.5, "poor": 0.3}
-    first, second, *_ = plain(
-        verdict(grouped(rows(scored, calibrated=other, early={"single": 9, "good": 1, "poor": 9})))
-    ).split(". ")
-    assert first.endswith("9.00 × its multiply-adds, but after temperature scaling it is worse")
-    text = plain(verdict(grouped(rows(scored, calibrated=other))))
-    assert "After temperature scaling poor has NLL 0.3000 instead of 0.4000, at 1.50 × its prediction time" in text
-    assert second.startswith("At the epoch")
+    """The first sentence is about the best ensemble; another one names the ensemble that is better there, with its cost."""
+    judged = verdict(grouped(rows(scored, calibrated={"single": 0.4, "good": 0.5, "poor": 0.3})))
+    assert first_of(judged).endswith("9.00 × its multiply-adds, but after temperature scaling it is worse.")
+    assert "After temperature scaling poor is best: NLL 0.3000 instead of 0.4000, at 1.50 × its prediction" in plain(judged)
 
 
 def test_a_variant_that_was_not_measured_is_not_mentioned(scored: Make) -> None:
     made = rows(scored)
     made[1] = replace(made[1], variants={})
-    assert "but" not in plain(verdict(grouped(made))).partition(". ")[0]
+    assert "but" not in first_of(verdict(grouped(made)))
 
 
 def test_better_calibrated_is_said_only_if_the_calibration_error_is_lower(scored: Make) -> None:
@@ -110,7 +109,7 @@ def test_better_calibrated_is_said_only_if_the_calibration_error_is_lower(scored
 def test_scores_that_are_no_numbers(scored: Make) -> None:
     """A single network without a score is no baseline; an infinite one is worse than any ensemble; a NaN does not count."""
     deep, broken = scored("deep", nll=0.6, losses={"": torch.ones(4)}), scored("broken", nll=math.nan)
-    assert verdict(grouped([scored("s", method="Single()", nll=math.nan), deep])) == ""
+    assert verdict(grouped([scored("s", method="Single()", nll=math.nan), deep])) is None
     infinite = torch.tensor([1.0, math.inf, 1.0, 1.0])
     single = scored("s", method="Single()", nll=math.inf, losses={"": infinite})
     text = plain(verdict(grouped([single, deep, broken])))
@@ -122,7 +121,7 @@ def test_scores_that_are_no_numbers(scored: Make) -> None:
 def test_no_gain_is_said(scored: Make) -> None:
     few = [row for row in rows(scored) if row.name != "good"]
     assert plain(verdict(grouped(few))).startswith(
-        "No ensemble is clearly better than the single network by NLL, which is 0.8000. How many of 1 ensemble"
+        "No ensemble is clearly better than the single network by NLL, which is 0.8000. Ensembles, of 1, that are"
     )
 
 
@@ -160,12 +159,14 @@ def test_higher_density_is_better(scored: Make) -> None:
 
 
 def test_without_a_single_network_or_a_proper_score_there_is_none(scored: Make) -> None:
-    assert verdict(grouped([scored("a", nll=1.0), scored("b", nll=2.0)])) == ""
-    assert verdict(grouped([scored("s", method="Single()", accuracy=0.5), scored("b", accuracy=0.6)])) == ""
-    assert verdict(grouped([scored("s", method="Single()", nll=0.5)])) == ""
+    assert verdict(grouped([scored("a", nll=1.0), scored("b", nll=2.0)])) is None
+    assert verdict(grouped([scored("s", method="Single()", accuracy=0.5), scored("b", accuracy=0.6)])) is None
+    assert verdict(grouped([scored("s", method="Single()", nll=0.5)])) is None
 
 
 def test_names_are_escaped(scored: Make) -> None:
-    text = verdict(grouped([scored("s", method="Single()", nll=2.0), scored("<i>", nll=1.0)]))
+    judged = verdict(grouped([scored("s", method="Single()", nll=2.0), scored("<i>", nll=1.0)]))
+    assert judged is not None
+    text = judged.first + judged.details()
     assert "&lt;i&gt;" in text
     assert "<i>" not in text

@@ -90,12 +90,13 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     parts["examples"] = examples(best, images, classes)
     parts["reproduce"] = "".join(_reproduce(group) for group in best)
     sections = {name: parts[name] for name in PARTS if parts.get(name)}
-    script = _file("page.js")
+    script, judged = _file("page.js"), verdict(groups)
     return Template(_file("page.html")).substitute(
         title=safe(title),
         script=script,
         style=_style(),
-        summary=verdict(groups) or summary(groups),
+        summary=summary(groups) if judged is None else judged.first,
+        details="" if judged is None else judged.details(),
         warning=warning(groups),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         highlights=highlights(groups, first),

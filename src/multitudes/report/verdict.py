@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from multitudes.report.groups import Group, ranked, ratios
 from multitudes.report.table import auroc_keys
-from multitudes.report.wording import counted, listed, number, ratio, safe, title, title_in_sentence
+from multitudes.report.wording import listed, number, ratio, safe, title, title_in_sentence
 from multitudes.scores.meaning import meaning
 
 PROPER = ("nll", "lpd")
@@ -49,16 +49,34 @@ class Compared(NamedTuple):
     """Number of ensembles that have the score."""
 
 
-def verdict(groups: Sequence[Group]) -> str:
-    """Returns a few sentences as HTML; empty unless ensembles are compared with one single network by a proper score."""
+class Verdict(NamedTuple):
+    """What a reader should take home, as HTML."""
+
+    first: str
+    """The first sentence: the best ensemble's gain and cost, and where its gain vanishes."""
+
+    rest: list[str]
+    """Further sentences."""
+
+    def details(self) -> str:
+        """Returns the further sentences as a list."""
+        return f'<ul class="rest">{"".join(f"<li>{text}</li>" for text in self.rest)}</ul>'
+
+
+def verdict(groups: Sequence[Group]) -> Verdict | None:
+    """Returns the verdict; None unless ensembles are compared with one single network by a proper score."""
     singles = [group for group in groups if group.is_single]
     others = [group for group in groups if not group.is_single]
     key = next((key for key in PROPER if all(group.value(key) is not None for group in groups)), None)
     if len(singles) != 1 or not others or key is None or _is_nan(singles[0], key, None):
-        return ""
+        return None
     single = singles[0]
-    rest = f"{_counts(single, others, key)}{_elsewhere(groups, single, others)}"
-    return f'{_headline(groups, single, others, key)} <span class="rest">{rest}</span>'
+    rest = [
+        *_elsewhere_better(groups, single, others, key),
+        _counts(single, others, key),
+        _other_scores(groups, single, others),
+    ]
+    return Verdict(_headline(groups, single, others, key), [text for text in rest if text])
 
 
 def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
@@ -99,7 +117,7 @@ def _apart(single: Group, group: Group, key: str, variant: str | None) -> int:
 
 
 def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> str:
-    """Names the best ensemble with its gain and cost, says where its gain vanishes, and which ensemble is better there."""
+    """Names the best ensemble with its gain and cost, and says where its gain vanishes."""
     better = compared(single, others, key).better
     if not better:
         mine = single.value(key)
@@ -108,17 +126,24 @@ def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], k
         return f"{none} by {_named(key)}, which is {number(mine.mean)}."
     best = better[0]
     gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
-    lost, kept = [], []
+    lost: dict[str, list[str]] = {}
     for variant, words in VARIANTS[key].items():
         result = compared(single, others, key, variant)
         if result.of and best not in result.better and not _is_nan(best, key, variant):
-            lost.append(f"{words} it is {'worse' if best in result.worse else 'no better'}")
-        if result.better:
-            top, instead = result.better[0], _instead(result.better[0], single, key, variant)
-            kept.append(f"{_capital(words)} <strong>{safe(top.label)}</strong> has {instead}, at {_times(groups, top)}.")
+            lost.setdefault("worse" if best in result.worse else "no better", []).append(words)
+    vanishes = "".join(f", but {' and '.join(words)} it is {how}" for how, words in lost.items())
     first = f"<strong>{safe(best.label)}</strong> {_claim(best, single, key)} the single network, {gains}"
-    vanishes = f", but {' and '.join(lost)}" if lost else ""
-    return " ".join([f"{first}, at {_times(groups, best)}{vanishes}.", *kept])
+    return f"{first}, at {_times(groups, best)}{vanishes}."
+
+
+def _elsewhere_better(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> list[str]:
+    """Names the best ensemble of each variant, with its gain and cost, if it is clearly better than the single network."""
+    texts = []
+    for variant, words in VARIANTS[key].items():
+        if better := compared(single, others, key, variant).better:
+            name, gain = f"<strong>{safe(better[0].label)}</strong>", _instead(better[0], single, key, variant)
+            texts.append(f"{_capital(words)} {name} is best: {gain}, at {_times(groups, better[0])}.")
+    return texts
 
 
 def _claim(best: Group, single: Group, key: str) -> str:
@@ -162,12 +187,11 @@ def _counts(single: Group, others: Sequence[Group], key: str) -> str:
     for variant, words in uses:
         result = compared(single, others, key, variant)
         if result.of:
-            texts.append(f"{words} {len(result.better)} are, and {len(result.worse)} clearly worse")
-    many = f"How many of {counted(len(others), 'ensemble')} are clearly better than the single network by {_named(key)}"
-    return f"{many}: {'; '.join(texts)}."
+            texts.append(f"{words} {len(result.better)} and {len(result.worse)}")
+    return f"Ensembles, of {len(others)}, that are clearly better and clearly worse by {_named(key)}: {'; '.join(texts)}."
 
 
-def _elsewhere(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> str:
+def _other_scores(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> str:
     """Says how many ensembles are clearly better and clearly worse in accuracy, under corruption, and in OOD detection."""
     sets = list(dict.fromkeys(name for group in groups for name in group.first.ood))
     detection = auroc_keys([key for key in single.first.scores if "auroc/" in key])
@@ -176,5 +200,5 @@ def _elsewhere(groups: Sequence[Group], single: Group, others: Sequence[Group]) 
         result = compared(single, others, key, variant)
         if result.of:
             after = " after temperature scaling" if variant else ""
-            parts.append(f"{safe(title(key, sets))}{after} {len(result.better)} better, {len(result.worse)} worse")
-    return f" Other scores, clearly: {'; '.join(parts)}." if parts else ""
+            parts.append(f"{safe(title(key, sets))}{after} {len(result.better)} and {len(result.worse)}")
+    return f"The same by other scores: {'; '.join(parts)}." if parts else ""
