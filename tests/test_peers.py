@@ -131,6 +131,7 @@ def test_every_number_of_rows(kind: Any, feed: str) -> None:
         assert_same(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))
 
 
+@pytest.mark.slow
 def test_pretrained_weights_are_kept() -> None:
     """The given weights are the shared ones, and with factors at one the ensemble is the given model."""
     net, x = ResNet(widths=(12, 12, 16)).double().eval(), torch.randn(2, 3, 8, 8).double()

@@ -35,6 +35,7 @@ def made(method: mt.Method, hidden: int = 4) -> mt.Ensemble:
 BOTH = ("0", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [mt.Single(), mt.Deep(members=2), mt.EMP(patch=BOTH, components=2), mt.ECMP(patch=BOTH, components=2)],

@@ -66,6 +66,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *kinds: type[mt.Method]) -> None:
     monkeypatch.setattr(mt.Method, "all", staticmethod(lambda: list(kinds)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 def test_without_budgets_the_order_is_that_of_printed_results() -> None:
     found = recommend(net(0.1), torch.randn(5, 8))
@@ -176,6 +177,7 @@ def test_training_the_head_freezes_the_rest(monkeypatch: pytest.MonkeyPatch) -> 
     assert one(found, mt.EMP).method == mt.EMP(patch="output")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 def test_finetuning_fits_methods_that_keep_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, mt.BatchEnsemble, mt.EMP, mt.Packed, mt.MIMO, mt.Deep)
@@ -275,6 +277,7 @@ def test_every_kind_of_network_is_taken(case: str) -> None:
     assert len(ens(*call.args, **call.kwargs)) == ens.members
 
 
+@pytest.mark.slow
 def test_the_model_is_not_changed() -> None:
     """Nor are the example and torch's random state."""
     model, x = MLP(8, (16, 16), 4, norm="hidden", dropout=0.2), torch.randn(5, 8)

@@ -99,16 +99,16 @@ def test_there_are_no_messages_and_no_requests(opened: Any, events: list[str], f
 
 def test_headers_sort_best_first_and_back(opened: Any) -> None:
     by_name = sorted(first_column(opened))
-    head = opened.locator("#table thead th", has_text="Accuracy").first
-    assert head.get_attribute("aria-sort") == "descending", "the page comes sorted"
+    head = opened.locator("#table thead th", has_text="NLL").first
+    assert head.get_attribute("aria-sort") == "ascending", "the page comes sorted"
     head.get_by_role("button").click()
-    assert head.get_attribute("aria-sort") == "ascending"
-    assert values(opened, 1) == sorted(values(opened, 1))
+    assert head.get_attribute("aria-sort") == "descending"
+    assert values(opened, 1) == sorted(values(opened, 1), reverse=True)
     assert sorted(first_column(opened)) == by_name, "every row is still there"
-    nll = opened.locator("#table thead th", has_text="NLL").first
-    nll.get_by_role("button").click()
-    assert (nll.get_attribute("aria-sort"), head.get_attribute("aria-sort")) == ("ascending", None)
-    assert values(opened, 2) == sorted(values(opened, 2))
+    accuracy = opened.locator("#table thead th", has_text="Accuracy").first
+    accuracy.get_by_role("button").click()
+    assert (accuracy.get_attribute("aria-sort"), head.get_attribute("aria-sort")) == ("descending", None)
+    assert values(opened, 3) == sorted(values(opened, 3), reverse=True)
 
 
 def test_the_keyboard_sorts_too(opened: Any) -> None:

@@ -113,6 +113,7 @@ def test_a_batch_size_that_the_model_cannot_take_is_left_out() -> None:
     assert mt.check(mt.ensemble(net, mt.Deep(), x, seed=0), x).laws
 
 
+@pytest.mark.slow
 def test_every_way_of_looking_is_tried() -> None:
     """Members at two batch sizes; gradients, NaN and perturbation, in both modes; each executor in both modes."""
     result = mt.check(convert(mt.Deep(), ZOO["resnet"]), ZOO["resnet"].example())
@@ -123,6 +124,7 @@ def test_every_way_of_looking_is_tried() -> None:
         assert {("independent", f"NaN, loop, {mode}"), ("independent", f"perturbation, vmap, {mode}")} <= tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("training", "dtype"), [(True, torch.float32), (False, torch.float64)])
 def test_it_changes_nothing(training: bool, dtype: torch.dtype) -> None:
     """Tensors, gradients, modes and torch's randomness stay as they are, in double precision and single."""

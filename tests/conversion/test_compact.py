@@ -50,6 +50,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "position"), cases())
 def test_the_zoo(name: str, position: Any) -> None:
     """In double precision, by the ensemble, each member and a subset, and never for more multiply-adds than before."""
@@ -90,6 +91,7 @@ def test_it_saves_loads_and_exports(tmp_path: Path, position: str) -> None:
     assert mt.check(compact, IMAGES).laws
 
 
+@pytest.mark.slow
 def test_it_is_for_prediction() -> None:
     """Training it, or compacting what has nothing to compact, is refused with what to do."""
     compact = masked(MLP(5, (16, 12), 3).double(), "before", torch.randn(2, 5).double()).compact()

@@ -146,6 +146,7 @@ def slow() -> tuple[mt.Ensemble, torch.Tensor]:
     return run_by(mt.ensemble(Slow(), mt.Deep(members=3), x, seed=0), "loop"), x
 
 
+@pytest.mark.slow
 def test_throughput_and_epochs_follow_from_the_times(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
     """Three networks that wait 5 ms each answer 10 examples in 15 ms; a step takes 60 ms, and 45 examples are 5 steps."""
     measured = mt.cost(*slow, repeats=3, training=True)
@@ -171,6 +172,7 @@ def test_a_step_is_not_measured_unless_asked_for(slow: tuple[mt.Ensemble, torch.
         measured.ensemble.epoch(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "dtype"), [("32", torch.float32), ("bf16", torch.bfloat16)])
 def test_timed_calls_have_the_precision(slow: tuple[mt.Ensemble, torch.Tensor], precision: Any, dtype: torch.dtype) -> None:
     """Calls and training steps of both networks run in it; what is counted does not change."""
@@ -184,6 +186,7 @@ def test_timed_calls_have_the_precision(slow: tuple[mt.Ensemble, torch.Tensor], 
     assert measured.ensemble.multiply_adds == plain.ensemble.multiply_adds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [mt.Deep(), mt.Packed(), mt.MIMO(), mt.Masksembles(fewest=2), mt.EMP(), mt.DropConnect()],

@@ -352,6 +352,7 @@ def test_the_parts() -> None:
     assert bare.state_dict()[SEEDS].shape == ()
 
 
+@pytest.mark.slow
 def test_graphs_and_new_draws() -> None:
     """An exported program keeps its draws when the ensemble draws again; a compiled ensemble follows the new ones."""
     torch._dynamo.reset()

@@ -66,6 +66,7 @@ def test_public_names_are_listed_and_documented() -> None:
     assert [name for name in NAMES if not (found[name].__doc__ or "").strip()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_theme_colours_background_and_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dark theme has light text on a dark background everywhere in the figure; the light theme the reverse.

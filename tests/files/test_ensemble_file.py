@@ -158,6 +158,7 @@ KEYS = ["format", "method", "settings", "owned", "shared_norms", "task", "seed",
 KEYS += ["batch_axis", "chunk", "proven", "picked", "why", "torch", "multitudes", "model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_a_description_of_other_form(saved: Path, key: str) -> None:
     """Whatever stands where something else is expected: refused as a file, or harmless."""
@@ -323,6 +324,7 @@ def test_dtype_mode_and_requires_grad_come_back(dtype: torch.dtype, tmp_path: Pa
     }
 
 
+@pytest.mark.slow
 def test_what_is_loaded_can_be_trained_saved_and_taken_apart(saved: Path, tmp_path: Path) -> None:
     """A loaded ensemble is an ensemble: subset, member, check, cost and save work."""
     back = mt.load(saved, CASE.model())
@@ -344,6 +346,7 @@ def test_training_draws_start_from_the_saved_seed(saved: Path) -> None:
     assert not torch.equal(draws[0], torch.rand(3, generator=convert(mt.Deep(), CASE, seed=9).generator))
 
 
+@pytest.mark.slow
 def test_a_subclass_of_our_networks_is_not_loaded_as_its_parent(tmp_path: Path) -> None:
     """Its forward is not known to the file: the model has to be given."""
 

@@ -130,6 +130,7 @@ def test_parameter_groups() -> None:
     assert sum(len(g["params"]) for g in (shared, factors, biases)) == len(list(ens.parameters()))
 
 
+@pytest.mark.slow
 def test_split_rows() -> None:
     """Each row by one member, blocks as even as they can be; the loss is the mean over rows."""
     net = resnet18(width=0.0625).double()

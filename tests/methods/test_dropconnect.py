@@ -90,6 +90,7 @@ def left(net: nn.Module, masks: dict[str, Tensor], m: int, p: float = P) -> dict
     return {name: own[name] * masks[name][m] / (1 - p) if name in masks else own[name] for name in own}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_members_have_weights_dropped(kind: str) -> None:
     """By hand from the masks, in eval mode; `member(m)` is a plain network with these weights, biases untouched."""
@@ -110,6 +111,7 @@ def test_members_have_weights_dropped(kind: str) -> None:
     assert all(not torch.equal(outputs[0], other) for other in outputs[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_one_step_is_that_of_the_weights_that_are_left(kind: str) -> None:
     """By the draw of the step: loss, every gradient (nothing where a weight is dropped), BatchNorm's statistics."""

@@ -57,6 +57,7 @@ def sliced(state: dict[str, Tensor], masks: dict[str, Tensor], x: Tensor, rows: 
     return h
 
 
+@pytest.mark.slow
 def test_where_masks_are() -> None:
     """Before: not on the input, but on the head's; after: not on the output, but on the stem's; narrow layers are shared."""
     net = resnet18(width=0.25).double()
@@ -72,6 +73,7 @@ def test_where_masks_are() -> None:
     assert "masks of 8 ones in 16" in narrow.converted[0].reason
 
 
+@pytest.mark.slow
 def test_at_gives_other_scales() -> None:
     """From the third stage on, for example."""
     net = resnet18(width=0.25).double()

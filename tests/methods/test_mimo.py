@@ -300,6 +300,7 @@ def test_slots_given_by_hand(reduction: Any) -> None:
     assert_same(ens.loss(slots, targets, F.cross_entropy, per_member=True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_compact_is_one_network_with_several_heads(kind: str, tmp_path: Path) -> None:
     """The same outputs at the single network's cost but for heads; saved, cut down and taken apart like any other."""

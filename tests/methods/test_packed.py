@@ -350,6 +350,7 @@ def rows_of(part: Tensor, whole: Tensor) -> list[int]:
     return [hits[0] for hits in found]
 
 
+@pytest.mark.slow
 def test_each_member_keeps_channels_of_its_own() -> None:
     """Weights, norms and statistics of the same channels everywhere, and half of them in common."""
     net = trained()
@@ -407,6 +408,7 @@ def test_pretrained_refuses_what_it_cannot_do() -> None:
         mt.ensemble(resnet18(width=0.25).double(), mt.Packed(pretrained=True), IMAGES, keep=["conv1"])
 
 
+@pytest.mark.slow
 def test_pretrained_of_the_whole_width_is_the_network_itself() -> None:
     """Nothing to choose."""
     net = trained()
@@ -459,6 +461,7 @@ COPIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COPIES)
 def test_copies_of_one_network(case: str) -> None:
     """Every member has the values of member 0, which are those of the first fresh member, or of the model at full width."""

@@ -46,6 +46,7 @@ def test_the_default_split_holds_a_third_of_the_blocks(case: str, begin: set[str
     assert planned.shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "begin"),
     [

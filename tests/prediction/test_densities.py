@@ -64,6 +64,7 @@ def density(outputs: np.ndarray, targets: np.ndarray) -> float:
     return float((np.logaddexp.reduce(logs, 0) - math.log(len(logs))).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("moments_only", [False, True])
 def test_every_method_has_a_density(name: str, moments_only: bool) -> None:
@@ -154,6 +155,7 @@ def test_draws_in_a_stream(name: str) -> None:
     assert mt.score(held)["lpd"] == pytest.approx(density(outputs, OWN.double().numpy()), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_draws_begin_with_the_members(name: str) -> None:
     """Few draws are the beginning of many, and an ensemble of that many members; resampling changes all."""
@@ -214,6 +216,7 @@ class LiveBytes(TorchDispatchMode):
             self.bytes -= size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_memory_does_not_grow_with_the_number_of_draws(name: str) -> None:
     """32 chunks need as much memory as 16; a plain prediction needs the outputs of 16 chunks more."""

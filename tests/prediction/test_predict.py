@@ -149,6 +149,7 @@ def test_split(ens: mt.Ensemble) -> None:
     assert mt.predict(ens, iter([(X[:4], Y[:4]), X[4:]])).targets is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_size_of_batches_does_not_show(name: str) -> None:
     """For every method, members are equal at batch sizes 1, 7 and 64, and in a second run, since draws are fixed."""

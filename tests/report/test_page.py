@@ -77,6 +77,7 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 FULL = [pytest.param(task, marks=pytest.mark.slow) for task in ("binary", "multilabel", "regression")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classes", "gaussian", "dense", *FULL])
 def test_every_task_has_its_page(made: Make, task: str, tmp_path: Path) -> None:
     ood = {"other": made(task=task, seed=9).prediction}

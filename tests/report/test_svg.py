@@ -27,6 +27,7 @@ DRAWINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_one_drawing_stands_for_both_themes(name: str) -> None:
     """With CSS variables in place of colours, the dark drawing equals the light one."""

@@ -101,6 +101,7 @@ def test_calibration_under_corruption_is_the_mean_over_corruptions(finished: Pat
     assert sum(group.shifted("ece")[s] for s in range(1, 6)) / 5 == pytest.approx(row.scores["cECE"])
 
 
+@pytest.mark.slow
 def test_variants_are_the_other_epoch_and_the_calibrated_ensemble(tmp_path: Path, finished: Path) -> None:
     row = Row.load(finished)
     last, best = (mt.load(finished / f"{name}.multitude", LeNet()) for name in ("last", "best"))
@@ -122,6 +123,7 @@ def test_a_finished_trial_is_read_and_not_run(finished: Path, monkeypatch: pytes
     assert dict(trial(finished).run().scores) == dict(Row.load(finished).scores)
 
 
+@pytest.mark.slow
 def test_an_interrupted_trial_resumes(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its number of epochs, although a budget in seconds would now give another, and ends with the same scores."""
     whole = Row.load(finished)

@@ -143,6 +143,7 @@ ENSEMBLES = [  # name, method, millions of parameters as printed, decimals, G mu
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "millions", "adds"), ENSEMBLES)
 def test_ensembles_have_their_printed_sizes(name: str, kind: type[mt.Method], millions: str, adds: str) -> None:
     """With the network, the settings by layer and the arguments of their entries."""
@@ -417,6 +418,7 @@ def test_another_method_by_a_papers_recipe() -> None:
     assert other.conversion == {"start": "copies"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["packed/cifar10-resnet18", "mimo/cifar10", "emp/cifar100", "packed/imagenet-a3-resnet50"])
 def test_a_recipe_trains(name: str) -> None:
     """All of its entries, for an epoch on images of noise."""

@@ -170,6 +170,7 @@ def test_grouped_convolutions_keep_as_many_channels_in_each_block(
     torch.testing.assert_close(thin(*IMAGE.args), zeroed(net, thin)(*IMAGE.args), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_resnext_is_exact(seed: int | None) -> None:
     """Where a grouped convolution stands behind a plain one, the channels between them are its blocks' too."""

@@ -100,6 +100,7 @@ def test_an_unknown_network_is_thinned_by_its_channels(width: int) -> None:
     assert thin.resizing == Resizing(0.25, "channels")
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(widths=st.lists(st.integers(4, 12), min_size=1, max_size=4), sixteenths=st.integers(1, 12))
 def test_widths_are_the_nearest_products(widths: list[int], sixteenths: int) -> None:

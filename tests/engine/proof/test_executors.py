@@ -238,6 +238,7 @@ class TestCompile:
         torch.testing.assert_close(one, one[:1].expand_as(one))
         assert not torch.equal(one, other)
 
+    @pytest.mark.slow
     def test_a_shared_norm_in_training(self) -> None:
         """By fold, compiled: right, or a clear error."""
         net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))

@@ -26,6 +26,7 @@ MIXED = (
 NORMED = ["1", "4", "8", "11"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("patch", "names"),
     [
@@ -105,6 +106,7 @@ LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer", "kind"), list(zip(LAYERS, itertools.cycle([mt.EMP, mt.ECMP]), strict=False)))
 def test_every_kind_of_layer(layer: str, kind: Any) -> None:
     """Each member's output is the plain layer's with Σ_k 1[Z = k] M_k, and so are gradients of all components."""
