@@ -19,6 +19,7 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
+@pytest.mark.slow
 def test_a_small_network_by_hand() -> None:
     """Norm and output have 16 and 27 parameters; with K components they have K times as many."""
     net, x = small(), torch.randn(3, 4)

@@ -78,6 +78,7 @@ def test_without_budgets_the_order_is_that_of_printed_results() -> None:
     assert "NLL 0.66 × the single network's (Packed-Ensembles, table 1" in found.why
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 def test_slower_methods_do_not_fit_a_latency() -> None:
     tried = [mt.Deep(), mt.MultiHead(), mt.Packed(), mt.TreeNet()]
@@ -137,6 +138,7 @@ def test_a_limit_between_two_measured_costs() -> None:
     assert one(found, mt.Deep).verdict == "too large"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 def test_without_training_only_methods_that_draw_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, mt.MCDropout, mt.DropConnect, mt.Masksembles, mt.MultiHead, mt.MIMO)

@@ -164,6 +164,7 @@ def test_throughput_and_epochs_follow_from_the_times(slow: tuple[mt.Ensemble, to
     assert any("step" in line and f"{measured.base.step * 1e3:.2f} ms" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_step_is_not_measured_unless_asked_for(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
     measured = mt.cost(*slow, repeats=1)
     assert measured.ensemble.step is None
@@ -207,6 +208,7 @@ def test_every_kind_of_step_is_timed_and_changes_nothing(method: mt.Method) -> N
     assert torch.equal(ens.generator.get_state(), drawn)
 
 
+@pytest.mark.slow
 def test_a_step_has_gradients_where_the_caller_has_none(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
     with torch.no_grad():
         assert mt.cost(*slow, repeats=1, training=True).ensemble.step is not None
@@ -215,6 +217,7 @@ def test_a_step_has_gradients_where_the_caller_has_none(slow: tuple[mt.Ensemble,
     assert mt.cost(mt.ensemble(net, mt.Deep(), x), x, training=True).ensemble.step is None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_timed_is_refused(slow: tuple[mt.Ensemble, torch.Tensor]) -> None:
     """A precision that is none, half precision without a GPU, one row with BatchNorm, and an ensemble without gradients."""
     with pytest.raises(mt.InputError, match="'16' must be one of 32, bf16, fp16"):

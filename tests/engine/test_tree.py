@@ -60,6 +60,7 @@ def same(a: Any, b: Any) -> bool:
 TREES = st.recursive(leaves(), nests, max_leaves=8)
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_taken_apart_and_put_together(value: Any) -> None:
     """Refilling with its own tensors gives the value back, type by type."""

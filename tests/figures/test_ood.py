@@ -39,6 +39,7 @@ def test_histograms_hold_shares_and_curves_the_roc(runs: dict[str, tuple[torch.T
     assert [text.get_text() for text in legend.get_texts()] == expected
 
 
+@pytest.mark.slow
 def test_the_roc_stands_beside_or_below(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
     for columns, beside in ((2, True), (1, False)):
         figure = ood(runs, columns=columns)

@@ -85,6 +85,7 @@ def formed(layer: Any, alpha: Tensor, gamma: Tensor) -> Tensor:
     return weight * gamma.view(-1, 1, *trailing) * read.view(*weight.shape[:2], *trailing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_each_kind_of_layer_is_one_with_its_weight_formed(name: str) -> None:
     """The same layer with W ∘ s rᵀ and the member's bias gives the same."""

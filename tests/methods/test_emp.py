@@ -135,6 +135,7 @@ def assert_frequencies(found: Tensor, p: list[float]) -> None:
     assert ((share - expected).abs() <= 5 * (expected * (1 - expected) / found.numel()).sqrt() + 1e-12).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probabilities", [None, (0.6, 0.3, 0.1), (0.0, 0.25, 0.75)])
 def test_how_often_components_are_drawn(probabilities: Any) -> None:
     """Equally, or as it is set; one number for each layer, and layers independently of each other."""

@@ -51,6 +51,7 @@ def dropping(ens: mt.Ensemble) -> dict[str, float]:
     return {name: part.rate for name, part in ens.template.named_modules() if isinstance(part, MaskedDropout)}
 
 
+@pytest.mark.slow
 def test_where_it_drops() -> None:
     """At dropout modules where there are any, else before all layers but the first; before norms; or where position= says."""
     plain, live = perceptron(), perceptron(dropout=0.2)

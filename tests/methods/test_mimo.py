@@ -78,6 +78,7 @@ def gradients_apart(wide: nn.Module, first: str, last: str, members: int) -> dic
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_one_step_is_that_of_inputs_side_by_side(kind: str) -> None:
     """The sum of the heads' losses, every gradient, and BatchNorm's statistics over all rows of the wide network."""
@@ -98,6 +99,7 @@ def test_one_step_is_that_of_inputs_side_by_side(kind: str) -> None:
     assert_same(dict(ens.named_buffers()), dict(wide.named_buffers()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_prediction_has_one_input_in_all_slots(kind: str) -> None:
     """As the wide network on it M times over; slots given by hand are read in eval mode too."""
@@ -339,6 +341,7 @@ def trained(ens: mt.Ensemble, x: Tensor) -> None:
     optimiser.zero_grad()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_copies_are_the_base_model(kind: str) -> None:
     """Each slot has W / M and each head the given one: in eval mode and, on one input in all slots, in training."""
@@ -352,6 +355,7 @@ def test_copies_are_the_base_model(kind: str) -> None:
     assert_same(ens(torch.stack([x] * MEMBERS), per_member=True)[1], net.train()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 def test_the_trunk_is_the_given_one(kind: str) -> None:
     """Fresh slots and heads around the given weights; fresh slots add up to what a fresh layer has; load_base is copies."""

@@ -249,6 +249,7 @@ def test_alpha_need_not_be_whole() -> None:
     assert "resized to 0.566667 of the width by its constructor; rounded: conv1 36.2667 → 36" in planned.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["densenet", "convnext"])
 def test_with_all_of_the_width_it_is_deep(case: str) -> None:
     """α = M and γ = 1: the same tensors, the same start."""
@@ -257,6 +258,7 @@ def test_with_all_of_the_width_it_is_deep(case: str) -> None:
     assert_same(dict(packed.state_dict()), dict(deep.state_dict()))
 
 
+@pytest.mark.slow
 def test_members_start_apart_and_by_the_seed() -> None:
     """No two members share a tensor that is not constant; the seed says everything."""
     model, x = ZOO["resnet"].model(), ZOO["resnet"].example()
@@ -270,6 +272,7 @@ def test_members_start_apart_and_by_the_seed() -> None:
 # Settings
 
 
+@pytest.mark.slow
 def test_a_kept_module_is_thin_and_shared() -> None:
     """keep= shares the stem, as wide as members need it."""
     model, x = ZOO["resnet"].model(), ZOO["resnet"].example()

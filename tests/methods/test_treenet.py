@@ -35,6 +35,7 @@ def test_the_default_split_of_a_wide_resnet() -> None:
     assert planned.counts.parameters == planned.counts.base_parameters + 2 * own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "begin"),
     [("resnet", {"groups", "fc"}), ("vit", {"blocks", "norm", "head"}), ("mlp", {"4"}), ("head_first", {"classifier"})],

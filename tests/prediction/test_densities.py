@@ -98,6 +98,7 @@ def test_the_density_of_a_known_prediction() -> None:
     assert round(mt.score(exact)["lpd"], 2) == -2.07
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments_only", [False, True])
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: DataLoader(d, 5), lambda d: DataLoader(Subset(d, range(12)), 5)])
 def test_a_standardised_target_has_the_same_density(moments_only: bool, wrap: Any) -> None:
@@ -142,6 +143,7 @@ def test_a_gaussian_head_streams_its_density() -> None:
     assert mt.score(held)["lpd"] == pytest.approx((np.logaddexp.reduce(logs, 0) - math.log(3)).mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_draws_in_a_stream(name: str) -> None:
     """Several chunks of draws give the moments and the density of all draws held at once."""

@@ -99,6 +99,7 @@ def test_plain_scores_are_enough(tmp_path: Path) -> None:
     assert "reliability" not in found.ids
 
 
+@pytest.mark.slow
 def test_all_strings_are_escaped(made: Make, tmp_path: Path) -> None:
     row = made(
         EVIL, method=EVIL, command=EVIL, ood={EVIL: made(seed=3).prediction}, cost={EVIL: 3.0, "parameters": 1.0},

@@ -169,6 +169,7 @@ def test_intervals_are_seeded_and_hold_the_value() -> None:
     assert classified().intervals == {}
 
 
+@pytest.mark.slow
 def test_intervals_are_as_wide_as_theory_says() -> None:
     """The interval of an accuracy is about 1.96 √(p (1 − p) / N), and narrower at a lower level."""
     found = classified(400)

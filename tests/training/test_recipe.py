@@ -62,6 +62,7 @@ def by_torch(steps: int, recipe: Recipe, make: Any) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_schedules_are_torchs() -> None:
     """Multistep by epochs, cosine by steps."""
     lr = torch.optim.lr_scheduler

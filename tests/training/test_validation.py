@@ -67,6 +67,7 @@ def filled(value: float, method: mt.Method | None = None, task: str = "classes")
     return ens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("score", "values"), [("accuracy", [0.5, 0.5, 0.6, 0.1]), ("nll", [0.5, 0.5, 0.3, 2.0]), ("lpd", [-3.0, -3.0, 1.5, 1.2])]
 )

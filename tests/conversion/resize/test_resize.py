@@ -510,6 +510,7 @@ def test_several_inputs() -> None:
     assert (thin.x.out_features, thin.context.out_features, thin.last.in_features) == (3, 3, 3)
 
 
+@pytest.mark.slow
 def test_conversion_by_hand_is_what_packed_does() -> None:
     """M resized networks have as many parameters as a Packed ensemble of them."""
     net = conv.ResNet(widths=(8, 12, 16))

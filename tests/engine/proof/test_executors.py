@@ -247,6 +247,7 @@ class TestCompile:
         torch.testing.assert_close(torch.compile(ens, backend=Graphs())(x), eager(x))
         torch.testing.assert_close(ens.get_submodule("1").running_var, eager.get_submodule("1").running_var)
 
+    @pytest.mark.slow
     def test_a_trunk_norm_where_vmap_is_no_way(self) -> None:
         """Traced, the loop knows nothing of what is common: its statistics still move once a step, or it is refused."""
 

@@ -30,6 +30,7 @@ def assert_masks(matrix: Tensor, members: int, features: int) -> None:
     assert bool((matrix.sum(0) > 0).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(features=st.integers(2, 4096), members=st.integers(2, 16), scale=st.floats(1, 12), seed=st.integers(0, 2**31))
 def test_every_setting_has_masks(features: int, members: int, scale: float, seed: int) -> None:

@@ -66,6 +66,7 @@ def test_the_penalty_is_in_the_loss_and_its_gradient() -> None:
     assert_same(prior_of(ens), 0.001 / 6 * trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "probabilities", "zero"),
     [(mt.EMP, None, False), (mt.EMP, (0.5, 0.3, 0.2), True), (mt.ECMP, None, True), (mt.ECMP, (0.5, 0.3, 0.2), False)],

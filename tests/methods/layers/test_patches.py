@@ -164,6 +164,7 @@ def test_one_component_with_its_probability() -> None:
     assert mt.ensemble(perceptron(), mt.EMP(components=1, probabilities=(1.0,)), X).members == 20
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_zero_component(kind: Any) -> None:
     """The last component is zero and no parameter: where it is drawn nothing else counts, and nothing is learned."""
@@ -180,6 +181,7 @@ def test_the_zero_component(kind: Any) -> None:
     assert {int(z) for t in seen.kwargs["draws"].values() for z in t.flatten()} == set(range(K))
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_noise_around_shared_weights(kind: Any) -> None:
     """Eq. 3: deviation σ for each element of each trainable parameter; frozen ones have none, and a member has it baked in."""

@@ -115,6 +115,7 @@ def test_fit_minimises_the_elbo() -> None:
     assert scale == pytest.approx(PRECISION / 2 * 2 * plain.metrics[0]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [mt.EMP, mt.ECMP, mt.MCDropout, mt.DropConnect])
 def test_a_regression_needs_a_precision_and_squares(kind: Any) -> None:
     """Without τ_output the two terms have no common scale; with another criterion the data term is no Gaussian's."""
