@@ -37,7 +37,7 @@ CAPTIONS = {
     "report": "one HTML page that compares results",
     "shell": "the multitudes command, jobs, sweeps",
 }
-GROUND = "errors   settings   terminal   storage   version"
+GROUND = "errors   settings   terminal   storage   version   lazy_names"
 """Modules below all rooms. Lines to them are left out, since nearly every room has one."""
 
 LEFT = {"engine": "#4c6ef5", "conversion.anatomy": "#12b886", "conversion.resize": "#82c91e", "method": "#f59f00",

@@ -38,6 +38,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from multitudes.lazy_names import homes_of, importer
 from multitudes.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -105,22 +106,19 @@ _HOMES = {
     "training.losses": "GaussianNLL",
     "training.recipe": "Recipe",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_HOME_OF = homes_of(_HOMES)
 _ROOMS = """analysis conversion data engine errors figures files method methods models prediction scores settings shell storage
     training""".split()
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+_public = importer("multitudes", _HOME_OF)
+
+
 def _imported(name: str) -> Any:
     """Imports a public name, or a folder of the package, when it is first used."""
-    if name in _ROOMS:
-        return import_module(f"multitudes.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'multitudes' has no attribute {name!r}")
-    value = getattr(import_module(f"multitudes.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    return import_module(f"multitudes.{name}") if name in _ROOMS else _public(name)
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take every name for a public one

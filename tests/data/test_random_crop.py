@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interruption import interrupted
 from scipy.stats import ks_2samp, kstest
 
 import multitudes as mt
@@ -161,10 +162,8 @@ def test_an_epoch_can_be_read_again(folder: Path, augment: Augment | None) -> No
     assert sums(both[0]).isdisjoint(sums(both[1]))
 
 
-def test_a_run_on_crops_resumes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_crops_resumes(folder: Path, tmp_path: Path) -> None:
     """Interrupted after the first of two epochs, it ends with the same weights; with other crops it is refused."""
-    import multitudes.training.fit as module
-
     train = data.folder(folder, size=16, crop=RandomCrop())
     recipe = mt.Recipe(epochs=2, batch=4, lr=0.01, augment=Augment(crop=0))
 
@@ -177,17 +176,8 @@ def test_a_run_on_crops_resumes(folder: Path, tmp_path: Path, monkeypatch: pytes
 
     whole, cut, again = ensemble(), ensemble(), ensemble()
     mt.fit(whole, train, recipe, progress=False)
-    train_epoch = module._train_epoch
-
-    def stop(setup: Any, epoch: int, tell: Any) -> Any:
-        if epoch == 2:
-            raise KeyboardInterrupt
-        return train_epoch(setup, epoch, tell)
-
-    monkeypatch.setattr(module, "_train_epoch", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(len(train) // 4 + 1):
         mt.fit(cut, train, recipe, out=tmp_path / "run", progress=False)
-    monkeypatch.undo()
     others = data.folder(folder, size=16, crop=RandomCrop(scale=(0.5, 1)))
     with pytest.raises(mt.FileError, match="scale"):
         mt.fit(ensemble(), others, recipe, out=tmp_path / "run", resume=True, progress=False)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from interruption import interrupted
+from torch import nn
 from torch.utils.data import TensorDataset
 from training.small import TRAIN, VAL, X, made, network
 
 import multitudes as mt
 from multitudes.prediction.temperature import Calibrator
-from multitudes.training import fit as training
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
@@ -86,20 +86,11 @@ def test_an_ignored_label_does_not_count() -> None:
     assert with_more.mixture == pytest.approx(without.mixture, rel=1e-5)
 
 
-def test_a_resumed_run_is_calibrated_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_calibrated_alike(tmp_path: Path) -> None:
     """Stopped and resumed, or resumed when it was over; also if only the last call asks for it."""
     whole = fit(made(), TRAIN, NOISY, val=VAL, calibrate=True)
     expected = whole.ensemble.calibrator, whole.use_best().calibrator
-    steps, real = [0], training._step
-
-    def stopping(*args: Any) -> Tensor:
-        steps[0] += 1
-        if steps[0] == 25:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training, "_step", stopping)
+    with interrupted(25):
         fit(made(), TRAIN, NOISY, val=VAL, out=tmp_path)
     for _ in range(2):
         again = fit(made(), TRAIN, NOISY, val=VAL, calibrate=True, out=tmp_path, resume=True)

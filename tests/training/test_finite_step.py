@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from interruption import interrupted
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from training.small import TRAIN, VAL, X, Y, made, same
@@ -39,16 +40,8 @@ def breaking(at: int, how: Callable[[Tensor], Tensor] = lambda x: x * torch.nan)
 
 def stopped_before(step: int, method: mt.Method | None, recipe: Recipe) -> mt.Ensemble:
     """The ensemble of a run that is stopped before a step, counted from 1."""
-    ens, left, real = made(method), [step], training._step
-
-    def stopping(*args: Any) -> Tensor:
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training, "_step", stopping)
+    ens = made(method)
+    with interrupted(step):
         fit(ens, TRAIN, recipe)
     return ens
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from interruption import interrupted
 from torch import Tensor, nn
 from training.small import TRAIN, X, Y, made, same
 
@@ -145,25 +145,13 @@ def test_a_recipe_with_lamb(method: mt.Method) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5, msg=name)
 
 
-def test_a_run_with_lamb_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_lamb_resumes(tmp_path: Path) -> None:
     """With the means and the number of steps: bit for bit the run that was not interrupted."""
     recipe = Recipe(epochs=3, batch=50, lr=0.02, weight_decay=DECAY, optimizer="lamb", schedule="cosine")
     whole, cut = made(), made()
     fit(whole, TRAIN, recipe, progress=False)
-
-    import multitudes.training.fit as module
-
-    train_epoch = module._train_epoch
-
-    def stop(setup: Any, epoch: int, tell: Any) -> Any:
-        if epoch == 3:
-            raise KeyboardInterrupt
-        return train_epoch(setup, epoch, tell)
-
-    monkeypatch.setattr(module, "_train_epoch", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(2 * (len(TRAIN) // 50) + 1):
         fit(cut, TRAIN, recipe, out=tmp_path, progress=False)
-    monkeypatch.undo()
     again = made()
     fit(again, TRAIN, recipe, out=tmp_path, resume=True, progress=False)
     assert same(again, whole)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interruption import interrupted
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from training.small import TRAIN, VAL, X, Y, made, network, same
@@ -66,7 +67,7 @@ def test_a_run_goes_on(method: mt.Method, settings: dict[str, Any], tmp_path: Pa
     """Stopped after any epoch, in the midst of another, it ends with the same weights and the same lines."""
     recipe = Recipe(epochs=5, batch=50, lr=0.05, schedule="cosine", **settings)
     whole = fit(made(method), TRAIN, recipe, val=VAL, out=tmp_path / "whole")
-    again = in_parts(recipe, tmp_path / "parts", monkeypatch, {7, 15}, method, val=VAL)
+    again = in_parts(recipe, tmp_path / "parts", [7, 8], method, val=VAL)
     assert same(again.ensemble, whole.ensemble)
     drop = [{k: v for k, v in line.items() if k != "seconds"} for line in again.metrics]
     assert drop == [{k: v for k, v in line.items() if k != "seconds"} for line in whole.metrics]
@@ -138,33 +139,11 @@ def test_a_folder_is_free_again_after_a_refusal(tmp_path: Path) -> None:
     assert fit(made(), TRAIN, Recipe(epochs=1), out=tmp_path).done == 1
 
 
-def stopped(moments: set[int]) -> Any:
-    """A step that is stopped at the end of these, counted from 1 over all runs."""
-    steps, step = [0], training._step
-
-    def stopping(*args: Any) -> Tensor:
-        steps[0] += 1
-        if steps[0] in moments:
-            raise KeyboardInterrupt
-        return step(*args)
-
-    return stopping
-
-
-def in_parts(
-    recipe: Recipe,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    moments: set[int],
-    method: mt.Method | None = None,
-    **options: Any,
-) -> training.Run:
-    """A run that is stopped at these steps, and resumed each time."""
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_step", stopped(moments))
-        for attempt in range(len(moments)):
-            with pytest.raises(KeyboardInterrupt):
-                fit(made(method), TRAIN, recipe, out=out, resume=attempt > 0, **options)
+def in_parts(recipe: Recipe, out: Path, steps: list[int], method: mt.Method | None = None, **options: Any) -> training.Run:
+    """A run that is stopped before these steps, each counted from where the run begins or resumes, and ends at last."""
+    for attempt, step in enumerate(steps):
+        with interrupted(step):
+            fit(made(method), TRAIN, recipe, out=out, resume=attempt > 0, **options)
     return fit(made(method), TRAIN, recipe, out=out, resume=True, **options)
 
 
@@ -172,7 +151,7 @@ def test_each_members_best_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What was best before a stop stays best after it, member by member."""
     recipe = Recipe(epochs=6, batch=50, lr=3.0, best="members")
     whole = fit(made(), TRAIN, recipe, val=VAL, out=tmp_path / "whole")
-    parts = in_parts(recipe, tmp_path / "parts", monkeypatch, {10, 21}, val=VAL)
+    parts = in_parts(recipe, tmp_path / "parts", [10, 11], val=VAL)
     assert whole.best_state is not None
     assert parts.best_state is not None
     assert whole.best_epoch == parts.best_epoch
@@ -186,8 +165,7 @@ def test_a_damaged_checkpoint_gives_way(tmp_path: Path, monkeypatch: pytest.Monk
     """The newest is named, the one before it used, and the end is the same; so also when the run was over."""
     recipe = Recipe(epochs=5, batch=50, lr=0.05)
     whole = fit(made(), TRAIN, recipe)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training, "_step", stopped({15}))
+    with interrupted(15):
         fit(made(), TRAIN, recipe, out=tmp_path)
     for name in ("000003", "000005"):
         newest = max((tmp_path / "checkpoints").iterdir())

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interruption import interrupted
 from scipy import stats
 from torch import Tensor, nn
 from training.small import TRAIN, VAL, X, made, same
 
 import multitudes as mt
-from multitudes.training import fit as training
 from multitudes.training import validation
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
@@ -173,10 +173,9 @@ def test_the_best_epoch_of_each_member(best_by: Any) -> None:
 
 def test_a_run_of_before_there_was_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on as it began, by accuracy, and says so; a choice that it did not make is refused."""
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, interrupted(36):
         patch.setattr(Best, "described", lambda best: {"by": best.by, "epoch": best.epoch, "value": best.value})
         patch.setattr(validation, "score_of", lambda ensemble, recipe: "accuracy")
-        patch.setattr(training, "_step", stopping(training._step, 35))
         fit(made(), TRAIN, NOISY, val=VAL, out=tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["recipe"]["best_by"]
@@ -192,19 +191,6 @@ def test_a_run_of_before_there_was_a_choice(tmp_path: Path, monkeypatch: pytest.
         warnings.simplefilter("error")
         fit(made(), TRAIN, Recipe(epochs=1), val=VAL, out=tmp_path / "new")
         fit(made(), TRAIN, Recipe(epochs=1), val=VAL, out=tmp_path / "new", resume=True)
-
-
-def stopping(step: Any, last: int) -> Any:
-    """A step that is stopped after so many."""
-    left = [last]
-
-    def stopped(*args: Any) -> Tensor:
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return step(*args)
-
-    return stopped
 
 
 def lines(values: list[float], name: str = "nll") -> list[dict[str, float]]:

@@ -16,8 +16,9 @@ counts                parameters of variational methods: Ensemble Model Patching
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from multitudes.lazy_names import homes_of, importer
 
 if TYPE_CHECKING:
     from multitudes.analysis.dropped_weights import kl_bound as kl_bound
@@ -44,22 +45,12 @@ _HOMES = {
     "training_sets": "bias_variance",
     "weights": "weight_share",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_HOME_OF = homes_of(_HOMES)
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
-
-def _imported(name: str) -> Any:
-    """Imports a public name when it is first used. No module has the name of a function, which it would hide."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'multitudes.analysis' has no attribute {name!r}")
-    value = getattr(import_module(f"multitudes.analysis.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
 if not TYPE_CHECKING:  # a type checker that saw it would take every name for a public one
-    __getattr__ = _imported
+    __getattr__ = importer("multitudes.analysis", _HOME_OF)  # no module has the name of a function, which it would hide
 
 
 def __dir__() -> list[str]:

@@ -156,6 +156,13 @@ def parameter_place(layer: Any, key: str) -> tuple[dict[str, Any], str]:
     return layer._parameters, name
 
 
+def stored_weight(layer: Any, key: str) -> Tensor:
+    """Returns a layer's stored parameter, without draws; `key` is dotted if a child holds it."""
+    register, name = parameter_place(layer, key)
+    weight: Tensor = register[name]
+    return weight
+
+
 def remove_draws(layer: Any) -> None:
     """Removes a layer's draws, and gives it back its original class."""
     for key in layer.draws:

@@ -26,8 +26,8 @@ from multitudes.engine.draws import (
     drawing_layers,
     drawn_names,
     make_drawing,
-    parameter_place,
     run_with,
+    stored_weight,
 )
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name
@@ -128,13 +128,6 @@ class Connected(Drawing):
     def weights(self) -> dict[str, Tensor]:
         """Returns the masked weights W ∘ mask / (1 − p), by name."""
         return {key: stored_weight(self, key) * getattr(self, _mask(key)) / (1 - self.p) for key in self.replaced}
-
-
-def stored_weight(layer: Any, key: str) -> Tensor:
-    """Returns a layer's stored weight, without the mask."""
-    register, name = parameter_place(layer, key)
-    weight: Tensor = register[name]
-    return weight
 
 
 def _mask(key: str) -> str:

@@ -124,23 +124,33 @@ def fit(
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, split)
-    if calibrate and validator is None:
-        raise InputError("calibrate=True needs held-out data: pass fit(..., val=..., calibrate=True)")
-    if calibrate and validator is not None:
-        validator.check_calibrates(ensemble)
+    if calibrate:
+        _check_calibrates(ensemble, validator)
     folder = None if out is None else RunFolder(out)
     with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_layout(ensemble):
         setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers)
-        run, steps = setup.run, setup.steps
-        shown = progress if setup.is_first else False
-        with _closing(setup), bar("train", recipe.epochs * steps, shown, "steps") as tell:
-            tell(run.done * steps)
-            for epoch in range(run.done + 1, recipe.epochs + 1):
-                start = time.perf_counter()
-                line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
-                _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
+        _train(setup, progress)
         _finish(setup, calibrate)
-        return run
+        return setup.run
+
+
+def _train(setup: _Setup, progress: bool | None) -> None:
+    """Trains for the epochs that are left."""
+    run, steps = setup.run, setup.steps
+    epochs, shown = run.recipe.epochs, progress if setup.is_first else False
+    with _closing(setup), bar("train", epochs * steps, shown, "steps") as tell:
+        tell(run.done * steps)
+        for epoch in range(run.done + 1, epochs + 1):
+            start = time.perf_counter()
+            line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
+            _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
+
+
+def _check_calibrates(ensemble: Ensemble, validator: Validator | None) -> None:
+    """Refuses to calibrate without held-out data, or an ensemble whose predictions have nothing to calibrate."""
+    if validator is None:
+        raise InputError("calibrate=True needs held-out data: pass fit(..., val=..., calibrate=True)")
+    validator.check_calibrates(ensemble)
 
 
 def _check_units(ensemble: Ensemble, train: Any) -> None:

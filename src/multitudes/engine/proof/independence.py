@@ -7,6 +7,7 @@ flipped and shifted a little: the outputs of the other members must stay equal t
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -53,7 +54,8 @@ def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iter
 
 
 def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int) -> list[Tensor]:
-    with restored(engine.template, mode, seed), torch.no_grad():
+    with restored(engine.template, mode, seed), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # vmap without gradients takes other kernels
         return tree.tensors(executor(engine, fresh_inputs(inputs)))
 
 

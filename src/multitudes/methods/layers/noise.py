@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.draws import Drawing, bake_weights, make_drawing, parameter_place, run_with
+from multitudes.engine.draws import Drawing, bake_weights, make_drawing, run_with, stored_weight
 from multitudes.engine.modules import inside
 
 
@@ -21,7 +21,7 @@ class Noisy(Drawing):
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws the noise ε of each parameter."""
-        return {noise_name(key): torch.randn(_stored(self, key).shape, generator=generator) for key in self.replaced}
+        return {noise_name(key): torch.randn(stored_weight(self, key).shape, generator=generator) for key in self.replaced}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer with M + σ ε as its parameters."""
@@ -33,13 +33,7 @@ class Noisy(Drawing):
 
     def weights(self) -> dict[str, Tensor]:
         """Returns M + σ ε, by name."""
-        return {key: _stored(self, key) + self.sigma * getattr(self, noise_name(key)) for key in self.replaced}
-
-
-def _stored(layer: Any, key: str) -> Tensor:
-    register, name = parameter_place(layer, key)
-    parameter: Tensor = register[name]
-    return parameter
+        return {key: stored_weight(self, key) + self.sigma * getattr(self, noise_name(key)) for key in self.replaced}
 
 
 def noise_name(key: str) -> str:
@@ -71,4 +65,4 @@ def add_noise(network: nn.Module, sigma: float, apart: Collection[str]) -> None:
         make_drawing(layer, Noisy, replaced=keys, sigma=sigma)
         layer.draws = tuple(map(noise_name, keys))
         for key in keys:
-            layer.register_buffer(noise_name(key), torch.zeros_like(_stored(layer, key).detach()), persistent=False)
+            layer.register_buffer(noise_name(key), torch.zeros_like(stored_weight(layer, key).detach()), persistent=False)
