@@ -21,11 +21,13 @@ from multitudes.conversion.anatomy.structure import Structure as Structure
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
-from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
+from multitudes.engine.inputs import BatchAxis, Inputs, checked_example, stack_slots, take_rows
 from multitudes.engine.modules import Factory
+from multitudes.engine.proof.smaller import smaller, two_rows
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
 from multitudes.settings import Count, check_settings
+from multitudes.terminal import step
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -63,22 +65,37 @@ class Given:
     seed: int = 0
     at: Mapping[str, Any] = field(default_factory=dict)
     """For the modules that at= matches, by name: the method with other settings."""
+    batch_axis: BatchAxis = 0
+
+    @functools.cached_property
+    def small(self) -> tuple[Inputs, bool]:
+        """The smallest example on which the model runs the same operations, and whether the model is large."""
+        step("a smaller example")
+        few = checked_example(self.model, two_rows(self.inputs, self.batch_axis), self.batch_axis)
+        return smaller(self.model, few, self.batch_axis)
 
     @functools.cached_property
     def structure(self) -> Structure:
-        """The model's structure, observed on the example. The model runs once, when this property is first read."""
-        return run_example(self.model, self.inputs, self.seed)
+        """The model's structure, observed on the small example. The model runs once, when this property is first read."""
+        example = self.small[0]
+        step("the network's structure")
+        return run_example(self.model, example, self.seed)
+
+    def observed(self, network: nn.Module) -> Structure:
+        """Runs another network on the small example, and returns its structure."""
+        step("the members' structure")
+        return run_example(network, self.small[0], self.seed)
 
     def with_model(self, model: nn.Module, seed: int) -> Given:
         """Returns a copy with another model of the same architecture. The example is not run again."""
         other = replace(self, model=model, seed=seed)
-        vars(other)["structure"] = replace(self.structure, model=model)
+        vars(other).update(small=self.small, structure=replace(self.structure, model=model))
         return other
 
     def with_settings(self, at: Mapping[str, Any]) -> Given:
         """Returns a copy with other settings for single modules. The example is not run again."""
         other = replace(self, at=at)
-        vars(other).update({key: value for key, value in vars(self).items() if key == "structure"})
+        vars(other).update({key: value for key, value in vars(self).items() if key in ("small", "structure")})
         return other
 
 

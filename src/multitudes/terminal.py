@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 Tell = Callable[..., None]
@@ -43,6 +45,54 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
                 live.update(job, shown="  ".join(f"{key} {value}" for key, value in shown.items()))
 
         yield tell
+
+
+class Steps:
+    """Times the steps of a long function, and shows the present one on standard error once they take long."""
+
+    PATIENCE = 3.0
+    """Seconds after which steps are shown."""
+
+    def __init__(self, name: str, progress: bool | None = None) -> None:
+        self.name = name
+        self.shown = is_shown(progress)
+        self.begin = self.since = time.perf_counter()
+        self.present = ""
+        self.seconds: dict[str, float] = {}
+        """The seconds of each step, by its name."""
+
+    def next(self, what: str) -> None:
+        """Ends the present step and begins another one; an empty name ends the last."""
+        now = time.perf_counter()
+        if self.present:
+            self.seconds[self.present] = self.seconds.get(self.present, 0.0) + now - self.since
+        self.present, self.since = what, now
+        if self.shown and now - self.begin > self.PATIENCE:
+            line = f"{self.name}: {what} ({now - self.begin:.0f} s)" if what else ""
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+
+_STEPS: ContextVar[Steps | None] = ContextVar("steps", default=None)
+
+
+@contextlib.contextmanager
+def steps(name: str, progress: bool | None = None) -> Iterator[Steps]:
+    """Times the steps that functions announce by `step` in a with-block. After 3 s it shows them on standard error."""
+    timed = Steps(name, progress)
+    token = _STEPS.set(timed)
+    try:
+        yield timed
+    finally:
+        timed.next("")
+        _STEPS.reset(token)
+
+
+def step(what: str) -> None:
+    """Announces the next step to the innermost `steps` block, if there is one."""
+    timed = _STEPS.get()
+    if timed is not None:
+        timed.next(what)
 
 
 def rendered(parts: list[Any], width: int | None = None) -> str:

@@ -41,7 +41,7 @@ def checked_arguments(
         raise InputError(
             f"keep={list(keep)}: {type(method).__name__} takes no keep=, since it chooses layers itself: leave keep= out"
         )
-    return Given(net, inputs, factory, seed, settings), kept
+    return Given(net, inputs, factory, seed, settings, batch_axis), kept
 
 
 def check_method(model: Any, method: Any) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from multitudes.conversion.check import self_check
-from multitudes.conversion.draft import make_draft
+from multitudes.conversion.draft import Draft, make_draft
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
 from multitudes.engine.inputs import BatchAxis
@@ -18,6 +19,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Method
 from multitudes.prediction.tasks import checked_task
+from multitudes.terminal import Steps, steps
 
 
 @clean_autograd()
@@ -34,8 +36,10 @@ def plan(
     chunk: int | None = None,
 ) -> Plan:
     """Shows what `ensemble` would do with the same arguments: the modules it converts, shares or refuses; executors; cost."""
-    draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
-    return draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))
+    with steps(f"planning {type(method).__name__}") as timed:
+        draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
+        planned = draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))[0]
+    return _with_proof(planned, draft, timed)
 
 
 @clean_autograd()
@@ -77,15 +81,29 @@ def ensemble(
     torch.Size([4, 5, 3])
     """
     checked_task(task)
-    draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
-    if draft.plan.refused:
-        raise ConversionError(_refusal_text(draft.plan))
-    engine = draft.stack(method.members)
-    proved = prove(draft, engine)
-    ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=on_meta(draft.given.model), plan=proved)
-    if check and not draft.on_meta:
-        self_check(ens, draft)
-    return ens
+    with steps(f"converting by {type(method).__name__}") as timed:
+        draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
+        if draft.plan.refused:
+            raise ConversionError(_refusal_text(draft.plan))
+        engine = draft.stack(method.members)
+        proved, _ = prove(draft, engine)
+        if check and not draft.on_meta:
+            self_check(draft)
+        base = on_meta(draft.given.model)
+    return Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=_with_proof(proved, draft, timed))
+
+
+def _with_proof(planned: Plan, draft: Draft, timed: Steps) -> Plan:
+    """Returns the plan with what was run to prove it, and the seconds of each step."""
+    if planned.refused or draft.on_meta:
+        return replace(planned, seconds=dict(timed.seconds))
+    example, large = draft.given.small
+    shapes = " and ".join(f"{list(tensor.shape)}" for tensor in example.tensors())
+    given = " and ".join(f"{list(tensor.shape)}" for tensor in draft.given.inputs.tensors())
+    where = f"an input of shape {shapes}" + (f" in place of {given}, which runs the same operations" if shapes != given else "")
+    precision = "the model's precision, in double where that leaves a doubt" if large else "double precision if possible"
+    proof = f"{draft.trial_members} member(s) on {where}, in {precision}"
+    return replace(planned, proof=proof, seconds=dict(timed.seconds))
 
 
 def _refusal_text(planned: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.method import Given, Layout, Method
+from multitudes.terminal import step
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,19 @@ class Draft:
     """BatchNorm layers that members share."""
     plain_weights: bool = True
     """Whether the weights of converted layers are read by these layers only."""
+    rules: dict[str, str] = field(default_factory=dict)
+    """The rule by which each tensor was initialised, once members are stacked."""
 
     def prepared(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
-        """Returns a copy for `method`, with its network of one member. The modules named in `kept` stay plain."""
+        """Returns a copy for `method`, with its network of one member. The modules named in `kept` stay plain.
+
+        Draws have the shapes of the small example.
+        """
         network = method.prepare(self.given.with_settings(at))
         for name in kept:
             method.bake(network.get_submodule(name))
-        method.fit_shapes(network, self.given.inputs, self.batch_axis)
-        return replace(self, method=method, network=network)
+        method.fit_shapes(network, self.given.small[0], self.batch_axis)
+        return replace(self, method=method, network=network, rules={})
 
     def neutral(self) -> Draft:
         """Returns the draft with the method's neutral settings, under which the ensemble must equal the given model."""
@@ -85,8 +91,12 @@ class Draft:
 
     @property
     def trial_members(self) -> int:
-        """Number of members that executors are tried on. It differs from the number of rows: axes cannot be confused."""
-        few = 2 if count_rows(self.given.inputs, self.batch_axis) != 2 else 3
+        """Number of members that executors are tried on.
+
+        Of a small network it differs from the number of rows, so that axes cannot be confused.
+        """
+        example, large = self.given.small
+        few = 2 if large or count_rows(example, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a training step may have more draws than members
 
     def stack(self, members: int) -> Engine:
@@ -94,9 +104,12 @@ class Draft:
         tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         source = tensors
+        step("the members' tensors")
         for m in range(members) if stacked and not self.on_meta else ():
             if self.fresh or (m == 0 and not self.full_width):  # copies of a thin network are copies of its first member
-                source = dict(named_tensors(self.member(m)[0]))
+                network, rules = self.member(m)
+                source = dict(named_tensors(network))
+                self.rules.update(rules if m == 0 else {})
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
                 whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
@@ -170,8 +183,9 @@ def make_draft(
     if refused:
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
-    same = draft.network is given.model
-    structure = given.structure if same else replace(given, model=draft.network).structure
+    structure = given.structure if draft.network is given.model else given.observed(draft.network)
+    if given.small[0] is not given.inputs:
+        method.fit_shapes(draft.network, given.inputs, batch_axis)
     return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
 
 

@@ -71,6 +71,10 @@ class Plan:
     """The method with other settings, for each module that at= matches."""
     keep: tuple[str, ...] = ()
     """Modules that keep= matches: they are left unconverted."""
+    proof: str = field(default="", compare=False)
+    """What was run to prove the members and the executors: how many members, on which inputs, in which precision."""
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    """How long each step of planning and proving took."""
 
     def cost_line(self) -> str:
         """Returns parameters and multiply-adds, as multiples of the base model's, in one line."""
@@ -100,11 +104,19 @@ class Plan:
             head.add_row("proven", "; ".join(f"{', '.join(names)} in {mode}" for mode, names in self.proven.items()))
         for name, reason in self.why.items():
             head.add_row(f"why not {name}", reason)
+        if self.proof:
+            head.add_row("proved by", f"{self.proof}; {self._time()}")
         if self.counts is not None:
             head.add_row("cost", self.cost_line())
         if self.memory:
             head.add_row("memory", "about " + ", ".join(f"{megabytes(size)} in {mode}" for mode, size in self.memory.items()))
         return [head, self._modules(), *([self._rules()] if self.init else [])]
+
+    def _time(self) -> str:
+        """Returns the seconds in all, and the longest steps."""
+        longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
+        steps = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in longest if seconds >= 0.1)
+        return f"{sum(self.seconds.values()):.1f} s" + (f" ({steps})" if steps else "")
 
     def _modules(self) -> Table:
         from rich.table import Table

@@ -6,30 +6,34 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from multitudes.conversion.draft import Draft
 from multitudes.conversion.plan import Counts, Plan
 from multitudes.engine.counting import multiply_adds, saved_numbers
-from multitudes.engine.draws import draw_distinct
-from multitudes.engine.inputs import fresh_inputs
+from multitudes.engine.draws import draw_distinct, redraw
+from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import detached_copy, named_tensors
+from multitudes.engine.program import shapes_only, without_values
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
 from multitudes.engine.state import Engine
 from multitudes.errors import ConversionError, RunError
+from multitudes.terminal import step
 
 
-def prove(draft: Draft, engine: Engine) -> Plan:
+def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
     """Tests on a few members which executors give correct results, and sets the executors of `engine` accordingly.
 
-    Returns the plan with executors, initialisation rules and costs.
+    Returns the plan with executors, initialisation rules and costs, and the engine of those few members.
     """
     few = engine if draft.on_meta else _with_executors(draft, engine)
-    counts, memory, bytes_each = _costs(draft, engine, first_members(few, draft.trial_members))
+    step("cost")
+    counts, memory, bytes_each = _costs(draft, engine)
     engine.input_bytes = bytes_each / max(sum(tensor.numel() for tensor in draft.given.inputs.tensors()), 1)
-    first = draft.fresh or not draft.full_width
-    rules = draft.member(0)[1] if first and draft.owned and not draft.on_meta else {}
     alike = "" if draft.fresh else ", the same for all members"
-    return replace(
+    rules = draft.rules
+    planned = replace(
         draft.plan,
         executor=dict(engine.picked),
         proven=dict(engine.proven),
@@ -39,21 +43,35 @@ def prove(draft: Draft, engine: Engine) -> Plan:
         counts=counts,
         notes=(*draft.plan.notes, *_notes(draft, engine, few)),
     )
+    return planned, few
 
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
     """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
-    more = draft.method.draws and engine.members < draft.trial_members
-    few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
-    if draft.method.draws and few.members > 1:
-        draw_distinct(few.template, few.owned, few.members)
-        few.refresh()
+    example, large = draft.given.small
+    few = _few_members(draft, engine)
     try:
-        prove_executors(few, draft.given.inputs)
+        prove_executors(few, example, large)
     except RunError as error:
         raise ConversionError(f"{draft.method} cannot convert this {draft.plan.model}: {error}") from error
     engine.adopt(few)
+    engine.example = example
     pick(engine)
+    return few
+
+
+def _few_members(draft: Draft, engine: Engine) -> Engine:
+    """Returns an engine of a few members. Their draws have the shapes of the small example, and differ."""
+    more = draft.method.draws and engine.members < draft.trial_members
+    few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
+    if not draft.method.draws:
+        return few
+    resized = draft.method.fit_shapes(few.template, draft.given.small[0], draft.batch_axis)
+    if few.members > 1:
+        draw_distinct(few.template, few.owned, few.members)
+    elif resized:
+        redraw(few)
+    few.refresh()
     return few
 
 
@@ -69,39 +87,23 @@ def _notes(draft: Draft, engine: Engine, few: Engine) -> list[str]:
     return notes
 
 
-def _costs(draft: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str, int], int]:
+def _costs(draft: Draft, engine: Engine) -> tuple[Counts, dict[str, int], int]:
     """Returns exact counts, the estimated memory in bytes by mode, and the bytes that each further member adds.
 
-    Memory is estimated from one member and a few members.
+    They are measured with one member and with two, on the example; without arithmetic if the network can run so.
     """
-    members = draft.method.members
-    base = detached_copy(draft.given.model, {}).eval()
-    few.template.eval()
-
-    def single() -> Any:
-        call = fresh_inputs(draft.given.inputs)
-        return base(*call.args, **call.kwargs)
-
-    def some(count: int) -> Callable[[], Any]:
-        engine = first_members(few, count)
-        return lambda: run_loop(engine, fresh_inputs(draft.given.inputs))
-
-    def line(measure: Callable[[Callable[[], Any]], int]) -> tuple[int, int]:
-        """Returns the cost of one member, and of each further one."""
-        one, more = measure(some(1)), measure(some(few.members))
-        return one, (more - one) // max(few.members - 1, 1)
-
-    of_members = few.owned | few.summed
-    shared = sum(p.numel() for n, p in few.template.named_parameters() if n not in of_members)
-    each = sum(p[0].numel() for n, p in few.template.named_parameters() if n in of_members)
+    members, base = draft.method.members, draft.given.model
+    (work, work_each), (saved, saved_each), base_work = _measured(draft, engine)
+    of_members = engine.owned | engine.summed
+    shared = sum(p.numel() for n, p in engine.template.named_parameters() if n not in of_members)
+    each = sum(p[0].numel() for n, p in engine.template.named_parameters() if n in of_members)
     size = max((p.element_size() for p in base.parameters()), default=4)
     parameters = shared + each * members
-    (work, work_each), (saved, saved_each) = line(multiply_adds), line(saved_numbers)
     counts = Counts(
         parameters=parameters,
         base_parameters=sum(p.numel() for p in base.parameters()),
         multiply_adds=work + (members - 1) * work_each,
-        base_multiply_adds=multiply_adds(single),
+        base_multiply_adds=base_work,
         parameters_each=each,
         multiply_adds_each=work_each,
     )
@@ -109,3 +111,40 @@ def _costs(draft: Draft, engine: Engine, few: Engine) -> tuple[Counts, dict[str,
     saved_of_all = saved + (members - 1) * saved_each
     memory = {"train": (2 * parameters + saved_of_all) * size, "eval": (parameters + saved_at_once) * size}
     return counts, memory, saved_each * size
+
+
+Line = tuple[int, int]
+"""The cost of one member, and of each further one."""
+
+
+def _measured(draft: Draft, engine: Engine) -> tuple[Line, Line, int]:
+    """Returns the multiply-adds and the numbers saved for backward of the ensemble, and the base model's multiply-adds."""
+    inputs = draft.given.inputs
+    if engine.members == 1 and draft.method.draws:  # a call may have more draws than members
+        engine = replace(draft.stack(2), traits=engine.traits)
+    if draft.given.small[1]:
+        try:
+            thin = replace(engine, template=shapes_only(engine.template))
+            return _measure(shapes_only(draft.given.model), thin, without_values(inputs))
+        except Exception:  # values decide what runs
+            pass
+    return _measure(detached_copy(draft.given.model, {}), engine, inputs)
+
+
+def _measure(base: nn.Module, engine: Engine, inputs: Inputs) -> tuple[Line, Line, int]:
+    base.eval()
+
+    def single() -> Any:
+        call = fresh_inputs(inputs)
+        return base(*call.args, **call.kwargs)
+
+    def some(count: int) -> Callable[[], Any]:
+        few = first_members(engine, count)
+        few.template.eval()
+        return lambda: run_loop(few, fresh_inputs(inputs))
+
+    def line(measure: Callable[[Callable[[], Any]], int]) -> Line:
+        one = measure(some(1))
+        return one, measure(some(2)) - one if engine.members > 1 else 0
+
+    return line(multiply_adds), line(saved_numbers), multiply_adds(single)

@@ -45,10 +45,12 @@ class _Counter(TorchDispatchMode):
 def saved_numbers(run: Callable[[], Any]) -> int:
     """Counts the numbers that one call stores for backward, without the weights."""
     sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # on the meta device, where they take no memory: another tensor could get a freed one's address
 
     def pack(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter) and not (tensor._is_view() and isinstance(tensor._base, nn.Parameter)):
-            sizes[id(tensor.untyped_storage()) if tensor.is_meta else tensor.data_ptr()] = tensor.numel()
+            sizes[tensor.untyped_storage()._cdata if tensor.is_meta else tensor.data_ptr()] = tensor.numel()
+            kept.extend([tensor] if tensor.is_meta else [])
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad(), torch.random.fork_rng():

@@ -82,6 +82,10 @@ class Engine:
     """For each executor that is not proven, the reason: usually the operation it cannot run."""
     picked: dict[str, str] = field(default_factory=lambda: dict.fromkeys(MODES, "loop"))
     """For each mode, the executor in use."""
+    untried: frozenset[str] = frozenset()
+    """Executors that were left to later, since this device would not choose them; "per member" means calls per member."""
+    example: Inputs | None = None
+    """The small example on which executors were tried, to try others later."""
     registers: dict[str, list[tuple[dict[str, Any], str]]] = field(init=False, repr=False, compare=False)
     """For each tensor, its places: a module's `_parameters` or `_buffers` dict, and the key. A tied tensor has several."""
 
@@ -159,7 +163,7 @@ class Engine:
     def adopt(self, trial: Engine) -> None:
         """Takes over the traits and proofs of a trial engine with fewer members."""
         self.traits = replace(trial.traits, plain_weights=self.traits.plain_weights)
-        self.why, self.proven, self.row_axes = trial.why, trial.proven, trial.row_axes
+        self.why, self.proven, self.row_axes, self.untried = trial.why, trial.proven, trial.row_axes, trial.untried
         self.refresh()
 
 

@@ -25,6 +25,7 @@ from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, on_meta, owning_module
+from multitudes.engine.proof.executors import ALL
 from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.ensemble import Ensemble
@@ -138,10 +139,13 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         input_bytes=float(about.get("input_bytes", 0)),
     )
     engine.refresh()
-    if about["torch"] == torch.__version__:  # with another torch, only the loop is proven
+    if about["torch"] == torch.__version__:  # with another torch, only the loop is proven, the others are tried again
         engine.proven = {mode: tuple(about["proven"][mode]) for mode in MODES}
         engine.picked = {mode: about["picked"][mode] for mode in MODES}
         engine.why, engine.row_axes = dict(about["why"]), dict(about["row_axes"])
+        engine.untried = frozenset(about.get("untried", ()))
+    else:
+        engine.untried = ALL
     unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
     if unknown:
         raise FileError(
@@ -209,6 +213,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "picked": engine.picked,
         "row_axes": engine.row_axes,
         "why": engine.why,
+        "untried": sorted(engine.untried),
         "training": sorted(name for name, mode in modes.items() if mode),
         "frozen": sorted(n for n, p in ensemble.template.named_parameters() if not p.requires_grad),
         "architecture": settings(ensemble.base),

@@ -42,6 +42,7 @@ class Memory(nn.Module):
         return {
             "activations": lambda kept: 0.1 * kept,
             "detached": lambda kept: 0.1 * kept.detach(),
+            "a dead ReLU": lambda kept: torch.relu(-1 - kept.abs()),
             "argmax": lambda kept: 0.1 * kept.argmax(1, keepdim=True),
         }[self.how](self.kept)
 

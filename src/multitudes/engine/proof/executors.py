@@ -1,8 +1,7 @@
 """Proves executors: finds out which ones are right for a template, and why the others are not.
 
-The loop and then the other executors run a few members on the example: in training and eval mode, forward and backward.
-An executor is proven if its outputs, gradients and buffers agree with the loop's. All runs use copies, in double precision if
-the model can run in it, with dropout off.
+The loop and then the other executors run a few members on a small example: in training and eval mode, forward and backward.
+An executor is proven if its outputs, gradients and buffers agree with the loop's.
 """
 
 from __future__ import annotations
@@ -10,90 +9,128 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from multitudes.engine import tree
-from multitudes.engine.fold import forbidden, learn_output, learn_rows, run_fold
-from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs, stack_slots, take_rows
-from multitudes.engine.loop import OUTPUT, members, run_loop
-from multitudes.engine.modules import batch_norms, detached_copy, hooked, join_name, named_tensors, owning_module
-from multitudes.engine.proof.independence import leaks
+from multitudes.engine.choose import DROPOUTS
+from multitudes.engine.fold import forbidden, learn_rows, run_fold, sites
+from multitudes.engine.inputs import Inputs, count_rows, stack_slots, take_rows
+from multitudes.engine.loop import OUTPUT, run_loop
+from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
 from multitudes.engine.proof.outcome import (
     Outcome,
-    close,
     difference,
-    in_double,
     restored,
     run_executor,
-    run_plain,
     run_reference,
     trainable_copy,
     without_modules,
 )
-from multitudes.engine.replay import Replay
-from multitudes.engine.state import MODES, Engine, Traits, shared_write
+from multitudes.engine.proof.trial import RUNS, Trial, hears_slow_operation, shape_engines
+from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
+from multitudes.terminal import step
 
 SAME_NOISE = ("fractional_max_pool",)
 """Operations for which vmap silently draws the same noise for all members."""
 
+PER_MEMBER = "per member"
+"""Stands for calls with other inputs for each member, among executors to try."""
+ALL = frozenset({"vmap", "fold", PER_MEMBER})
 
-def prove_executors(engine: Engine, inputs: Inputs) -> None:
-    """Finds the traits of the engine's template and the executors that are right for it, and picks one for each mode."""
-    example = inputs
-    trial, inputs = in_double(engine, inputs)
-    loop = _try_loop(trial, inputs)
-    trial.row_axes = _output_axes(trial, inputs)
-    _check_independence(trial, inputs)
-    engine.traits, engine.why = trial.traits, {}
+
+def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: Collection[str] | None = None) -> None:
+    """Finds the traits of the engine's template and the executors that are right for it, and picks one for each mode.
+
+    large  the network is large: runs are few, and in its own precision
+    names  the executors to try; None tries all, or of a large network those that the engine's device would choose
+    """
+    tried = frozenset(names) if names is not None else (_needed(engine) if large else ALL)
+    trial = Trial(engine, inputs, large)
+    engine.why, engine.untried = {}, ALL - tried
     for mode in reversed(MODES):  # eval first: the loop is always a reference there
-        proven = ["loop"]
-        for name, executor in (("vmap", run_vmap), ("fold", run_fold)):
-            why = _obstacle(name, executor, trial, inputs, mode, loop.get(mode))
-            if why is None and name == "vmap":
-                why = _error_on_example(executor, replace(engine, traits=trial.traits), example, mode)
-            if why is None:
-                proven.append(name)
-                trial.proven[mode] = tuple(proven)
-            else:
-                engine.why.setdefault(name, why)
-        trial.proven[mode] = engine.proven[mode] = tuple(proven)
-    engine.row_axes = trial.row_axes
-    engine.traits = replace(
-        engine.traits,
-        vmap_per_member=_vmap_is_right_per_member(trial, inputs),
-        fold_per_member=_fold_is_right_per_member(trial, inputs),
-    )
+        if mode == "train" and trial.loop("train") is trial.loop("eval"):  # training runs the same program
+            trial.engine.proven["train"] = trial.engine.proven["eval"]
+        else:
+            _prove_mode(trial, engine, mode, tried)
+        if "vmap" in trial.engine.proven[mode] and (why := _error_with_dropout(trial.engine, engine, inputs, mode)):
+            engine.why.setdefault("vmap", why)
+            trial.engine.proven[mode] = tuple(name for name in trial.engine.proven[mode] if name != "vmap")
+        engine.proven[mode] = trial.engine.proven[mode]
+    for name in ("vmap", "fold"):
+        if name in engine.untried:
+            engine.why[name] = "not tried: this device would not choose it; ens.tune(x) tries it"
+    engine.row_axes, engine.traits = trial.engine.row_axes, trial.engine.traits
+    if PER_MEMBER in tried or engine.summed:
+        _prove_per_member(trial, engine)
+    engine.untried -= {PER_MEMBER} if engine.summed else set()
+    _check_trainable(trial, engine)
     pick(engine)
 
 
-def _output_axes(engine: Engine, inputs: Inputs) -> dict[str, list[Any]]:
-    """Returns the batch axes of the outputs; empty if they are unclear, or the model runs at one batch size only."""
-    twin = _copy(engine)
+def _needed(engine: Engine) -> frozenset[str]:
+    """Names the executors that this device may choose. Where BatchNorm is shared, training needs fold."""
+    rows = all(getattr(type(site), "takes_rows", False) for site in sites(engine).values())
+    fold = {"fold"} if engine.shared_norms or rows else set()
+    return frozenset(fold | ({"vmap"} if _preferred(engine) == "vmap" or engine.shared_norms else set()))
+
+
+def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) -> None:
+    proven = ["loop"]
+    for name in ("vmap", "fold"):
+        if name not in tried:
+            continue
+        step(f"{name} in {mode} mode")
+        why = _obstacle(trial, name, mode)
+        if why is None:
+            proven.append(name)
+            trial.engine.proven[mode] = tuple(proven)
+        else:
+            engine.why.setdefault(name, why)
+    trial.engine.proven[mode] = tuple(proven)
+
+
+def _error_with_dropout(trial: Engine, engine: Engine, inputs: Inputs, mode: str) -> str | None:
+    """Runs vmap in the model's own precision and with dropout, unlike the comparison. Returns its error, or None."""
+    live = mode == "train" and any(isinstance(part, DROPOUTS) and part.p > 0 for part in engine.template.modules())
+    dtypes = [{t.dtype for _, t in named_tensors(e.template)} for e in (trial, engine)]
+    if not live and dtypes[0] == dtypes[1]:
+        return None
+    twin = replace(engine, template=trainable_copy(engine.template), traits=trial.traits)
     try:
-        with restored(twin.template, "eval"):
-            return {OUTPUT: learn_output(twin, fresh_inputs(inputs))}
-    except Exception:
-        return {}
-
-
-def _copy(engine: Engine) -> Engine:
-    """Copies an engine for one run. If forward stores tensors on modules, they are discarded with the copy."""
-    return replace(engine, template=trainable_copy(engine.template))
-
-
-def _error_on_example(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> str | None:
-    """Runs an executor in the model's own precision and with dropout, unlike the comparison. Returns its error, or None."""
-    try:
-        run_executor(executor, _copy(engine), inputs, mode)
+        run_executor(run_vmap, twin, inputs, mode)
     except Exception as error:
         return _reason(error)
     return None
+
+
+def _prove_per_member(trial: Trial, engine: Engine) -> None:
+    """Finds whether vmap and fold are right for calls with other inputs for each member."""
+    step("other inputs for each member")
+    vmap = _vmap_is_right_per_member(trial.engine, trial.inputs)
+    if engine.summed and not vmap and "vmap" in trial.engine.why:
+        engine.why.setdefault("vmap", trial.engine.why["vmap"])
+    fold = _fold_is_right_per_member(trial.engine, trial.inputs)
+    engine.traits = replace(engine.traits, vmap_per_member=vmap, fold_per_member=fold)
+
+
+def _check_trainable(trial: Trial, engine: Engine) -> None:
+    """Raises an error if members of a network that trains alone could not be trained."""
+    if "train" in trial.failed or engine.members == 1:
+        return
+    if engine.summed and not engine.traits.vmap_per_member:
+        why = engine.why.get("vmap", "with equal inputs for all members its result differs from a plain call")
+        raise RunError(f"it could not be trained: different inputs per member need vmap, which cannot run this model: {why}")
+    if engine.traits.coupled and not {"vmap", "fold"} & set(engine.proven["train"]):
+        names = ", ".join(sorted(engine.traits.coupled))
+        raise RunError(
+            f"it could not be trained: BatchNorm {names} is shared by members, so it must see all their rows at once. "
+            f"fold cannot run this model ({engine.why.get('fold')}), nor can vmap ({engine.why.get('vmap')})"
+        )
 
 
 def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
@@ -145,7 +182,7 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     """
     if not engine.shared_norms or not engine.owned or "fold" not in engine.proven["eval"] or forbidden(engine):
         return False
-    slots, twin = _different_inputs(engine, inputs), _copy(engine)
+    slots, twin = _different_inputs(engine, inputs), replace(engine, template=trainable_copy(engine.template))
     try:
         with without_modules(twin.template, engine.shared_norms):
             loop, fold = (
@@ -174,135 +211,25 @@ def first_members(engine: Engine, count: int) -> Engine:
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))
 
 
-def pick(engine: Engine) -> None:
-    """Picks a proven executor for each mode without timing them.
+def _preferred(engine: Engine) -> str:
+    """Returns the executor that the engine's device would choose if it is right.
 
     On a CPU the loop is as fast as vmap if members own everything; if they share a trunk, vmap computes it once.
     """
     device = next((t.device.type for _, t in named_tensors(engine.template)), "cpu")
-    prefers = "vmap" if device not in ("cpu", "meta") or engine.shares else "loop"
+    return "vmap" if device not in ("cpu", "meta") or engine.shares else "loop"
+
+
+def pick(engine: Engine) -> None:
+    """Picks a proven executor for each mode without timing them."""
+    prefers = _preferred(engine)
     for mode in MODES:
         engine.picked[mode] = prefers if prefers in engine.proven[mode] else "loop"
 
 
-def _try_loop(engine: Engine, inputs: Inputs) -> dict[str, Outcome]:
-    """Runs the loop in each mode, and sets the traits that the loop needs. Returns the outcome of each mode that runs."""
-    engine.traits = Traits(written_buffers=_buffers_without_norms(engine))
-    engine.traits = replace(engine.traits, mutates=_writes_inputs(engine, inputs))
-    outcomes: dict[str, Outcome] = {}
-    for mode in reversed(MODES):
-        before = engine.traits
-        for copies, no_replay in ((False, False), (True, False), (True, True)):
-            engine.traits = replace(
-                before,
-                copy_per_member=before.copy_per_member or copies,
-                no_replay=before.no_replay or no_replay,
-            )
-            try:
-                outcomes[mode] = run_reference(engine, inputs, mode)
-                break
-            except Exception as error:
-                problem = error
-        else:
-            engine.traits = before
-            if mode == "eval":
-                raise RunError(
-                    "the model fails on the example in eval mode, even member by member (give an example that it can run): "
-                    f"{type(problem).__name__}: {problem}"
-                ) from problem
-    _find_written_buffers(engine, inputs)
-    _find_wrong_statistics(engine, inputs, outcomes)
-    engine.traits = replace(engine.traits, random="train" in outcomes and outcomes["train"].random)
-    if engine.traits.no_replay:  # this was not known in the first runs
-        outcomes = {mode: run_reference(engine, inputs, mode) for mode in outcomes}
-    return outcomes
-
-
-def _find_wrong_statistics(engine: Engine, inputs: Inputs, outcomes: dict[str, Outcome]) -> None:
-    """Marks shared norms as coupled whose statistics differ from those of a single network (a checkpointed trunk)."""
-    if "train" not in outcomes or not engine.shared_norms or not engine.owned:
-        return
-    member = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
-    plain = run_plain(detached_copy(engine.template, member), inputs, "train").buffers
-    wrong = {n for n, b in outcomes["train"].buffers.items() if n not in engine.owned and not close(b, plain[n])}
-    norms = frozenset(name for name in engine.shared_norms if any(owning_module(n) == name for n in wrong))
-    engine.traits = replace(engine.traits, coupled=engine.traits.coupled | norms)
-
-
-def _check_independence(engine: Engine, inputs: Inputs) -> None:
-    """Raises an error if one member's tensors affect another member's output."""
-    for tried, leak in leaks(engine, inputs, "loop", run_loop):
-        if leak:
-            raise RunError(f"members are not independent ({tried}): {leak}. Forward must not store values for later calls")
-
-
-def _writes_inputs(engine: Engine, inputs: Inputs) -> bool:
-    copies = fresh_inputs(inputs)
-    try:
-        with restored(engine.template, "eval"), torch.no_grad():
-            run_loop(engine, copies)
-    except Exception:
-        return True
-    return not all(torch.equal(a, b) for a, b in zip(copies.tensors(), inputs.tensors(), strict=True))
-
-
-def _find_written_buffers(engine: Engine, inputs: Inputs) -> None:
-    """Runs one pass in each mode, and sets traits from it: buffers that forward writes, coupled norms, replay.
-
-    Raises an error if an operation of a single member writes into a shared buffer.
-    """
-    watched = _copy(engine)
-    replay: Replay | None = None
-    coupled: set[str] = set()
-    changed: set[str] = set()
-
-    def look(name: str, args: tuple[Any, ...]) -> None:
-        if engine.owned and (replay is None or not all(replay.is_shared(tensor) for tensor in tree.tensors(args))):
-            coupled.add(name)
-
-    for name, norm in batch_norms(watched.template).items():
-        if name in engine.shared_norms:
-            norm.register_forward_pre_hook(lambda _, args, name=name: look(name, args))
-    for mode in MODES:
-        shared = {n: t for n, t in named_tensors(watched.template) if n not in engine.owned}
-        replay = Replay(shared)
-        replay.disabled = engine.traits.no_replay
-        try:
-            with restored(watched.template, mode), torch.no_grad():
-                for _, entries in members(watched, inputs, replay=replay):
-                    changed |= set(entries)
-        except Exception:  # prove_executors reports a mode in which the model cannot run
-            continue
-        clashes = [name for name in replay.clashes if name in shared]
-        if clashes and engine.members > 1:
-            raise RunError(shared_write(clashes[0]))
-        engine.traits = replace(
-            engine.traits,
-            no_replay=engine.traits.no_replay or replay.disabled,
-            data_dependent=engine.traits.data_dependent or replay.data_dependent,
-            ragged=engine.traits.ragged or replay.ragged,
-        )
-        if replay.disabled and engine.owned:
-            coupled |= engine.shared_norms
-    engine.traits = replace(
-        engine.traits, coupled=frozenset(coupled), written_buffers=frozenset(changed) & _buffers_without_norms(engine)
-    )
-
-
-def _buffers_without_norms(engine: Engine) -> frozenset[str]:
-    norms = {join_name(name, key) for name, norm in batch_norms(engine.template).items() for key in norm._buffers}
-    return frozenset(engine.buffers()) - norms
-
-
-def _obstacle(
-    name: str,
-    executor: Callable[..., Any],
-    engine: Engine,
-    inputs: Inputs,
-    mode: str,
-    loop: Outcome | None,
-) -> str | None:
+def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     """Returns why an executor is not right in a mode; None if it is right."""
+    engine, loop = trial.engine, trial.loop(mode)
     if loop is None:
         return f"the model does not run in {mode} mode on this example"
     if not engine.owned:
@@ -310,34 +237,46 @@ def _obstacle(
     known = _vmap_obstacle(engine, mode) if name == "vmap" else _fold_obstacle(engine, mode)
     if known:
         return known
-    twin = _copy(engine)
     try:
         if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
-            with restored(engine.template, "eval"):
-                twin.row_axes = engine.row_axes = {**engine.row_axes, **learn_rows(engine, fresh_inputs(inputs))}
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always")
-            outcome = run_executor(executor, twin, inputs, mode)
+            engine.row_axes = {**engine.row_axes, **_learned_rows(trial)}
+        slow = hears_slow_operation(lambda: trial.outcome(name, mode))
     except Exception as error:
         return _reason(error)
-    slow = [str(warning.message) for warning in heard if "batching rule" in str(warning.message)]
     if slow:
-        return f"{_operation_in(slow[0])} would run member by member"
+        return f"{_operation_in(slow)} would run member by member"
     if engine.traits.coupled and mode == "train":  # the loop gives another result with these norms: compare without them
-        if name == "fold" and "vmap" in engine.proven["train"] and (differs := _difference_from_vmap(twin, inputs, outcome)):
-            return differs
-        with without_modules(twin.template, engine.traits.coupled):
-            outcome, loop = run_executor(executor, twin, inputs, mode), run_reference(twin, inputs, mode)
+        if name == "fold" and "vmap" in engine.proven["train"] and (differs := trial.difference("fold", "vmap", mode)):
+            return f"{differs} from vmap's"
+        loop = _loop_without_coupled(trial, mode)
     if loop.random:
-        return _noise_obstacle(executor, engine, inputs, mode)
-    differs = difference(outcome, loop)
+        return _noise_obstacle(RUNS[name], engine, trial.inputs, mode)
+    differs = trial.difference(name, "loop", mode, engine.traits.coupled if mode == "train" else frozenset())
     return differs and f"{differs} from the loop's"
 
 
-def _difference_from_vmap(engine: Engine, inputs: Inputs, outcome: Outcome) -> str | None:
-    """Returns how fold's outcome differs from vmap's; None if it agrees. With coupled norms the loop is no reference."""
-    differs = difference(outcome, run_executor(run_vmap, _copy(engine), inputs, "train")) if not outcome.random else None
-    return differs and f"{differs} from vmap's"
+def _loop_without_coupled(trial: Trial, mode: str) -> Outcome:
+    """Returns the outcome of the loop without coupled norms, with `random` set."""
+    coupled = trial.engine.traits.coupled
+    outcome = trial.outcome("loop", mode, coupled)
+    if not outcome.drew:
+        return outcome
+    twin = trial.copy()
+    with without_modules(twin.template, coupled):
+        return run_reference(twin, trial.inputs, mode)
+
+
+def _learned_rows(trial: Trial) -> dict[str, list[Any]]:
+    """Returns the batch axes of each layer with member tensors."""
+    *first, last = shape_engines(trial)
+    for engine, inputs in first:
+        try:
+            with restored(engine.template, "eval"):
+                return learn_rows(engine, inputs)
+        except Exception:  # values decide what runs
+            continue
+    with restored(last[0].template, "eval"):
+        return learn_rows(*last)
 
 
 def _vmap_obstacle(engine: Engine, mode: str) -> str | None:

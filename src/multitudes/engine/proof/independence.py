@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,17 @@ from torch import Tensor
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.modules import detached_copy, named_tensors
+from multitudes.engine.loop import run_loop
+from multitudes.engine.modules import as_same_kind, copy_with, named_tensors
 from multitudes.engine.proof.outcome import gradients_of, restored
 from multitudes.engine.state import MODES, Engine
 
 Executor = Callable[..., Any]
 
 
-def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iterator[tuple[str, str | None]]:
+def leaks(
+    engine: Engine, inputs: Inputs, name: str, executor: Executor, modes: Sequence[str] = MODES
+) -> Iterator[tuple[str, str | None]]:
     """Tests whether one member affects another: by gradients, NaN and perturbation, in each mode.
 
     Yields the name of each test, and the leak that it found or None.
@@ -33,11 +36,11 @@ def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iter
         executor = functools.partial(executor, seed=0)  # the amount of noise that a member draws may depend on its values
     if engine.members < 2 or not engine.owned:
         return
-    for mode in MODES:
+    for mode in modes:
         if name not in engine.proven[mode] or (mode == "train" and engine.traits.coupled):
             continue  # a coupled BatchNorm mixes members on purpose
         try:
-            before, again = (_values(engine, inputs, mode, executor, 0) for _ in range(2))
+            _, before, again = (_values(engine, inputs, mode, executor, 0) for _ in range(3))  # the first may store values
         except Exception as error:
             if name != "loop":  # a base model may be unable to run in a mode, but a proven executor must run
                 yield f"{name}, {mode}", f"{type(error).__name__}: {error}"
@@ -53,8 +56,23 @@ def leaks(engine: Engine, inputs: Inputs, name: str, executor: Executor) -> Iter
             yield f"{how}, {name}, {mode}", next(filter(None, found), None)
 
 
-def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int) -> list[Tensor]:
-    with restored(engine.template, mode, seed), torch.no_grad(), warnings.catch_warnings():
+def quick_leaks(
+    copy: Callable[[], Engine], inputs: Inputs, mode: str, before: list[Tensor]
+) -> Iterator[tuple[str, str | None]]:
+    """Tests as `leaks` does, in two runs of the loop: NaN in the first member, and another last member.
+
+    copy    makes an engine for one run
+    before  the outputs without a change, computed with gradients
+    """
+    engine = copy()
+    if engine.members < 2 or not engine.owned:
+        return
+    for how, m in (("NaN", 0), ("perturbation", engine.members - 1)):
+        yield f"{how}, loop, {mode}", _leak_by_change(engine, inputs, mode, run_loop, how, before, m, gradients=True)
+
+
+def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int, gradients: bool = False) -> list[Tensor]:
+    with restored(engine.template, mode, seed), torch.set_grad_enabled(gradients), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # vmap without gradients takes other kernels
         return tree.tensors(executor(engine, fresh_inputs(inputs)))
 
@@ -78,16 +96,20 @@ def _leak_by_change(
     how: str,
     before: list[Tensor],
     m: int,
+    gradients: bool = False,
 ) -> str | None:
     changed = {}
+    buffers = dict(engine.template.named_buffers())
     for n, t in named_tensors(engine.template):
         if n in engine.owned and (t.is_floating_point() or t.is_complex()):
             changed[n] = t.detach().clone()
             other = changed[n][m].flip(tuple(range(t.ndim - 1))) * 1.01 + 0.01  # of similar size, with its peaks elsewhere
             changed[n][m] = other if how == "perturbation" else float("nan")
-    altered = replace(engine, template=detached_copy(engine.template, changed))
+    kept = {n: as_same_kind(t, changed[n]) if n in changed else t.detach().clone() if n in buffers else t
+            for n, t in named_tensors(engine.template)}  # fmt: skip
+    altered = replace(engine, template=copy_with(engine.template, kept))
     try:
-        after = _values(altered, inputs, mode, executor, 0)
+        after = _values(altered, inputs, mode, executor, 0, gradients)
     except Exception:
         return None if how == "NaN" else "the model fails when a member's weights are changed a little"
     others = [j for j in range(engine.members) if j != m]

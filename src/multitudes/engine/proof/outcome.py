@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +16,7 @@ from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import copy_with, kept_tensors, named_tensors
+from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
@@ -31,34 +33,51 @@ class Outcome:
     buffers: dict[str, Tensor]
     random: bool = False
     """True if the output depends on the seed, even with dropout modules switched off."""
+    drew: bool = False
+    """True if the run drew random numbers."""
 
 
 def in_double(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs]:
     """Copies an engine and inputs for trial runs: dropout off, in double precision if the model runs in it."""
+    trial = without_dropout(replace(engine, template=detached_copy(engine.template, {})))
+    return doubled(trial, inputs) or (trial, inputs)
+
+
+def without_dropout(engine: Engine) -> Engine:
+    """Copies an engine for trial runs with dropout modules switched off. Parameters keep their memory, buffers are copied."""
     trial = replace(engine, template=trainable_copy(engine.template), why={}, chunk=None)
     for part in trial.template.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0
-    tensors = [tensor for _, tensor in named_tensors(trial.template)]
+    return trial
+
+
+def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
+    """Copies an engine and inputs into double precision; None if the model cannot run in it, or is very large."""
+    tensors = [tensor for _, tensor in named_tensors(engine.template)]
     if sum(t.numel() for t in tensors) > DOUBLE_LIMIT or all(t.dtype != torch.float32 for t in tensors):
-        return trial, inputs
-    double = replace(trial, template=trainable_copy(trial.template, torch.float64))
+        return None
+    double = replace(engine, template=trainable_copy(engine.template, torch.float64))
     wide = inputs.refill([_widened(t.detach()) for t in inputs.tensors()])
     try:
         with restored(double.template, "eval"), torch.no_grad():
             run_loop(double, fresh_inputs(wide))
     except Exception:  # the model needs its own precision somewhere
-        return trial, inputs
+        return None
     return double, wide
 
 
 def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Copies a module and its tensors; all floating-point parameters of the copy require gradients."""
+    """Copies a module; all floating-point parameters of the copy require gradients.
+
+    Parameters share their memory with the given ones unless `dtype` is another; buffers are copied.
+    """
     tensors = {}
     for name, tensor in named_tensors(template):
-        value = tensor.detach().clone() if dtype is None else _widened(tensor.detach().clone())
+        parameter = isinstance(tensor, nn.Parameter)
+        value = tensor.detach() if dtype is None else _widened(tensor.detach())
         differentiable = value.is_floating_point() or value.is_complex()
-        tensors[name] = nn.Parameter(value, requires_grad=differentiable) if isinstance(tensor, nn.Parameter) else value
+        tensors[name] = nn.Parameter(value, requires_grad=differentiable) if parameter else value.clone()
     return copy_with(template, tensors)
 
 
@@ -100,16 +119,33 @@ def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
 def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs one forward and backward by an executor, and leaves the engine unchanged."""
     with restored(engine.template, mode), torch.enable_grad():
+        before = generator_states()
         output = executor(engine, fresh_inputs(inputs))
+        drew = generator_states() != before
         _check_kept_tensors(engine.template)
         gradients = gradients_of(output, dict(engine.template.named_parameters()))
         buffers = {name: buffer.clone() for name, buffer in engine.template.named_buffers()}
-    return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
+    return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
+
+
+def generator_states() -> list[Any]:
+    """Returns the states of the global random generators: torch's, Python's, and NumPy's if it is loaded."""
+    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    if torch.cuda.is_available():
+        states += [state.tolist() for state in torch.cuda.get_rng_state_all()]
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        states.append((kind, keys.tolist(), *rest))
+    return states
 
 
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs the loop, the reference of the other executors, and finds out whether its output is random."""
-    outcome = run_executor(run_loop, engine, inputs, mode)
+    return with_randomness(run_executor(run_loop, engine, inputs, mode), engine, inputs, mode)
+
+
+def with_randomness(outcome: Outcome, engine: Engine, inputs: Inputs, mode: str) -> Outcome:
+    """Returns the loop's outcome with `random` set: whether another seed gives another output."""
     with restored(engine.template, mode, seed=1), torch.no_grad():
         other = tree.tensors(run_loop(engine, fresh_inputs(inputs)))
     return replace(outcome, random=not all(close(a, b) for a, b in zip(other, outcome.values, strict=True)))
@@ -124,12 +160,12 @@ def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:
     return not all(close(a, b) for a, b in zip(*outputs, strict=True))
 
 
-def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval") -> Outcome:
-    """Runs one forward and backward of a plain module, and leaves it unchanged."""
+def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval", weights: Sequence[Tensor] | None = None) -> Outcome:
+    """Runs one forward and backward of a plain module, and leaves it unchanged. `weights` are those of `gradients_of`."""
     with restored(module, mode), torch.enable_grad():
         call = fresh_inputs(inputs)
         output = module(*call.args, **call.kwargs)
-        gradients = gradients_of(output, dict(module.named_parameters()))
+        gradients = gradients_of(output, dict(module.named_parameters()), weights)
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
 
@@ -151,14 +187,18 @@ def _identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
-def gradients_of(output: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the gradients of a weighted sum of all output entries, by name. All weights of the sum differ."""
-    outputs = [t for t in tree.tensors(output) if t.requires_grad]
+def gradients_of(output: Any, parameters: Mapping[str, Tensor], weights: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
+    """Returns the gradients of a weighted sum of all output entries, by name.
+
+    weights  the weights of each output tensor; by default those of `weights_of`
+    """
+    outputs = tree.tensors(output)
+    weighted = [(t, w) for t, w in zip(outputs, weights or weights_of(outputs), strict=True) if t.requires_grad]
     trainable = {n: p for n, p in parameters.items() if p.requires_grad}
-    if not outputs or not trainable:
+    if not weighted or not trainable:
         return {}
     with torch.enable_grad():
-        total = torch.stack([_scalar(t).to(outputs[0].device) for t in outputs]).sum()
+        total = torch.stack([_scalar(t, w).to(weighted[0][0].device) for t, w in weighted]).sum()
     before = {n: p.grad for n, p in trainable.items()}
     try:
         for parameter in trainable.values():
@@ -181,10 +221,17 @@ def _backward(total: Tensor) -> bool:
     return True
 
 
-def _scalar(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)
-    flat = (flat.real + flat.imag if flat.is_complex() else flat).to(torch.float64)
-    return (flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=torch.float64, device=flat.device)).sum()
+def weights_of(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns weights for the entries of each tensor: all weights of a tensor differ."""
+    return [
+        torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64, device=t.device).view(t.shape) if not t.is_meta else t
+        for t in outputs
+    ]
+
+
+def _scalar(tensor: Tensor, weights: Tensor) -> Tensor:
+    values = (tensor.real + tensor.imag if tensor.is_complex() else tensor).to(torch.float64)
+    return (values * weights).sum()
 
 
 def _check_kept_tensors(template: nn.Module) -> None:
@@ -196,8 +243,8 @@ def _check_kept_tensors(template: nn.Module) -> None:
             )
 
 
-def difference(outcome: Outcome, expected: Outcome) -> str | None:
-    """Returns the first difference of an outcome from the expected one; None if they agree."""
+def difference(outcome: Outcome, expected: Outcome, tolerance: float | None = None) -> str | None:
+    """Returns the first difference of an outcome from the expected one; None if they agree, up to `tolerance` (see `close`)."""
     if len(outcome.values) != len(expected.values):
         return "the number of outputs differs"
     uneven = sorted(n for n in outcome.gradients.keys() ^ expected.gradients.keys() if _has_gradient(n, outcome, expected))
@@ -209,7 +256,7 @@ def difference(outcome: Outcome, expected: Outcome) -> str | None:
     pairs += [(f"the gradient of {n}", outcome.gradients[n], expected.gradients[n], steepest) for n in sorted(both)]
     pairs += [(f"buffer {n}", outcome.buffers[n], b, 0.0) for n, b in expected.buffers.items()]
     for what, a, b, scale in pairs:
-        if a.shape != b.shape or a.dtype != b.dtype or not close(a, b, scale):
+        if a.shape != b.shape or a.dtype != b.dtype or not close(a, b, scale, tolerance):
             return f"{what} differs"
     return None
 
@@ -220,14 +267,14 @@ def _has_gradient(name: str, *outcomes: Outcome) -> bool:
     return any(name in o.gradients and _size(o.gradients[name]) > 1e-7 * steepest for o in outcomes)
 
 
-def close(a: Tensor, b: Tensor, scale: float = 0.0) -> bool:
-    """Checks that tensors are equal up to rounding errors of their dtype. NaN equals NaN.
+def close(a: Tensor, b: Tensor, scale: float = 0.0, tolerance: float | None = None) -> bool:
+    """Checks that tensors are equal up to rounding errors of their dtype, or up to `tolerance`. NaN equals NaN.
 
     Errors are relative to the largest entry of b, or to `scale` if that is larger.
     """
     if not a.is_floating_point() and not a.is_complex():
         return torch.equal(a, b)
-    tolerance = {torch.float64: 1e-7, torch.float32: 1e-3, torch.complex128: 1e-7}.get(a.dtype, 5e-2)
+    tolerance = tolerance or {torch.float64: 1e-7, torch.float32: 1e-3, torch.complex128: 1e-7}.get(a.dtype, 5e-2)
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, _size(b), 1e-6), equal_nan=True)
 
 

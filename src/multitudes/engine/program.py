@@ -1,0 +1,129 @@
+"""The program of a network: the operations of one call, with their shapes, and the multiply-adds.
+
+It is recorded on the meta device, where operations have shapes and cost no arithmetic. A network whose values decide what it
+runs cannot run there; its program is recorded on its own device.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from multitudes.engine import tree
+from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.modules import as_same_kind, copy_with, kept_tensors, named_tensors, plain_attention
+
+META = torch.device("meta")
+
+LAYOUT = frozenset(
+    f"aten.{name}.default" for name in "clone contiguous view _unsafe_view reshape expand t detach alias _reshape_alias".split()
+)
+"""Operations that change the layout of a tensor and none of its values: whether they run depends on sizes."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operations of one call in their order, the shapes of their results, and their multiply-adds."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    """For each operation, the shapes of its results."""
+    arguments: tuple[str, ...]
+    """For each operation, its arguments that are numbers or flags."""
+    multiply_adds: int
+
+    def covers(self, large: Program, rows: int | None = None) -> bool:
+        """Whether this program, of a smaller call, is the same as that of a larger call but for the sizes of axes.
+
+        A smaller call that takes another branch proves nothing about the larger one, and neither does one whose tensors lost
+        an axis, or have a single entry along one. With `rows`, the number of rows of the larger call, this call has one row.
+        """
+        if self.names != large.names:
+            return False
+        pairs = [pair for a, b in zip(self.shapes, large.shapes, strict=True) for pair in zip(a, b, strict=False)]
+        return all(
+            len(a) == len(b) and all(few > 1 or many in (0, 1, rows) for few, many in zip(a, b, strict=True)) for a, b in pairs
+        )
+
+
+class Tracer:
+    """Records the programs of a network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.network = shapes_only(model)
+        self.on_meta = True
+
+    def program(self, inputs: Inputs, mode: str = "eval") -> Program:
+        """Returns the program of one call. Raises what the network raises on its own device."""
+        if self.on_meta:
+            try:
+                return _record(self.network, without_values(inputs), mode)
+            except (NotImplementedError, RuntimeError) as error:
+                if "meta" not in str(error):
+                    raise
+                self.network, self.on_meta = own_buffers(self.model), False  # values decide what runs
+        return _record(self.network, fresh_inputs(inputs), mode)
+
+
+def shapes_only(module: nn.Module) -> nn.Module:
+    """Copies a module to the meta device, with the tensors in plain attributes too: it has shapes and no values."""
+    memo: dict[int, Any] = {id(tensor): tensor.detach().to(META) for _, tensor in kept_tensors(module)}
+    for _, tensor in named_tensors(module):
+        memo[id(tensor)] = as_same_kind(tensor, tensor.detach().to(META))
+    return copy.deepcopy(module, memo)
+
+
+def own_buffers(module: nn.Module) -> nn.Module:
+    """Copies a module with copies of its buffers; parameters are shared with the given one."""
+    return copy_with(module, {name: buffer.detach().clone() for name, buffer in module.named_buffers()})
+
+
+def without_values(inputs: Inputs) -> Inputs:
+    """Returns the same call on the meta device."""
+    return inputs.refill([tensor.detach().to(META) for tensor in inputs.tensors()])
+
+
+def _record(module: nn.Module, inputs: Inputs, mode: str) -> Program:
+    recorder = _Recorder()
+    modes = [(part, part.training) for part in module.modules()]
+    module.train(mode == "train")
+    try:
+        with torch.no_grad(), plain_attention(), torch.random.fork_rng(), recorder:
+            module(*inputs.args, **inputs.kwargs)
+    finally:
+        for part, training in modes:
+            part.training = training
+    return Program(tuple(recorder.names), tuple(recorder.shapes), tuple(recorder.arguments), recorder.flops // 2)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.shapes: list[tuple[tuple[int, ...], ...]] = []
+        self.arguments: list[str] = []
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if str(func) not in LAYOUT:
+            self.names.append(str(func))
+            self.shapes.append(tuple(tuple(t.shape) for t in tree.tensors(result)))
+            self.arguments.append(repr([a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int, float))]))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += math.ceil(formula(*args, **kwargs, out_val=result))
+        return result

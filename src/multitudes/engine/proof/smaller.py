@@ -1,0 +1,80 @@
+"""A smaller example: the fewest rows and the smallest input on which a network runs the same program.
+
+What is proved of a network on a few pixels or tokens holds for many, as long as the same operations run in the same order.
+Programs are compared on the meta device. Where a network cannot run there, or runs another program, the example stays.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from multitudes.engine.inputs import BatchAxis, Inputs, axes, count_rows, take_rows
+from multitudes.engine.modules import batch_norms
+from multitudes.engine.program import Program, Tracer
+
+LARGE = 3e8
+"""Multiply-adds of two rows from which on a smaller example pays: below, finding it takes longer than the proof."""
+SIZES = (16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Sizes that are tried for the axes of an input, the smallest first."""
+
+
+def two_rows(inputs: Inputs, batch_axis: BatchAxis) -> Inputs:
+    """Returns the first two rows of an example, or all of it if it has no more."""
+    few = min(count_rows(inputs, batch_axis), 2)
+    return take_rows(inputs, batch_axis, torch.arange(few))
+
+
+def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> tuple[Inputs, bool]:
+    """Returns the smallest example on which the model runs the same program, and whether the model is large.
+
+    inputs  an example of two rows
+    """
+    at_most = sum(p.numel() for p in model.parameters()) * sum(t[0].numel() if t.ndim else 1 for t in inputs.tensors())
+    if at_most <= LARGE:
+        return inputs, False
+    try:
+        tracer = Tracer(model)
+        program = tracer.program(inputs)
+    except Exception:  # the example does not run: its observation says why
+        return inputs, False
+    if program.multiply_adds <= LARGE:
+        return inputs, False
+    for size, places in _equal_axes(inputs, batch_axis).items():
+        cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
+        inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program)), inputs)
+    if batch_norms(model):
+        return inputs, True
+    one = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
+    return (one if _covers(tracer, one, program, rows=count_rows(inputs, batch_axis)) else inputs), True
+
+
+def _equal_axes(inputs: Inputs, batch_axis: BatchAxis) -> dict[int, list[tuple[int, int]]]:
+    """Groups the axes of the inputs by their size, the largest first: height and width, or all tensors of one sequence."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for index, (tensor, rows) in enumerate(zip(inputs.tensors(), axes(inputs, batch_axis), strict=True)):
+        own = None if rows is None else rows % tensor.ndim
+        for axis, size in enumerate(tensor.shape):
+            if axis != own and size >= 2 * SIZES[0]:
+                groups.setdefault(size, []).append((index, axis))
+    return dict(sorted(groups.items(), reverse=True))
+
+
+def _cut(inputs: Inputs, places: list[tuple[int, int]], size: int) -> Inputs | None:
+    """Returns the inputs with the first or last `size` entries along these axes; None if a mask would lose all its ones."""
+    for last in (False, True):
+        tensors = inputs.tensors()
+        for index, axis in places:
+            start = tensors[index].shape[axis] - size if last else 0
+            tensors[index] = tensors[index].narrow(axis, start, size).clone()
+        flags = [t for t in tensors if not t.is_floating_point() and not t.is_complex()]
+        if all(bool(t.flatten(1).any(1).all()) for t in flags if t.ndim > 1 and not t.is_meta) or size == 1:
+            return inputs.refill(tensors)
+    return None
+
+
+def _covers(tracer: Tracer, inputs: Inputs, program: Program, rows: int | None = None) -> bool:
+    try:
+        return tracer.program(inputs).covers(program, rows)
+    except Exception:  # too small, or of another size than the network is made for
+        return False

@@ -1,0 +1,317 @@
+"""Trial runs of an engine: the loop, what it shows about the network, and comparisons with it.
+
+All runs use copies, with dropout off. A small engine runs in double precision. A large one runs in its own precision, and
+double precision decides where outcomes differ there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from multitudes.engine import tree
+from multitudes.engine.fold import learn_output, run_fold
+from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.loop import OUTPUT, members, run_loop
+from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
+from multitudes.engine.program import Tracer, shapes_only, without_values
+from multitudes.engine.proof.independence import leaks, quick_leaks
+from multitudes.engine.proof.outcome import (
+    Outcome,
+    close,
+    difference,
+    doubled,
+    is_random,
+    restored,
+    run_executor,
+    run_plain,
+    weights_of,
+    with_randomness,
+    without_dropout,
+    without_modules,
+)
+from multitudes.engine.replay import Replay
+from multitudes.engine.state import MODES, Engine, Traits, shared_write, write_back
+from multitudes.engine.vmap import run_vmap
+from multitudes.errors import RunError
+from multitudes.terminal import step
+
+RUNS: dict[str, Callable[..., Any]] = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
+SINGLE = 1e-4
+"""Outcomes of a large engine agree if they differ by less than this, relative to the largest entry."""
+WAYS = [(mutates, copies, no_replay) for mutates in (False, True) for copies, no_replay in ((0, 0), (1, 0), (1, 1))]
+"""Traits under which the loop is tried: `mutates`, `copy_per_member` and `no_replay`."""
+
+
+class Trial:
+    """Trial runs of an engine on one batch. Each outcome is computed once."""
+
+    def __init__(self, engine: Engine, inputs: Inputs, large: bool = False) -> None:
+        plain = without_dropout(engine)
+        precise = None if large else doubled(plain, inputs)
+        self.engine, self.inputs = precise or (plain, inputs)
+        self.large = large
+        self.failed: dict[str, Exception] = {}
+        """The modes in which the network does not run, with the error."""
+        self._outcomes: dict[Any, Outcome] = {}
+        self._double: tuple[Engine, Inputs] | None = None
+        self._learn_loop()
+        self.engine.row_axes = self._output_axes()
+
+    def copy(self) -> Engine:
+        """Copies the engine for one run. What forward stores on modules is discarded with the copy."""
+        return replace(self.engine, template=copy_with(self.engine.template, {}), proven=dict(self.engine.proven), why={})
+
+    def loop(self, mode: str) -> Outcome | None:
+        """Returns the outcome of the loop; None if the network does not run in this mode."""
+        return self._outcomes.get(("loop", mode, frozenset(), False))
+
+    def outcome(self, name: str, mode: str, without: frozenset[str] = frozenset(), precise: bool = False) -> Outcome:
+        """Returns the outcome of an executor; the modules `without` return their inputs. `precise`: in double precision."""
+        key = name, mode, without, precise
+        if key not in self._outcomes:
+            if precise and self._double is not None:
+                engine, inputs = (
+                    replace(self._double[0], traits=self.engine.traits, row_axes=self.engine.row_axes),
+                    self._double[1],
+                )
+            else:
+                engine, inputs = self.engine, self.inputs
+            twin = replace(engine, template=copy_with(engine.template, {}))
+            with without_modules(twin.template, without):
+                self._outcomes[key] = run_executor(RUNS[name], twin, inputs, mode)
+        return self._outcomes[key]
+
+    def difference(self, name: str, reference: str, mode: str, without: frozenset[str] = frozenset()) -> str | None:
+        """Returns how the outcomes of two executors differ; None if they agree."""
+        return self.decided(
+            lambda precise: (self.outcome(name, mode, without, precise), self.outcome(reference, mode, without, precise))
+        )
+
+    def decided(self, pair: Callable[[bool], tuple[Outcome, Outcome]]) -> str | None:
+        """Compares two outcomes, in double precision if those of a large engine differ. Returns the difference, or None."""
+        outcome, expected = pair(False)
+        differs = difference(outcome, expected, SINGLE if self.large else None)
+        if differs is None or not self.large:
+            return differs
+        self._double = self._double or doubled(self.engine, self.inputs)
+        outcome, expected = pair(self._double is not None)
+        return difference(outcome, expected)
+
+    @property
+    def precision(self) -> tuple[Engine, Inputs]:
+        """The engine and inputs in double precision if they can run in it, otherwise in their own."""
+        return self._double or (self.engine, self.inputs)
+
+    def _learn_loop(self) -> None:
+        """Runs the loop in each mode. Sets the traits that it shows, and refuses members that affect each other."""
+        norms = _without_norms(self.engine)
+        self.engine.traits = Traits(written_buffers=norms)
+        written: set[str] = set()
+        for mode in reversed(MODES):
+            if mode == "train" and self.large and self._trains_as_in_eval():
+                self._outcomes["loop", mode, frozenset(), False] = self.outcome("loop", "eval")
+                continue
+            step(f"the loop in {mode} mode")
+            outcome = self._try_loop(mode, written)
+            if outcome is not None:
+                self._outcomes["loop", mode, frozenset(), False] = outcome
+        self.engine.traits = replace(self.engine.traits, written_buffers=frozenset(written) & norms)
+        for mode in reversed(MODES):
+            if self.loop(mode) is not None and not (mode == "train" and self.loop("train") is self.loop("eval")):
+                step(f"members alone in {mode} mode")
+                self._check_members(mode)
+        train = self.loop("train")
+        self.engine.traits = replace(self.engine.traits, random=train is not None and train.random)
+
+    def _trains_as_in_eval(self) -> bool:
+        """Whether the network of one member runs the same program in both modes, so that one of them is enough."""
+        try:
+            tracer = Tracer(plain_member(self.engine, 0))
+            train, evaluation = (tracer.program(self.inputs, mode) for mode in MODES)
+        except Exception:
+            return False
+        return train == evaluation and not self.outcome("loop", "eval").drew
+
+    def _try_loop(self, mode: str, written: set[str]) -> Outcome | None:
+        before = self.engine.traits
+        problem: Exception | None = None
+        for mutates, copies, no_replay in WAYS:
+            self.engine.traits = replace(
+                before,
+                mutates=before.mutates or mutates,
+                copy_per_member=before.copy_per_member or bool(copies),
+                no_replay=before.no_replay or bool(no_replay),
+            )
+            try:
+                outcome = self._watched_loop(mode, written)
+                return with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
+            except SharedWrite:
+                raise
+            except Exception as error:
+                problem = problem or error
+        self.engine.traits = before
+        assert problem is not None, "the loop ran"
+        self.failed[mode] = problem
+        if mode == "eval":
+            raise RunError(
+                "the model fails on the example in eval mode, even member by member (give an example that it can run): "
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
+        return None
+
+    def _watched_loop(self, mode: str, written: set[str]) -> Outcome:
+        """Runs the loop once, and sets traits from it: buffers that forward writes, coupled norms, replay, written inputs."""
+        twin, traits = self.copy(), self.engine.traits
+        shared = {n: t for n, t in named_tensors(twin.template) if n not in twin.owned}
+        replay = Replay(shared)
+        replay.disabled = traits.no_replay
+        coupled: set[str] = set()
+        mutated: list[bool] = []
+
+        def look(name: str, args: tuple[Any, ...]) -> None:  # until forward has ended: backward may run forward again
+            if not mutated and twin.owned and not all(replay.is_shared(tensor) for tensor in tree.tensors(args)):
+                coupled.add(name)
+
+        def run(engine: Engine, call: Inputs) -> Any:
+            outputs, changed = [], []
+            for output, entries in members(engine, call, replay=replay):
+                outputs.append(output)
+                changed.append(entries)
+                written.update(entries)
+            mutated.append(not all(torch.equal(a, b) for a, b in zip(call.tensors(), self.inputs.tensors(), strict=True)))
+            clashes = [name for name in replay.clashes if name in shared]
+            if clashes and engine.members > 1:
+                raise SharedWrite(shared_write(clashes[0]))
+            write_back(engine, changed)
+            return tree.stack(outputs)
+
+        norms = [(n, norm) for n, norm in batch_norms(twin.template).items() if n in twin.shared_norms]
+        handles = [norm.register_forward_pre_hook(lambda _, args, n=n: look(n, args)) for n, norm in norms]
+        outcome = run_executor(run, twin, self.inputs, mode)
+        for handle in handles:
+            handle.remove()
+        if replay.disabled and twin.owned:
+            coupled |= twin.shared_norms
+        self.engine.traits = replace(
+            traits,
+            mutates=traits.mutates or mutated[0],
+            no_replay=traits.no_replay or replay.disabled,
+            data_dependent=traits.data_dependent or replay.data_dependent,
+            ragged=traits.ragged or replay.ragged,
+            coupled=traits.coupled | coupled,
+        )
+        again = self.engine.traits.mutates != traits.mutates or self.engine.traits.no_replay != traits.no_replay
+        return run_executor(run_loop, self.copy(), self.inputs, mode) if again else outcome
+
+    def _check_members(self, mode: str) -> None:
+        """Refuses members that differ from the same network alone, or that affect each other."""
+        engine, loop = self.engine, self.outcome("loop", mode)
+        self._mark_wrong_statistics(mode)
+        if mode == "train" and engine.traits.coupled:
+            return
+        differs = None if loop.random else self._difference_from_plain(mode)
+        if differs:  # more is known about the network now than in the first run
+            loop = run_executor(run_loop, self.copy(), self.inputs, mode)
+            loop = self._outcomes["loop", mode, frozenset(), False] = replace(
+                loop, random=is_random(self.copy(), self.inputs, mode)
+            )
+            differs = None if loop.random else self._difference_from_plain(mode)
+        if differs:
+            raise RunError(f"members are not independent ({mode}): {differs}. {FORGET}")
+        if self.large and not loop.random:
+            tried = quick_leaks(self.copy, self.inputs, mode, loop.values)
+        else:
+            tried = leaks(self.copy(), self.inputs, "loop", run_loop, [mode])
+        for name, leak in tried:
+            if leak:
+                raise RunError(f"members are not independent ({name}): {leak}. {FORGET}")
+
+    def _mark_wrong_statistics(self, mode: str) -> None:
+        """Marks shared norms as coupled whose statistics differ from those of a single network (a checkpointed trunk)."""
+        engine = self.engine
+        if mode != "train" or not engine.owned or not engine.shared_norms - engine.traits.coupled:
+            return
+        plain = run_plain(plain_member(engine, 0), self.inputs, mode).buffers
+        ours = self.outcome("loop", mode).buffers
+        wrong = {n for n, b in ours.items() if n not in engine.owned and not close(b, plain[n])}
+        norms = frozenset(name for name in engine.shared_norms if any(owning_module(n) == name for n in wrong))
+        engine.traits = replace(engine.traits, coupled=engine.traits.coupled | norms)
+
+    def _difference_from_plain(self, mode: str) -> str | None:
+        """Compares each member in the loop with the same network alone: outputs, gradients of its own tensors, buffers."""
+        for m in range(self.engine.members):
+
+            def pair(precise: bool, m: int = m) -> tuple[Outcome, Outcome]:
+                engine, inputs = self.precision if precise else (self.engine, self.inputs)
+                loop = self.outcome("loop", mode, precise=precise)
+                plain = run_plain(plain_member(engine, m), inputs, mode, [w[m] for w in weights_of(loop.values)])
+                return _own_part(loop, engine, m), _own_part(plain, engine, None)
+
+            if differs := self.decided(pair):
+                return f"alone, member {m} gives another result: {differs}"
+        return None
+
+    def _output_axes(self) -> dict[str, list[Any]]:
+        """Returns the batch axes of the outputs; empty if they are unclear, or the model runs at one batch size only."""
+        for engine, inputs in shape_engines(self):
+            try:
+                with restored(engine.template, "eval"):
+                    return {OUTPUT: learn_output(engine, inputs)}
+            except Exception:
+                continue
+        return {}
+
+
+def shape_engines(trial: Trial) -> list[tuple[Engine, Inputs]]:
+    """Returns engines to learn shapes with: for a large one first on the meta device, where nothing is computed."""
+    real = [(trial.copy(), fresh_inputs(trial.inputs))]
+    if not trial.large:
+        return real
+    return [(replace(trial.engine, template=shapes_only(trial.engine.template)), without_values(trial.inputs)), *real]
+
+
+class SharedWrite(RunError):
+    """Raised when each member sets a shared buffer to another value."""
+
+
+FORGET = "Forward must not store values for later calls"
+
+
+def plain_member(engine: Engine, m: int) -> nn.Module:
+    """Returns a plain module with the tensors of member m; parameters share their memory with the engine's."""
+    tensors = {}
+    for name, tensor in named_tensors(engine.template):
+        value = tensor.detach()[m] if name in engine.owned else tensor.detach()
+        parameter = isinstance(tensor, nn.Parameter)
+        tensors[name] = nn.Parameter(value, requires_grad=tensor.requires_grad) if parameter else value.clone()
+    return copy_with(engine.template, tensors)
+
+
+def _own_part(outcome: Outcome, engine: Engine, m: int | None) -> Outcome:
+    """Returns outputs, gradients and buffers of member m's own tensors; with None, of a plain member."""
+
+    def of(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {n: t if m is None else t[m] for n, t in tensors.items() if n in engine.owned}
+
+    values = outcome.values if m is None else [value[m] for value in outcome.values]
+    return Outcome(values, of(outcome.gradients), of(outcome.buffers))
+
+
+def _without_norms(engine: Engine) -> frozenset[str]:
+    """Names all buffers but those of BatchNorm layers."""
+    norms = {join_name(name, key) for name, norm in batch_norms(engine.template).items() for key in norm._buffers}
+    return frozenset(engine.buffers()) - norms
+
+
+def hears_slow_operation(run: Callable[[], Any]) -> str | None:
+    """Runs a function. Returns torch's warning about an operation that vmap runs member by member, or None."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        run()
+    return next((str(warning.message) for warning in heard if "batching rule" in str(warning.message)), None)
