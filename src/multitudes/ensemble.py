@@ -17,9 +17,10 @@ from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
-from multitudes.engine.inputs import Inputs, count_rows, slot
+from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
 from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors
-from multitudes.engine.proof.executors import pick
+from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
+from multitudes.engine.proof.smaller import two_rows
 from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
 from multitudes.errors import InputError, RunError
@@ -126,6 +127,8 @@ class Ensemble(nn.Module):
         if self.training and draws is None and rows is None and not per_member:
             self._warn_once()
         with self.engine.lock:
+            if self.engine.untried and (per_member or rows is not None):
+                self._prove_later(["fold", PER_MEMBER] if rows is not None else [PER_MEMBER])
             if self.method.draws and self.method.draws_by_shape:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             return self._run_drawn(call, per_member, rows, draws)
@@ -397,7 +400,33 @@ class Ensemble(nn.Module):
         super()._apply(fn, recurse)
         if self._home() != before:
             pick(self.engine)
+            if self._home() not in ("cpu", "meta"):
+                self._prove_later(["vmap"])
         return self
+
+    def _prove_later(self, names: Sequence[str]) -> None:
+        """Tries executors that conversion left to later, since they may be chosen now."""
+        untried = self.engine.untried.intersection(names)
+        if not untried:
+            return
+        try:
+            example = self._example()
+            if self.method.draws_by_shape and self.method.fit_shapes(self.template, example, self.engine.batch_axis):
+                redraw(self.engine)
+                self._drawn_for = None
+            prove_later(self.engine, untried, example)
+        except (InputError, RunError) as error:  # a file cannot describe every example
+            self.engine.untried -= untried
+            self.engine.why.update(dict.fromkeys(untried, f"not tried: {error}"))
+
+    def _example(self) -> Inputs:
+        """Returns the small example of the conversion; for a loaded ensemble, one of the shape of the example."""
+        device = next((tensor.device for _, tensor in named_tensors(self.template)), torch.device("cpu"))
+        known = self.engine.example
+        if known is not None:
+            return known.refill([tensor.to(device) for tensor in known.tensors()])
+        like = two_rows(Inputs.like(self._plan.example, device), self.engine.batch_axis)
+        return checked_example(self.template, like, self.engine.batch_axis)
 
     def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")

@@ -23,7 +23,7 @@ from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
 from multitudes.engine.inputs import BatchAxis, Inputs, checked_example, stack_slots, take_rows
 from multitudes.engine.modules import Factory
-from multitudes.engine.proof.smaller import smaller, two_rows
+from multitudes.engine.proof.smaller import SmallExample, smaller, two_rows
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
 from multitudes.settings import Count, check_settings
@@ -68,8 +68,8 @@ class Given:
     batch_axis: BatchAxis = 0
 
     @functools.cached_property
-    def small(self) -> tuple[Inputs, bool]:
-        """The smallest example on which the model runs the same operations, and whether the model is large."""
+    def small(self) -> SmallExample:
+        """The smallest example on which the model runs the same operations."""
         step("a smaller example")
         few = checked_example(self.model, two_rows(self.inputs, self.batch_axis), self.batch_axis)
         return smaller(self.model, few, self.batch_axis)
@@ -77,14 +77,14 @@ class Given:
     @functools.cached_property
     def structure(self) -> Structure:
         """The model's structure, observed on the small example. The model runs once, when this property is first read."""
-        example = self.small[0]
+        example = self.small.inputs
         step("the network's structure")
         return run_example(self.model, example, self.seed)
 
     def observed(self, network: nn.Module) -> Structure:
         """Runs another network on the small example, and returns its structure."""
         step("the members' structure")
-        return run_example(network, self.small[0], self.seed)
+        return run_example(network, self.small.inputs, self.seed)
 
     def with_model(self, model: nn.Module, seed: int) -> Given:
         """Returns a copy with another model of the same architecture. The example is not run again."""

@@ -19,7 +19,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Method
 from multitudes.prediction.tasks import checked_task
-from multitudes.terminal import Steps, steps
+from multitudes.terminal import Steps, step, steps
 
 
 @clean_autograd()
@@ -85,6 +85,7 @@ def ensemble(
         draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
         if draft.plan.refused:
             raise ConversionError(_refusal_text(draft.plan))
+        step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
         if check and not draft.on_meta:
@@ -97,11 +98,11 @@ def _with_proof(planned: Plan, draft: Draft, timed: Steps) -> Plan:
     """Returns the plan with what was run to prove it, and the seconds of each step."""
     if planned.refused or draft.on_meta:
         return replace(planned, seconds=dict(timed.seconds))
-    example, large = draft.given.small
-    shapes = " and ".join(f"{list(tensor.shape)}" for tensor in example.tensors())
+    small = draft.given.small
+    shapes = " and ".join(f"{list(tensor.shape)}" for tensor in small.inputs.tensors())
     given = " and ".join(f"{list(tensor.shape)}" for tensor in draft.given.inputs.tensors())
     where = f"an input of shape {shapes}" + (f" in place of {given}, which runs the same operations" if shapes != given else "")
-    precision = "the model's precision, in double where that leaves a doubt" if large else "double precision if possible"
+    precision = "the model's precision, in double where that leaves a doubt" if small.large else "double precision if possible"
     proof = f"{draft.trial_members} member(s) on {where}, in {precision}"
     return replace(planned, proof=proof, seconds=dict(timed.seconds))
 

@@ -63,10 +63,11 @@ class Draft:
 
         Draws have the shapes of the small example.
         """
+        step("the network of one member")
         network = method.prepare(self.given.with_settings(at))
         for name in kept:
             method.bake(network.get_submodule(name))
-        method.fit_shapes(network, self.given.small[0], self.batch_axis)
+        method.fit_shapes(network, self.given.small.inputs, self.batch_axis)
         return replace(self, method=method, network=network, rules={})
 
     def neutral(self) -> Draft:
@@ -95,8 +96,8 @@ class Draft:
 
         Of a small network it differs from the number of rows, so that axes cannot be confused.
         """
-        example, large = self.given.small
-        few = 2 if large or count_rows(example, self.batch_axis) != 2 else 3
+        small = self.given.small
+        few = 2 if small.large or count_rows(small.inputs, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a training step may have more draws than members
 
     def stack(self, members: int) -> Engine:
@@ -104,7 +105,6 @@ class Draft:
         tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         source = tensors
-        step("the members' tensors")
         for m in range(members) if stacked and not self.on_meta else ():
             if self.fresh or (m == 0 and not self.full_width):  # copies of a thin network are copies of its first member
                 network, rules = self.member(m)
@@ -184,7 +184,7 @@ def make_draft(
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
     structure = given.structure if draft.network is given.model else given.observed(draft.network)
-    if given.small[0] is not given.inputs:
+    if given.small.inputs is not given.inputs:
         method.fit_shapes(draft.network, given.inputs, batch_axis)
     return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
 

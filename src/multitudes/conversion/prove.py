@@ -10,7 +10,8 @@ from torch import nn
 
 from multitudes.conversion.draft import Draft
 from multitudes.conversion.plan import Counts, Plan
-from multitudes.engine.counting import multiply_adds, saved_numbers
+from multitudes.conversion.proofs import keep, recall
+from multitudes.engine.counting import multiply_adds, work_and_memory
 from multitudes.engine.draws import draw_distinct, redraw
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
@@ -48,14 +49,16 @@ def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
     """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
-    example, large = draft.given.small
+    small = draft.given.small
     few = _few_members(draft, engine)
     try:
-        prove_executors(few, example, large)
+        if not recall(draft, few):
+            prove_executors(few, small.inputs, small.large)
+            keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method} cannot convert this {draft.plan.model}: {error}") from error
     engine.adopt(few)
-    engine.example = example
+    engine.example = small.inputs
     pick(engine)
     return few
 
@@ -66,7 +69,7 @@ def _few_members(draft: Draft, engine: Engine) -> Engine:
     few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
     if not draft.method.draws:
         return few
-    resized = draft.method.fit_shapes(few.template, draft.given.small[0], draft.batch_axis)
+    resized = draft.method.fit_shapes(few.template, draft.given.small.inputs, draft.batch_axis)
     if few.members > 1:
         draw_distinct(few.template, few.owned, few.members)
     elif resized:
@@ -122,10 +125,11 @@ def _measured(draft: Draft, engine: Engine) -> tuple[Line, Line, int]:
     inputs = draft.given.inputs
     if engine.members == 1 and draft.method.draws:  # a call may have more draws than members
         engine = replace(draft.stack(2), traits=engine.traits)
-    if draft.given.small[1]:
+    if draft.given.small.large:
         try:
             thin = replace(engine, template=shapes_only(engine.template))
-            return _measure(shapes_only(draft.given.model), thin, without_values(inputs))
+            with draft.given.small.decisions.on_meta():
+                return _measure(shapes_only(draft.given.model), thin, without_values(inputs))
         except Exception:  # values decide what runs
             pass
     return _measure(detached_copy(draft.given.model, {}), engine, inputs)
@@ -143,8 +147,10 @@ def _measure(base: nn.Module, engine: Engine, inputs: Inputs) -> tuple[Line, Lin
         few.template.eval()
         return lambda: run_loop(few, fresh_inputs(inputs))
 
-    def line(measure: Callable[[Callable[[], Any]], int]) -> Line:
-        one = measure(some(1))
-        return one, measure(some(2)) - one if engine.members > 1 else 0
-
-    return line(multiply_adds), line(saved_numbers), multiply_adds(single)
+    one = work_and_memory(some(1))
+    if engine.members == 1:
+        each = (0, 0)
+    else:
+        two = work_and_memory(some(2)) if engine.shares else (2 * one[0], 2 * one[1])
+        each = two[0] - one[0], two[1] - one[1]
+    return (one[0], each[0]), (one[1], each[1]), multiply_adds(single)

@@ -42,6 +42,18 @@ class _Counter(TorchDispatchMode):
         return result
 
 
+def work_and_memory(run: Callable[[], Any]) -> tuple[int, int]:
+    """Counts the multiply-adds of one call, and the numbers that it stores for backward without the weights."""
+    counter = _Counter()
+
+    def counted() -> None:
+        with plain_attention(), counter:
+            run()
+
+    saved = saved_numbers(counted)
+    return counter.flops // 2, saved
+
+
 def saved_numbers(run: Callable[[], Any]) -> int:
     """Counts the numbers that one call stores for backward, without the weights."""
     sizes: dict[int, int] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -60,6 +61,7 @@ class Tracer:
         self.model = model
         self.network = shapes_only(model)
         self.on_meta = True
+        self.decisions = Decisions()
 
     def program(self, inputs: Inputs, mode: str = "eval") -> Program:
         """Returns the program of one call. Raises what the network raises on its own device."""
@@ -70,7 +72,38 @@ class Tracer:
                 if "meta" not in str(error):
                     raise
                 self.network, self.on_meta = own_buffers(self.model), False  # values decide what runs
-        return _record(self.network, fresh_inputs(inputs), mode)
+        with self.decisions:
+            return _record(self.network, fresh_inputs(inputs), mode)
+
+
+class Decisions(TorchFunctionMode):
+    """Notes the truth values and numbers that forward reads from tensors: by them values decide what runs.
+
+    If all of them are equal, as for a mask that has only ones, `on_meta` gives the same answer in runs without values.
+    """
+
+    READS = frozenset("__bool__ __float__ __index__ __int__ item tolist".split())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Any] = []
+        self.answers = False
+
+    def on_meta(self) -> Decisions:
+        """Returns a mode that answers as before. Raises a RuntimeError if the answers were different ones."""
+        if any(value != self.values[0] for value in self.values):
+            raise RuntimeError("values decide what runs")
+        other = Decisions()
+        other.values, other.answers = self.values[:1], True
+        return other
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in self.READS:
+            return func(*args, **(kwargs or {}))
+        if self.answers and self.values:
+            return self.values[0]
+        self.values.append(func(*args, **(kwargs or {})))
+        return self.values[-1]
 
 
 def shapes_only(module: nn.Module) -> nn.Module:

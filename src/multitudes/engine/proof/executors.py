@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from multitudes.engine.choose import DROPOUTS
-from multitudes.engine.fold import forbidden, learn_rows, run_fold, sites
+from multitudes.engine.draws import draw_distinct, drawing_layers
+from multitudes.engine.fold import forbidden, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs, count_rows, stack_slots, take_rows
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
 from multitudes.engine.proof.outcome import (
     Outcome,
+    clean_autograd,
     difference,
     restored,
     run_executor,
@@ -29,7 +31,7 @@ from multitudes.engine.proof.outcome import (
     trainable_copy,
     without_modules,
 )
-from multitudes.engine.proof.trial import RUNS, Trial, hears_slow_operation, shape_engines
+from multitudes.engine.proof.trial import RUNS, Trial, shape_engines
 from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
@@ -38,9 +40,13 @@ from multitudes.terminal import step
 SAME_NOISE = ("fractional_max_pool",)
 """Operations for which vmap silently draws the same noise for all members."""
 
+SLOW = "There is a performance drop because we have not yet implemented the batching rule"
+"""torch's warning of an operation that vmap runs member by member."""
+
 PER_MEMBER = "per member"
 """Stands for calls with other inputs for each member, among executors to try."""
 ALL = frozenset({"vmap", "fold", PER_MEMBER})
+LATER = "not tried yet: on this device it would not be chosen; it is tried where it may be, or by ens.tune(x)"
 
 
 def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: Collection[str] | None = None) -> None:
@@ -63,7 +69,7 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
         engine.proven[mode] = trial.engine.proven[mode]
     for name in ("vmap", "fold"):
         if name in engine.untried:
-            engine.why[name] = "not tried: this device would not choose it; ens.tune(x) tries it"
+            engine.why[name] = LATER
     engine.row_axes, engine.traits = trial.engine.row_axes, trial.engine.traits
     if PER_MEMBER in tried or engine.summed:
         _prove_per_member(trial, engine)
@@ -73,10 +79,22 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
 
 
 def _needed(engine: Engine) -> frozenset[str]:
-    """Names the executors that this device may choose. Where BatchNorm is shared, training needs fold."""
-    rows = all(getattr(type(site), "takes_rows", False) for site in sites(engine).values())
-    fold = {"fold"} if engine.shared_norms or rows else set()
-    return frozenset(fold | ({"vmap"} if _preferred(engine) == "vmap" or engine.shared_norms else set()))
+    """Names the executors that this device may choose. Where BatchNorm is shared, training needs vmap or fold."""
+    if engine.shared_norms:
+        return frozenset({"vmap", "fold"})
+    return frozenset({_preferred(engine)} - {"loop"})
+
+
+def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None:
+    """Tries executors that were left to later, and picks again. What was proven before stays."""
+    few = first_members(engine, 2)
+    if few.members > 1 and any(True for _ in drawing_layers(few.template)):
+        draw_distinct(few.template, few.owned, few.members)
+        few.refresh()
+    with clean_autograd():
+        prove_executors(few, example, large=True, names=(ALL - engine.untried) | set(names))
+    engine.adopt(few)
+    pick(engine)
 
 
 def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) -> None:
@@ -240,14 +258,18 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     try:
         if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
             engine.row_axes = {**engine.row_axes, **_learned_rows(trial)}
-        slow = hears_slow_operation(lambda: trial.outcome(name, mode))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", SLOW)
+            trial.outcome(name, mode)
     except Exception as error:
-        return _reason(error)
-    if slow:
-        return f"{_operation_in(slow)} would run member by member"
+        slow = isinstance(error, UserWarning) and re.match(SLOW, str(error))
+        return f"{_operation_in(str(error))} would run member by member" if slow else _reason(error)
     if engine.traits.coupled and mode == "train":  # the loop gives another result with these norms: compare without them
-        if name == "fold" and "vmap" in engine.proven["train"] and (differs := trial.difference("fold", "vmap", mode)):
-            return f"{differs} from vmap's"
+        if name == "fold" and "vmap" in engine.proven["train"]:  # which agrees with the loop
+            differs = trial.difference("fold", "vmap", mode)
+            if differs or trial.large:
+                return differs and f"{differs} from vmap's"
         loop = _loop_without_coupled(trial, mode)
     if loop.random:
         return _noise_obstacle(RUNS[name], engine, trial.inputs, mode)

@@ -67,8 +67,22 @@ def quick_leaks(
     engine = copy()
     if engine.members < 2 or not engine.owned:
         return
+    named = [
+        (n, t) for n, t in named_tensors(engine.template) if n in engine.owned and (t.is_floating_point() or t.is_complex())
+    ]
     for how, m in (("NaN", 0), ("perturbation", engine.members - 1)):
-        yield f"{how}, loop, {mode}", _leak_by_change(engine, inputs, mode, run_loop, how, before, m, gradients=True)
+        stored = [t.detach()[m].clone() for _, t in named]
+        try:
+            for _, t in named:
+                t.detach()[m].copy_(_other(t.detach()[m], how))
+            after = _values(engine, inputs, mode, run_loop, 0, gradients=True)
+        except Exception:
+            yield f"{how}, loop, {mode}", None if how == "NaN" else FAILS
+            continue
+        finally:
+            for (_, t), before_change in zip(named, stored, strict=True):
+                t.detach()[m].copy_(before_change)
+        yield f"{how}, loop, {mode}", _affected(before, after, m)
 
 
 def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int, gradients: bool = False) -> list[Tensor]:
@@ -103,17 +117,31 @@ def _leak_by_change(
     for n, t in named_tensors(engine.template):
         if n in engine.owned and (t.is_floating_point() or t.is_complex()):
             changed[n] = t.detach().clone()
-            other = changed[n][m].flip(tuple(range(t.ndim - 1))) * 1.01 + 0.01  # of similar size, with its peaks elsewhere
-            changed[n][m] = other if how == "perturbation" else float("nan")
+            changed[n][m] = _other(changed[n][m], how)
     kept = {n: as_same_kind(t, changed[n]) if n in changed else t.detach().clone() if n in buffers else t
             for n, t in named_tensors(engine.template)}  # fmt: skip
     altered = replace(engine, template=copy_with(engine.template, kept))
     try:
         after = _values(altered, inputs, mode, executor, 0, gradients)
     except Exception:
-        return None if how == "NaN" else "the model fails when a member's weights are changed a little"
-    others = [j for j in range(engine.members) if j != m]
+        return None if how == "NaN" else FAILS
+    return _affected(before, after, m)
+
+
+FAILS = "the model fails when a member's weights are changed a little"
+
+
+def _other(values: Tensor, how: str) -> Tensor:
+    """Returns NaN, or other values of similar size with their peaks elsewhere."""
+    if how == "NaN":
+        return torch.full_like(values, float("nan"))
+    return values.flip(tuple(range(values.ndim))) * 1.01 + 0.01
+
+
+def _affected(before: list[Tensor], after: list[Tensor], m: int) -> str | None:
+    """Returns the leak if a change of member m changed another member's output, else None."""
     for a, b in zip(after, before, strict=True):
+        others = [j for j in range(len(b)) if j != m]
         if not torch.equal(a[others], b[others]):
             return f"changing the tensors of member {m} changes the output of another member"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,13 +251,14 @@ def difference(outcome: Outcome, expected: Outcome, tolerance: float | None = No
     uneven = sorted(n for n in outcome.gradients.keys() ^ expected.gradients.keys() if _has_gradient(n, outcome, expected))
     if uneven:
         return f"whether {uneven[:3]} have a gradient differs"
-    steepest = max((_size(g) for g in expected.gradients.values()), default=0.0)
-    pairs = [("output", a, b, 0.0) for a, b in zip(outcome.values, expected.values, strict=True)]
     both = outcome.gradients.keys() & expected.gradients.keys()
-    pairs += [(f"the gradient of {n}", outcome.gradients[n], expected.gradients[n], steepest) for n in sorted(both)]
-    pairs += [(f"buffer {n}", outcome.buffers[n], b, 0.0) for n, b in expected.buffers.items()]
-    for what, a, b, scale in pairs:
-        if a.shape != b.shape or a.dtype != b.dtype or not close(a, b, scale, tolerance):
+    pairs = [("output", a, b, False) for a, b in zip(outcome.values, expected.values, strict=True)]
+    pairs += [(f"the gradient of {n}", outcome.gradients[n], expected.gradients[n], True) for n in sorted(both)]
+    pairs += [(f"buffer {n}", outcome.buffers[n], b, False) for n, b in expected.buffers.items()]
+    unequal = [pair for pair in pairs if pair[1].dtype != pair[2].dtype or not torch.equal(pair[1], pair[2])]
+    steepest = max((_size(g) for g in expected.gradients.values()), default=0.0) if unequal else 0.0
+    for what, a, b, is_gradient in unequal:
+        if a.shape != b.shape or a.dtype != b.dtype or not close(a, b, steepest if is_gradient else 0.0, tolerance):
             return f"{what} differs"
     return None
 
@@ -279,4 +281,7 @@ def close(a: Tensor, b: Tensor, scale: float = 0.0, tolerance: float | None = No
 
 
 def _size(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().nan_to_num(posinf=0.0).max()) if tensor.numel() else 0.0
+    if not tensor.numel():
+        return 0.0
+    largest = float(tensor.detach().abs().max())
+    return largest if math.isfinite(largest) else float(tensor.detach().abs().nan_to_num(posinf=0.0).max())

@@ -6,12 +6,14 @@ Programs are compared on the meta device. Where a network cannot run there, or r
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import nn
 
 from multitudes.engine.inputs import BatchAxis, Inputs, axes, count_rows, take_rows
 from multitudes.engine.modules import batch_norms
-from multitudes.engine.program import Program, Tracer
+from multitudes.engine.program import Decisions, Program, Tracer
 
 LARGE = 3e8
 """Multiply-adds of two rows from which on a smaller example pays: below, finding it takes longer than the proof."""
@@ -25,28 +27,38 @@ def two_rows(inputs: Inputs, batch_axis: BatchAxis) -> Inputs:
     return take_rows(inputs, batch_axis, torch.arange(few))
 
 
-def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> tuple[Inputs, bool]:
-    """Returns the smallest example on which the model runs the same program, and whether the model is large.
+@dataclass(frozen=True)
+class SmallExample:
+    """The smallest example on which a model runs the same program."""
 
-    inputs  an example of two rows
-    """
+    inputs: Inputs
+    large: bool = False
+    """Whether the model is large: trials of it should be few."""
+    decisions: Decisions = field(default_factory=Decisions)
+    """What the values of the example decided."""
+
+
+def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExample:
+    """Returns the smallest example on which the model runs the same program; `inputs` is an example of two rows."""
     at_most = sum(p.numel() for p in model.parameters()) * sum(t[0].numel() if t.ndim else 1 for t in inputs.tensors())
     if at_most <= LARGE:
-        return inputs, False
+        return SmallExample(inputs)
     try:
         tracer = Tracer(model)
         program = tracer.program(inputs)
+        decisions, tracer.decisions = tracer.decisions, Decisions()
     except Exception:  # the example does not run: its observation says why
-        return inputs, False
+        return SmallExample(inputs)
     if program.multiply_adds <= LARGE:
-        return inputs, False
+        return SmallExample(inputs)
     for size, places in _equal_axes(inputs, batch_axis).items():
         cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
         inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program)), inputs)
     if batch_norms(model):
-        return inputs, True
+        return SmallExample(inputs, True, decisions)
     one = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
-    return (one if _covers(tracer, one, program, rows=count_rows(inputs, batch_axis)) else inputs), True
+    alone = _covers(tracer, one, program, rows=count_rows(inputs, batch_axis))
+    return SmallExample(one if alone else inputs, True, decisions)
 
 
 def _equal_axes(inputs: Inputs, batch_axis: BatchAxis) -> dict[int, list[tuple[int, int]]]:

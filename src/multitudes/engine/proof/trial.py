@@ -6,7 +6,6 @@ double precision decides where outcomes differ there.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -307,11 +306,3 @@ def _without_norms(engine: Engine) -> frozenset[str]:
     """Names all buffers but those of BatchNorm layers."""
     norms = {join_name(name, key) for name, norm in batch_norms(engine.template).items() for key in norm._buffers}
     return frozenset(engine.buffers()) - norms
-
-
-def hears_slow_operation(run: Callable[[], Any]) -> str | None:
-    """Runs a function. Returns torch's warning about an operation that vmap runs member by member, or None."""
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        run()
-    return next((str(warning.message) for warning in heard if "batching rule" in str(warning.message)), None)

@@ -10,7 +10,7 @@ import torch
 from multitudes.engine import EXECUTORS, MODES, Engine, tree
 from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import detached_copy
-from multitudes.engine.proof.executors import first_members, prove_executors
+from multitudes.engine.proof.executors import ALL, first_members, prove_executors
 from multitudes.engine.proof.outcome import clean_autograd
 
 
@@ -18,7 +18,7 @@ def tune(engine: Engine, call: Inputs, seconds: float) -> None:
     """Proves the executors again on a call, times loop and vmap, and picks the faster one in each mode."""
     few = first_members(engine, 2 if count_rows(call, engine.batch_axis) != 2 else 3)
     with clean_autograd():
-        prove_executors(few, call)
+        prove_executors(few, call, names=ALL)
     engine.adopt(few)
     for mode in MODES:
         times = {name: _time(engine, name, call, mode, seconds) for name in engine.proven[mode] if name != "fold"}
