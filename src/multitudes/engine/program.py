@@ -24,7 +24,7 @@ from multitudes.engine.modules import as_same_kind, copy_with, kept_tensors, nam
 META = torch.device("meta")
 
 LAYOUT = frozenset(
-    f"aten.{name}.default" for name in "clone contiguous view _unsafe_view reshape expand t detach alias _reshape_alias".split()
+    f"aten.{name}.default" for name in "clone contiguous view _unsafe_view reshape expand t alias _reshape_alias".split()
 )
 """Operations that change the layout of a tensor and none of its values: whether they run depends on sizes."""
 

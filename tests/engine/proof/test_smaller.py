@@ -1,0 +1,102 @@
+"""A smaller example: the same operations on fewer rows, pixels and tokens; where that is not so, the example stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.engine.proof import smaller as module
+from multitudes.engine.proof.smaller import smaller, two_rows
+
+
+@pytest.fixture(autouse=True)
+def every_network_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 0)
+
+
+def cnn(*norm: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), *norm, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2)
+    )
+
+
+class Tokens(nn.Module):
+    def __init__(self, positions: int = 512) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+        self.places = nn.Parameter(torch.randn(positions, 8))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        h = self.words(ids) + self.places[: ids.shape[1]]
+        return self.head((h * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))
+
+
+class Fixed(nn.Module):
+    """Made for one size, like a network with a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.places = nn.Conv2d(3, 4, 8, 8), nn.Parameter(torch.randn(64, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.patches(x).flatten(2).transpose(1, 2) + self.places).mean(1)
+
+
+def shapes(example: Any) -> list[list[int]]:
+    return [list(tensor.shape) for tensor in example.inputs.tensors()]
+
+
+def test_pixels_and_rows() -> None:
+    example = smaller(cnn(), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)
+    assert shapes(example) == [[1, 3, 16, 16]]
+    assert example.large
+
+
+def test_with_batch_norm_two_rows_stay() -> None:
+    assert shapes(smaller(cnn(nn.BatchNorm2d(4)), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)) == [[2, 3, 16, 16]]
+
+
+def test_tensors_of_one_sequence_shrink_together() -> None:
+    ids, mask = torch.randint(50, (2, 100)), torch.ones(2, 100)
+    assert shapes(smaller(Tokens(), mt.Inputs(ids, mask), 0)) == [[1, 16], [1, 16]]
+
+
+def test_a_mask_keeps_some_of_its_ones() -> None:
+    """Padded in front, the first tokens would be masked away."""
+    ids, mask = torch.randint(1, 50, (2, 100)), torch.zeros(2, 100, dtype=torch.long)
+    mask[:, 60:] = 1
+    small = smaller(Tokens(), mt.Inputs(ids, mask), 0).inputs.tensors()
+    assert small[1].shape[1] == 16
+    assert bool(small[1].all())
+
+
+def test_a_network_for_one_size_keeps_it() -> None:
+    assert shapes(smaller(Fixed(), mt.Inputs(torch.randn(2, 3, 64, 64)), 0)) == [[1, 3, 64, 64]]
+
+
+def test_another_batch_axis() -> None:
+    net = nn.Linear(3, 2)
+    assert shapes(smaller(net, mt.Inputs(torch.randn(64, 2, 3)), 1)) == [[16, 1, 3]]
+
+
+def test_what_does_not_run_is_left_to_be_said_later() -> None:
+    example = smaller(nn.Linear(3, 2), mt.Inputs(torch.randn(2, 5)), 0)
+    assert shapes(example) == [[2, 5]]
+    assert not example.large
+
+
+def test_a_small_network_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 1e9)
+    example = smaller(cnn(), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)
+    assert shapes(example) == [[2, 3, 128, 128]]
+    assert not example.large
+
+
+def test_two_rows_of_many() -> None:
+    x = torch.randn(5, 3)
+    assert torch.equal(two_rows(mt.Inputs(x), 0).tensors()[0], x[:2])
+    assert two_rows(mt.Inputs(x[:1]), 0).tensors()[0].shape == (1, 3)

@@ -1,0 +1,153 @@
+"""Trials of large networks: few runs in single precision find what many in double precision find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engine.proof.test_independence import KINDS, Memory, Mixing, remembering
+from engine.separate import B, M, assert_separate
+from laws import METHODS
+from laws.compare import convert
+from torch import Tensor, nn
+from zoo import ZOO, refusal
+
+import multitudes as mt
+from multitudes.engine.proof import smaller
+from multitudes.engine.proof.executors import ALL, LATER
+
+PAIRS = [
+    (label, name)
+    for label in METHODS
+    for name in ("resnet", "transformer_encoder", "functional_dropout", "reassigning", "cumulative_batchnorm", "branching")
+    if refusal(label, name, "member") is None
+]
+
+
+@pytest.fixture(autouse=True)
+def every_network_is_large(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(smaller, "LARGE", 0)
+    Memory.kept_by_the_class = None
+    yield
+    Memory.kept_by_the_class = None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "name"), PAIRS)
+def test_what_is_converted_obeys_the_laws(label: str, name: str) -> None:
+    """mt.check proves it in double precision, and on the whole example."""
+    case = ZOO[name]
+    ens = convert(METHODS[label](), case)
+    assert mt.check(ens, case.example()).laws
+    assert all("loop" in names for names in ens.engine.proven.values())
+
+
+@pytest.mark.parametrize("how", [how for how in KINDS if how not in ("a class attribute", "a buffer")])
+def test_leaks_are_refused(how: str) -> None:
+    with pytest.raises(mt.MultitudesError, match="member"):
+        mt.ensemble(remembering(how, True), mt.Deep(members=M), torch.randn(B, 4))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["in training", "in eval"])
+def test_a_leak_in_one_mode_only(training: bool) -> None:
+    class Half(Memory):
+        def forward(self, h: Tensor) -> Tensor:
+            return super().forward(h) if self.training == training else h
+
+    net = nn.Sequential(nn.Linear(4, 6), Half("detached", True), nn.Linear(6, 3))
+    with pytest.raises(mt.MultitudesError, match="member"):
+        mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+
+
+def test_a_wrong_rule_of_vmap_is_found() -> None:
+    """A share of a thousandth of another member: single precision sees it, double precision decides."""
+    net = nn.Sequential(nn.Linear(4, 6), Mixing(1e-3), nn.Linear(6, 3))
+    ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4)).tune(torch.randn(B, 4), seconds=0.0)
+    assert all("vmap" not in names for names in ens.engine.proven.values())
+
+
+class TestLater:
+    """Executors that this device would not choose are tried before they are used."""
+
+    def test_the_plan_says_so(self) -> None:
+        ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4))
+        assert ens.engine.untried == ALL
+        assert ens.plan.why == {"vmap": LATER, "fold": LATER}
+        assert ens.plan.proven == {"train": ("loop",), "eval": ("loop",)}
+
+    def test_tune_tries_all(self) -> None:
+        ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4)).tune(torch.randn(B, 4), seconds=0.0)
+        assert not ens.engine.untried
+        assert "vmap" in ens.engine.proven["train"]
+
+    def test_calls_per_member_try_vmap_for_them(self) -> None:
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        ens = mt.ensemble(net, mt.MultiHead(members=M), torch.randn(B, 4))
+        assert "per member" in ens.engine.untried
+        x = torch.randn(M, B, 4)
+        out = ens.eval()(x, per_member=True)
+        assert "per member" not in ens.engine.untried
+        assert ens.engine.traits.vmap_per_member
+        torch.testing.assert_close(out, torch.stack([ens.member(m)(x[m]) for m in range(M)]))
+
+    def test_a_loaded_ensemble_tries_on_an_example_of_its_shape(self, tmp_path: Any) -> None:
+        ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4))
+        mt.save(ens, tmp_path / "a.safetensors")
+        loaded = mt.load(tmp_path / "a.safetensors", nn.Linear(4, 3))
+        assert loaded.engine.untried == ens.engine.untried
+        loaded._prove_later(["vmap"])
+        assert "vmap" in loaded.engine.proven["eval"]
+        assert_separate(loaded, torch.randn(B, 4), "vmap", training=True)
+
+
+class TestKeptProofs:
+    def count(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        from multitudes.conversion import prove
+
+        calls: list[int] = []
+        original = prove.prove_executors
+
+        def counted(*args: Any, **options: Any) -> None:
+            calls.append(1)
+            original(*args, **options)
+
+        monkeypatch.setattr(prove, "prove_executors", counted)
+        return calls
+
+    def test_ensemble_after_plan_proves_nothing_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls, net, x = self.count(monkeypatch), nn.Linear(4, 3), torch.randn(B, 4)
+        planned = mt.plan(net, mt.Deep(members=M), x)
+        ens = mt.ensemble(net, mt.Deep(members=M), x)
+        assert len(calls) == 1
+        assert ens.plan.proven == planned.proven
+        mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4), seed=7)
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize("change", ["weights", "module", "attribute", "forward", "settings", "shape"])
+    def test_a_change_is_proved_again(self, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.sign = nn.Linear(4, 3), 1.0
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.sign * self.layer(x)
+
+        calls, net, x, members = self.count(monkeypatch), Net(), torch.randn(B, 4), M
+        mt.ensemble(net, mt.MultiHead(members=M), x)
+        if change == "weights":
+            with torch.no_grad():
+                net.layer.weight.add_(1)
+        elif change == "module":
+            net.layer = nn.Linear(4, 3)
+        elif change == "attribute":
+            net.sign = -1.0
+        elif change == "forward":
+            monkeypatch.setattr(Net, "forward", lambda self, x: self.layer(x))
+        elif change == "shape":
+            x = torch.randn(B, 5, 4)
+        else:
+            members = M + 1
+        mt.ensemble(net, mt.MultiHead(members=members), x)
+        assert len(calls) == 2
