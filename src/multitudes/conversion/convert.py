@@ -13,14 +13,14 @@ from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
 from multitudes.engine.inputs import BatchAxis
 from multitudes.engine.modules import Factory, on_meta
-from multitudes.engine.proof.outcome import clean_autograd
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Method
 from multitudes.prediction.tasks import checked_task
 
 
-@clean_autograd()
+@undisturbed
 def plan(
     model: nn.Module | Factory,
     method: Method,
@@ -38,7 +38,7 @@ def plan(
     return draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))
 
 
-@clean_autograd()
+@undisturbed
 def ensemble(
     model: nn.Module | Factory,
     method: Method,

@@ -59,7 +59,7 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
     """
     new = detached_copy(model, {})
     rules: dict[str, str] = {}
-    with torch.no_grad(), seeded(seed, model):
+    with torch.no_grad(), seeded(seed):
         for name, part in _outermost(new):
             for called, initialiser in _own_initialisers(part):
                 if _run(name, part, called, initialiser, rules):

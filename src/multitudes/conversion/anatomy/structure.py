@@ -199,7 +199,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
 def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
     """Observes a model on the user's example. Raises InputError if the model fails on it."""
     try:
-        with seeded(seed, model):
+        with seeded(seed):
             return observe(model, inputs)
     except InputError:
         raise
