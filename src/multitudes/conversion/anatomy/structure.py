@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class Structure:
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
     inputs: Inputs
     """The example."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
 
     def started(self, name: str) -> int | None:
         """Returns the time of the first call of a module, or of a module inside it; None if none was called."""
@@ -186,6 +188,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
         inputs=inputs,
+        left_out=tree.left_out(output),
     )
     shapes = structure.unregistered_weights()
     if shapes:
