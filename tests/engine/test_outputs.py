@@ -109,8 +109,8 @@ class TestOutputs:
 
         model, x = Net(""), torch.randn(B, 4)
         ens = mt.ensemble(model, mt.MultiHead(members=M), x)
-        assert "the output past_key_values is left out: a KeyCache, not a tensor" in ens.plan.notes
-        assert "the output device is left out: a layout, not a tensor" in ens.plan.notes
+        assert "the output past_key_values (KeyCache) is left out: it is no tensor" in ens.plan.notes
+        assert "the output device (layout) is left out: it is no tensor" in ens.plan.notes
         assert ens.plan.proven["eval"] == ("loop", "vmap", "fold"), ens.plan.why
         for way in ens.plan.proven["eval"]:
             output = answer(ens.eval(), way, x)

@@ -285,7 +285,7 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str], left_out: Mapp
     elif new_weights and draft.given.factory is None:
         instead = " (start='copies' keeps them)" if draft.full_width else ""
         notes += (f"converted layers are initialised anew: their given weights are not used{instead}",)
-    notes += tuple(f"the output {name} is left out: a {kind}, not a tensor" for name, kind in left_out.items())
+    notes += tuple(f"the output {name} ({kind}) is left out: it is no tensor" for name, kind in left_out.items())
     return replace(draft.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
 
 
