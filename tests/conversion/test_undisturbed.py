@@ -100,7 +100,9 @@ def trains(ens: mt.Ensemble) -> None:
 
 def cost(ens: mt.Ensemble, x: Tensor) -> list[Any]:
     measured = mt.cost(ens, x, repeats=1, training=True)
-    return [getattr(row, key) for row in (measured.ensemble, measured.base) for key in ("parameters", "multiply_adds", "memory")]
+    return [
+        getattr(row, key) for row in (measured.ensemble, measured.base) for key in ("parameters", "multiply_adds", "memory")
+    ]
 
 
 ENTRIES: dict[str, Callable[[Tensor], Any]] = {
@@ -202,7 +204,9 @@ RANDOM: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("kind", [RandomForward, Refused])
-@pytest.mark.parametrize("entry", [e if e in ("ensemble", "resize") else pytest.param(e, marks=pytest.mark.slow) for e in RANDOM])
+@pytest.mark.parametrize(
+    "entry", [e if e in ("ensemble", "resize") else pytest.param(e, marks=pytest.mark.slow) for e in RANDOM]
+)
 def test_randomness_stays_as_it_was(entry: str, kind: type[nn.Module]) -> None:
     """Also after a refusal."""
     net, x = kind(), torch.randn(3, 6)

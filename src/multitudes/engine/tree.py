@@ -39,7 +39,7 @@ def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is a cache of keys and values, by the names of its class and base classes (transformers: DynamicCache)."""
+    """Whether a value is a cache of keys and values, by the name of its class or a base class (transformers: DynamicCache)."""
     return any(kind.__name__.endswith("Cache") for kind in type(value).__mro__)
 
 

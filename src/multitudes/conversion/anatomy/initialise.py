@@ -231,7 +231,9 @@ def _draw(name: str, tensor: Tensor, rules: dict[str, str], start: _Start) -> No
     inputs = [math.prod(t.shape[1:]) if t.ndim > 1 and t.shape[0] > 1 else 1 for t in (given, tensor)]
     scaled = inputs[0] != inputs[1] and start.by_inputs
     tensor.normal_().mul_(given.std() * math.sqrt(inputs[0] / inputs[1] if scaled else 1)).add_(given.mean())
-    rules[name] = "normal with the mean and deviation of the given tensor" + (", scaled to its number of inputs" if scaled else "")
+    rules[name] = "normal with the mean and deviation of the given tensor" + (
+        ", scaled to its number of inputs" if scaled else ""
+    )
     if name in start.misfits:
         rules[name] += f": {start.misfits[name]} has others"
 

@@ -209,7 +209,7 @@ def _without_calls_of(model: nn.Module) -> Iterator[None]:
     def refuse(module: nn.Module, _: Any) -> None:
         if id(module) in names:
             raise InputError(
-                f"a copy of the model calls {names[id(module)] or 'the model'} of the given model, which its members would then "
+                f"a copy of the model calls {names[id(module)] or 'the model'} of the given model, which members would then "
                 "share and change: a function or lambda that forward calls must not refer to the model; make it a method"
             )
 
