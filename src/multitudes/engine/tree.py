@@ -39,8 +39,8 @@ def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is a cache of keys and values, by the name of its class or a base class (transformers: DynamicCache)."""
-    return any(kind.__name__.endswith("Cache") for kind in type(value).__mro__)
+    """Whether a value is a cache of keys and values, by the name of its class, such as transformers' DynamicCache."""
+    return type(value) not in (tuple, list, dict) and type(value).__name__.endswith("Cache")
 
 
 def rebuild(tree: Tree, values: Sequence[Tree]) -> Tree:
