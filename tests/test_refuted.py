@@ -108,8 +108,8 @@ def test_weights_that_nobody_registers_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.f(x))
 
-    for net in (Listed(), Held()):
-        with pytest.raises(mt.InputError, match="does not register"):
+    for net, text in ((Listed(), "does not register"), (Held(), "calls a of the given model")):
+        with pytest.raises(mt.InputError, match=text):
             mt.ensemble(net, mt.Deep(members=2), X)
 
 

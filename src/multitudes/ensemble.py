@@ -20,9 +20,11 @@ from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
 from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors
 from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import two_rows
 from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
 from multitudes.prediction.reduction import ReductionCheck
@@ -307,6 +309,7 @@ class Ensemble(nn.Module):
             g.mul_(scale.view(-1, *(1 for _ in g.shape[1:])).to(g.dtype))
         return norms
 
+    @clean_autograd()
     def member(self, m: int) -> nn.Module:
         """Returns a copy of member m: a plain module with the given model's layers and names, and the member's outputs."""
         index = self._index(m)
@@ -318,6 +321,7 @@ class Ensemble(nn.Module):
                 part.flatten_parameters()
         return member
 
+    @clean_autograd()
     def subset(self, members: Sequence[int]) -> Ensemble:
         """Returns a new ensemble with copies of these members, in this order."""
         if self.engine.summed:
@@ -335,6 +339,7 @@ class Ensemble(nn.Module):
         new.calibrator = self.calibrator and self.calibrator.subset(chosen)
         return new
 
+    @undisturbed
     def compact(self) -> Ensemble:
         """Returns a smaller ensemble for prediction, without the channels that members do not use.
 
@@ -358,6 +363,7 @@ class Ensemble(nn.Module):
         """
         return Average(self, output, class_axis)
 
+    @clean_autograd()
     def load_base(self, state_dict: Mapping[str, Tensor], start: str = "copies") -> None:
         """Loads a checkpoint of the given model, by the model's own names.
 
@@ -370,6 +376,7 @@ class Ensemble(nn.Module):
         estimate_norms(self, batches)
         return self
 
+    @undisturbed
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes."""
         tune(self.engine, Inputs.of(x), seconds)

@@ -126,20 +126,28 @@ def test_a_model_whose_calls_depend_on_each_other_is_refused() -> None:
         mt.ensemble(Sticky().double(), mt.Deep(), torch.randn(3, 4, dtype=torch.float64), seed=0)
 
 
+class Holder:
+    """Holds a tensor in a way of its own."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+
 class Opaque(nn.Module):
-    """Returns an object that holds a tensor where nobody can see it."""
+    """Returns an object that holds a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 5)
 
     def forward(self, x: Tensor) -> dict[str, object]:
-        return {"scores": self.layer(x), "cache": object()}
+        scores = self.layer(x)
+        return {"scores": scores, "thing": Holder(scores)}
 
 
 def test_an_output_without_a_member_axis_is_named() -> None:
     """An object that is no tensor and no constant cannot be stacked."""
-    with pytest.raises(mt.MultitudesError, match="output cache is a object"):
+    with pytest.raises(mt.MultitudesError, match="output thing is a Holder"):
         mt.ensemble(Opaque(), mt.Deep(), torch.randn(3, 4))
 
 

@@ -28,11 +28,15 @@ class Result:
     count: int = 3
 
 
-class Cache:
+class Distribution:
     """Holds tensors in a way of its own."""
 
-    def __init__(self, keys: Tensor) -> None:
-        self.keys = keys
+    def __init__(self, mean: Tensor) -> None:
+        self.mean = mean
+
+
+class KeyCache(Distribution):
+    """Holds tensors too, but is no result."""
 
 
 def outputs_of(kind: str, h: Tensor, y: Tensor) -> Any:
@@ -77,7 +81,8 @@ class TestOutputs:
             assert (output["epoch"], output["name"]) == (3, "net")
 
     REFUSED = {
-        "an object with tensors": (lambda h, y: {"logits": y, "past_key_values": Cache(h)}, "past_key_values.*Cache"),
+        "an object with tensors": (lambda h, y: {"logits": y, "prior": Distribution(h)}, "prior.*Distribution"),
+        "nothing but a cache": (lambda h, y: KeyCache(h), "output"),
         "constants that differ": (lambda h, y: (y, y.detach().sum().item()), "different"),
         "no tensor": (lambda h, y: None, "output"),
     }
@@ -93,3 +98,24 @@ class TestOutputs:
 
         with pytest.raises(mt.MultitudesError, match=noun):
             mt.ensemble(Net(""), mt.MultiHead(members=M), torch.randn(B, 4))
+
+    def test_leave_out_caches_and_say_so(self) -> None:
+        """In every executor; the results beside them are those of separate networks."""
+
+        class Net(Returning):
+            def forward(self, x: Tensor) -> Any:
+                h = self.a(x)
+                return {"past_key_values": KeyCache(h), "logits": self.b(h), "states": (h, None), "device": h.layout}
+
+        model, x = Net(""), torch.randn(B, 4)
+        ens = mt.ensemble(model, mt.MultiHead(members=M), x)
+        assert "the output past_key_values (KeyCache) is left out: it is no tensor" in ens.plan.notes
+        assert "the output device (layout) is left out: it is no tensor" in ens.plan.notes
+        assert ens.plan.proven["eval"] == ("loop", "vmap", "fold"), ens.plan.why
+        for way in ens.plan.proven["eval"]:
+            output = answer(ens.eval(), way, x)
+            assert output["past_key_values"] is None and output["device"] is None and output["states"][1] is None
+            for m in range(M):
+                plain = ens.member(m)(x)
+                torch.testing.assert_close(output["logits"][m], plain["logits"])
+                assert isinstance(plain["past_key_values"], KeyCache)

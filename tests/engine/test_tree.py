@@ -122,6 +122,39 @@ def test_outputs_that_cannot_be_stacked() -> None:
 
 
 def test_objects_are_no_constants() -> None:
-    """An object that may hide tensors is refused by name, with what to do about a cache."""
-    with pytest.raises(mt.RunError, match=r"output cache is a object.*use_cache=False"):
-        tree.plain({"scores": torch.zeros(1), "cache": object()})
+    """An object that may hide tensors is refused by name, with what to do about it."""
+    with pytest.raises(mt.RunError, match=r"output thing is a object.*return its tensors"):
+        tree.plain({"scores": torch.zeros(1), "thing": object()})
+
+
+class KeysCache:
+    """A cache by its name, whatever it holds."""
+
+    def __init__(self) -> None:
+        self.keys = torch.zeros(2)
+
+
+class Slotted:
+    """Holds a tensor, but not in a dict."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class NestedCache(dict[str, Tensor]):
+    """A cache that is a mapping too."""
+
+
+def test_caches_and_objects_without_tensors_are_left_out() -> None:
+    """None takes their place; what holds a tensor in another way stays, to be refused."""
+    scores, held = torch.zeros(2), Slotted([Slotted(torch.zeros(1))])
+    output = {"scores": scores, "more": (KeysCache(), 3, Frozen(NestedCache(a=scores))), "kind": Slotted("a"), "held": held}
+    assert tree.left_out(output) == {"more.0": "KeysCache", "more.2.scores": "NestedCache", "kind": "Slotted"}
+    cleared = tree.without_objects(output)
+    assert cleared == {"scores": scores, "more": (None, 3, Frozen(None)), "kind": None, "held": held}
+    with pytest.raises(mt.RunError, match="output held is a Slotted"):
+        tree.plain(cleared)
+    assert tree.without_objects(held) is held  # the output itself is never left out
+    assert tree.left_out(KeysCache()) == {}

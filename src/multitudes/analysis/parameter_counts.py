@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from multitudes.conversion.draft import make_draft
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import on_meta
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import InputError
 from multitudes.method import Method
 from multitudes.methods import ECMP, EMP, Deep, DropConnect, MCDropout
@@ -70,6 +70,7 @@ class ParameterCounts:
         return draw({row.name: row.parameters / self.parameters for row in self.rows}, theme=theme)
 
 
+@undisturbed
 def counts(model: nn.Module, example: Any, *, components: int = 5, methods: Sequence[Method] | None = None) -> ParameterCounts:
     """Counts the parameters of variational methods on a network. Nothing is trained, and the model is not changed.
 
@@ -98,9 +99,8 @@ def counts(model: nn.Module, example: Any, *, components: int = 5, methods: Sequ
 
 def _counted(name: str, model: nn.Module, method: Method, example: Any, base: int) -> CountRow:
     """Counts the parameters of a method on a network on the meta device."""
-    with torch.random.fork_rng():
-        options: Any = {"keep": (), "at": None, "seed": 0, "start": "fresh", "batch_axis": 0, "chunk": None}
-        draft = make_draft(model, method, example, **options)
+    options: Any = {"keep": (), "at": None, "seed": 0, "start": "fresh", "batch_axis": 0, "chunk": None}
+    draft = make_draft(model, method, example, **options)
     if draft.plan.refused:
         refused = ", ".join(entry.name for entry in draft.plan.refused)
         raise InputError(f"{method} cannot convert {refused}, so it has no count: leave it out with methods=[...]")

@@ -26,7 +26,7 @@ from multitudes.conversion.draft import make_draft
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs, take_rows
 from multitudes.engine.modules import Factory, detached_copy, inside, owning_module
-from multitudes.engine.proof.outcome import clean_autograd
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, MultitudesError
 from multitudes.method import Method
@@ -115,7 +115,7 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
 listed is tried with its default settings and ranks like the single network."""
 
 
-@clean_autograd()
+@undisturbed
 def recommend(
     model: nn.Module | Factory,
     example: Any,
@@ -150,14 +150,13 @@ def recommend(
         near = get_close_matches(str(training), LEVELS, n=1, cutoff=0.0)
         raise InputError(f"training={training!r} must be one of {', '.join(LEVELS)}; did you mean {near[0]!r}?")
     check_value("repeats", repeats, Count)
-    with torch.random.fork_rng():
-        search = Search.of(model, example, batch_axis, training, limits, repeats)
-        todo = search.variants(methods)
-        with bar("recommend", len(todo), progress, "candidates") as advance:
-            candidates = []
-            for position, (method, variant) in enumerate(todo):
-                candidates += [(position, candidate) for candidate in search.try_method(method, variant)]
-                advance(1, last=type(method).__name__)
+    search = Search.of(model, example, batch_axis, training, limits, repeats)
+    todo = search.variants(methods)
+    with bar("recommend", len(todo), progress, "candidates") as advance:
+        candidates = []
+        for position, (method, variant) in enumerate(todo):
+            candidates += [(position, candidate) for candidate in search.try_method(method, variant)]
+            advance(1, last=type(method).__name__)
     ranked = sorted(candidates, key=lambda entry: _rank(*entry))
     return Recommendation(type(search.single).__name__, training, *limits, tuple(candidate for _, candidate in ranked))
 

@@ -23,7 +23,6 @@ from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.proof.independence import leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
-    clean_autograd,
     close,
     difference,
     doubled,
@@ -38,6 +37,7 @@ from multitudes.engine.proof.outcome import (
     without_dropout,
 )
 from multitudes.engine.state import Engine
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import CheckError, ConversionError
 from multitudes.terminal import rendered, step
@@ -72,7 +72,7 @@ class Check:
         return rendered([table])
 
 
-@clean_autograd()
+@undisturbed
 def check(ensemble: Ensemble, x: Any) -> Check:
     """Checks on the batch `x` that the ensemble obeys its laws. Raises CheckError with a list of the broken ones.
 

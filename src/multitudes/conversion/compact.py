@@ -42,8 +42,8 @@ from multitudes.engine.modules import (
     plain_attention,
 )
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
-from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.replay import STEERS
+from multitudes.engine.seeds import seeded
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
@@ -59,7 +59,6 @@ BINARY = ("Add", "Sub", "Mul", "Div")
 UNCUT = "keeps all its channels, with masks multiplied into its weights: "
 
 
-@clean_autograd()
 def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: str) -> Ensemble:
     """Returns the ensemble without the channels that masks ``[M, C]`` drop.
 
@@ -212,8 +211,7 @@ class _Comparison:
         for size in (0.01, 100.0, 1.0):  # some operations change only large values, or only small ones
             call = fresh_inputs(self.inputs)
             call = call.refill([t * size if t.is_floating_point() else t for t in call.tensors()])
-            with torch.no_grad(), plain_attention(), torch.random.fork_rng():
-                torch.manual_seed(0)
+            with torch.no_grad(), plain_attention(), seeded(0):
                 outputs += tree.tensors(member(*call.args, **call.kwargs))
         return outputs
 

@@ -14,7 +14,7 @@ from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
 from multitudes.engine.inputs import BatchAxis
 from multitudes.engine.modules import Factory, on_meta
-from multitudes.engine.proof.outcome import clean_autograd
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Method
@@ -22,7 +22,7 @@ from multitudes.prediction.tasks import checked_task
 from multitudes.terminal import Steps, step, steps
 
 
-@clean_autograd()
+@undisturbed
 def plan(
     model: nn.Module | Factory,
     method: Method,
@@ -42,7 +42,7 @@ def plan(
     return _with_proof(planned, draft, timed)
 
 
-@clean_autograd()
+@undisturbed
 def ensemble(
     model: nn.Module | Factory,
     method: Method,

@@ -17,6 +17,8 @@ from multitudes.engine import tree
 from multitudes.engine.counting import multiply_adds, saved_numbers
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs
 from multitudes.engine.modules import as_same_kind, copy_with, named_tensors
+from multitudes.engine.seeds import kept_randomness
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.terminal import megabytes, rendered
@@ -82,6 +84,7 @@ class Cost:
         return rendered([table])
 
 
+@undisturbed
 def cost(ensemble: Ensemble, x: Any, repeats: int = 10, *, precision: Precision = "32", training: bool = False) -> Cost:
     """Measures the cost of the ensemble and of its base model on the batch `x`.
 
@@ -243,7 +246,7 @@ def _medians(runs: list[Callable[[], Any]], repeats: int, inputs: Inputs) -> lis
         return [float("nan")] * len(runs)
     devices = {tensor.device for tensor in inputs.tensors() if tensor.device.type == "cuda"}
     times: list[list[float]] = [[] for _ in runs]
-    with torch.random.fork_rng():
+    with kept_randomness():
         for turn in range(repeats + 1):
             for run, seconds in zip(runs, times, strict=True):
                 start = time.perf_counter()

@@ -211,7 +211,7 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
         summed=layout.summed,
         shared_norms=frozenset(name for name in batch_norms(draft.network) if name not in layout.modules),
         plain_weights=not any(owning_module(name) in converted for name in structure.read_elsewhere),
-        plan=_entries(draft, layout, owned | layout.summed),
+        plan=_entries(draft, layout, owned | layout.summed, structure.left_out),
     )
 
 
@@ -275,8 +275,8 @@ def entry(model: nn.Module, name: str, reason: str, kind: type[nn.Module] | None
     return Entry(name, (kind or type(module)).__name__, reason, 0 if lazy else sum(p.numel() for p in parameters))
 
 
-def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
-    """Returns the plan with an entry for every module that has tensors, and with notes."""
+def _entries(draft: Draft, layout: Layout, owned: frozenset[str], left_out: Mapping[str, str]) -> Plan:
+    """Returns the plan with an entry for every module that has tensors, and with notes, also on outputs that are left out."""
     converted, shared, refused = [], [], []
     tied = _tied_across(draft.network, layout)
     retyped = draft.method.keeps_weights or layout.summed  # layers of the network have types that the method added
@@ -299,6 +299,7 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str]) -> Plan:
     elif new_weights and draft.given.factory is None:
         instead = " (start='copies' keeps them)" if draft.full_width else ""
         notes += (f"converted layers are initialised anew: their given weights are not used{instead}",)
+    notes += tuple(f"the output {name} ({kind}) is left out: it is no tensor" for name, kind in left_out.items())
     return replace(draft.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
 
 

@@ -11,11 +11,13 @@ from torch import nn
 from multitudes.conversion.anatomy.architecture import differences, settings
 from multitudes.conversion.convert import ensemble
 from multitudes.engine.modules import named_tensors
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Method
 
 
+@clean_autograd()
 def stacked(models: Sequence[nn.Module], method: Method, example: Any, **options: Any) -> Ensemble:
     """Makes an ensemble whose member m is models[m]; as in Deep, `method` must give members every tensor."""
     if not models:

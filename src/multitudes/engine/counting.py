@@ -11,12 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from multitudes.engine.modules import plain_attention
+from multitudes.engine.seeds import seeded
 
 
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Counts the multiply-adds of one call, by torch's formulas."""
     counter = _Counter()
-    with plain_attention(), counter, torch.no_grad(), torch.random.fork_rng():  # the fused path has no formula
+    with plain_attention(), counter, torch.no_grad(), seeded(0):  # the fused path has no formula
         run()
     return counter.flops // 2
 
@@ -65,6 +66,6 @@ def saved_numbers(run: Callable[[], Any]) -> int:
             kept.extend([tensor] if tensor.is_meta else [])
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad(), torch.random.fork_rng():
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad(), seeded(0):
         run()
     return sum(sizes.values())

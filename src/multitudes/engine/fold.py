@@ -173,7 +173,7 @@ def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = Fal
     if engine.traits.mutates:
         inputs = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
     with guard, _folded(engine, places, total), _counted_once(engine) if tiled else contextlib.nullcontext():
-        return engine.template(*inputs.args, **inputs.kwargs)
+        return tree.without_objects(engine.template(*inputs.args, **inputs.kwargs))
 
 
 @contextlib.contextmanager

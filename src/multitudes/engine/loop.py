@@ -14,6 +14,7 @@ from torch import Tensor
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, slot, take_rows
 from multitudes.engine.replay import Diverged, Replay
+from multitudes.engine.seeds import seed_all
 from multitudes.engine.state import Engine, call, write_back
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -58,7 +59,7 @@ def members(
         else:
             mine = _copied(inputs)
         if seed is not None:
-            torch.manual_seed(seed + m)
+            seed_all(seed + m)
         try:
             with member_turn(replay, m):
                 result = call(engine, {**shared, **tensors}, mine)

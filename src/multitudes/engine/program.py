@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import as_same_kind, copy_with, kept_tensors, named_tensors, plain_attention
+from multitudes.engine.seeds import seeded
 
 META = torch.device("meta")
 
@@ -129,7 +130,7 @@ def _record(module: nn.Module, inputs: Inputs, mode: str) -> Program:
     modes = [(part, part.training) for part in module.modules()]
     module.train(mode == "train")
     try:
-        with torch.no_grad(), plain_attention(), torch.random.fork_rng(), recorder:
+        with torch.no_grad(), plain_attention(), seeded(0), recorder:
             module(*inputs.args, **inputs.kwargs)
     finally:
         for part, training in modes:

@@ -1,24 +1,60 @@
-"""Seeds: randomness of one member or one call, which leaves torch's global generator unchanged."""
+"""Seeds: randomness of one member or one call, which leaves the global generators unchanged.
+
+Global generators are python's `random`, numpy's (if numpy is imported) and torch's on the CPU and on every GPU: a network may
+draw from any of them, in its constructor and in forward.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
 
-from multitudes.engine.modules import named_tensors
 from multitudes.settings import check_value
 
 
 @contextlib.contextmanager
-def seeded(seed: int, module: nn.Module | None = None) -> Iterator[None]:
-    """Seeds torch's global generators in a with-block, and restores them afterwards."""
-    devices = {t.device.index for _, t in named_tensors(module) if t.device.type == "cuda"} if module is not None else set()
-    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
-        torch.manual_seed(seed)
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the global generators of python, numpy and torch in a with-block, and restores them afterwards."""
+    with kept_randomness():
+        seed_all(seed)
         yield
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the global generators of python, numpy and torch."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := _numpy()) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def kept_randomness() -> Iterator[None]:
+    """Restores the global generators of python, numpy and torch after a with-block, also after an error."""
+    python, numpy, cpu, seed = random.getstate(), _numpy(), torch.get_rng_state(), torch.initial_seed()
+    numbers = None if numpy is None else numpy.random.get_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+        torch.set_rng_state(cpu)
+        if gpus is not None:
+            torch.cuda.set_rng_state_all(gpus)
+        elif torch.cuda.is_available():  # GPUs that were not in use yet begin with the seed that torch had
+            torch.cuda.manual_seed_all(seed)
+
+
+def _numpy() -> Any:
+    """Returns numpy if it is imported, with its generators; otherwise None."""
+    return sys.modules.get("numpy") if "numpy.random" in sys.modules else None
 
 
 def member_seed(seed: int, m: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import copy_with, is_channels_last, join_name, named_tensors, registers_of
 from multitudes.engine.tree import Tree
@@ -168,20 +169,24 @@ class Engine:
 
 
 def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
-    """Calls the template with these tensors in place of the stored ones. Returns the output and the buffers that changed."""
+    """Calls the template with these tensors in place of the stored ones. Returns the output and the buffers that changed.
+
+    Outputs that cannot be stacked over members and carry no result, such as caches, are None (`tree.without_objects`).
+    """
     used = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
     used.update(tensors)
     traced = torch.compiler.is_compiling()
     marks = {name: None if traced else _mark(used[name]) for name in engine.traits.written_buffers if name in used}
     if torch.compiler.is_compiling() and not engine.traits.written_buffers:
-        return functional_call(engine.template, used, inputs.args, inputs.kwargs), {}
+        return tree.without_objects(functional_call(engine.template, used, inputs.args, inputs.kwargs)), {}
     if engine.traits.copy_per_member:
         member = copy_with(engine.template, used)
         output, after = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
         output, after = _call_with(engine, used, inputs)
     written = {name for name, mark in marks.items() if name in after and (traced or _mark(after[name]) != mark)}
-    return output, {n: after[n] for n in used if n in after and (after[n] is not used[n] or n in written)}
+    changed = {n: after[n] for n in used if n in after and (after[n] is not used[n] or n in written)}
+    return tree.without_objects(output), changed
 
 
 def _mark(tensor: Tensor) -> Any:

@@ -1,7 +1,8 @@
 """Nested values: the tensors inside tuples, dicts, dataclasses and Hugging Face outputs.
 
 A model may take and return any of these. The functions here split them into tensors and rebuild them.
-Other values (None, numbers, strings) are passed through.
+Other values (None, numbers, strings) are passed through. Caches of keys and values are left out of an ensemble's outputs, and
+so are objects without tensors; objects that hold tensors in a way of their own are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 
 def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
     """Returns the named parts of a nested value, or None for a leaf."""
-    if isinstance(tree, (Tensor, *PLAIN)):
+    if isinstance(tree, (Tensor, *PLAIN)) or is_cache(tree):
         return None
     if isinstance(tree, Mapping):
         return [(str(key), value) for key, value in tree.items()]
@@ -35,6 +36,11 @@ def parts(tree: Tree) -> list[tuple[str, Tree]] | None:
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
     return None
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a value is a cache of keys and values, by the name of its class, such as transformers' DynamicCache."""
+    return type(value) not in (tuple, list, dict) and type(value).__name__.endswith("Cache")
 
 
 def rebuild(tree: Tree, values: Sequence[Tree]) -> Tree:
@@ -108,6 +114,46 @@ def stack(outputs: Sequence[Tree]) -> Tree:
     return refill(first, [torch.stack(members) for members in zip(*columns, strict=True)])
 
 
+def left_out(tree: Tree) -> dict[str, str]:
+    """Names the outputs that an ensemble does not return, with their types: caches, and objects without tensors."""
+    others = [(name, leaf) for name, leaf in leaves(tree) if not isinstance(leaf, (Tensor, *PLAIN))]
+    return {name: type(leaf).__name__ for name, leaf in others if name and (is_cache(leaf) or not _holds_tensor(leaf))}
+
+
+def without_objects(tree: Tree) -> Tree:
+    """Returns the value with None in place of the outputs that are left out (`left_out`)."""
+    if isinstance(tree, Tensor):
+        return tree
+    names = left_out(tree)
+
+    def clear(node: Tree, name: str) -> Tree:
+        inner = parts(node)
+        if inner is None:
+            return None if name in names else node
+        return rebuild(node, [clear(value, f"{name}.{key}" if name else key) for key, value in inner])
+
+    return clear(tree, "") if names else tree
+
+
+def _holds_tensor(value: Any, depth: int = 3) -> bool:
+    """Whether an object has a tensor in its attributes or entries, or in those of an object inside it."""
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, (*PLAIN, type)):
+        return False
+    inner = list(getattr(value, "__dict__", {}).values()) + [getattr(value, key, None) for key in _slots(value)]
+    if isinstance(value, Mapping):
+        inner += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner += value
+    return any(_holds_tensor(part, depth - 1) for part in inner)
+
+
+def _slots(value: Any) -> list[str]:
+    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    return [key for keys in slots for key in ([keys] if isinstance(keys, str) else keys)]
+
+
 def plain(tree: Tree) -> dict[str, Any]:
     """Returns the plain constants of a nested value, by name. Skips tensors. Raises an error for any other object."""
     constants = {}
@@ -116,8 +162,8 @@ def plain(tree: Tree) -> dict[str, Any]:
             continue
         if not isinstance(leaf, PLAIN):
             raise RunError(
-                f"output {name or 'of the model'} is a {type(leaf).__name__}, which cannot be stacked over members. "
-                "Return tensors, or leave this output out (for a Hugging Face cache: pass mt.Inputs(..., use_cache=False))"
+                f"output {name or 'of the model'} is a {type(leaf).__name__}, which cannot be stacked over members: "
+                "return its tensors in a tuple, dict or dataclass, or leave this output out"
             )
         constants[name] = leaf
     return constants

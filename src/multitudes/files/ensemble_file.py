@@ -26,8 +26,10 @@ from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, on_meta, owning_module
 from multitudes.engine.proof.executors import ALL
+from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.method import Given, Method
@@ -58,6 +60,7 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     write(Path(path), to_bytes(tensors, metadata=header))
 
 
+@undisturbed
 def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) -> Ensemble:
     """Loads an ensemble. `model` (a module or a factory) gives the base model's architecture; its weights are not used.
 
@@ -169,6 +172,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     return ens
 
 
+@clean_autograd()
 def load_into(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of the model with the weights of a safetensors file or a state dict."""
     state = checkpoint if isinstance(checkpoint, Mapping) else _safetensors(Path(checkpoint))[1]

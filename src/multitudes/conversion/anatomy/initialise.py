@@ -1,15 +1,22 @@
-"""Initialise fresh members.
+"""Initialise fresh members, at the scale at which the given model starts.
 
-Each tensor is initialised by the first of these rules that changes it:
+Each tensor is initialised by the first of these rules that writes it and agrees with the given tensor:
 
 1. the factory, if the user gave one;
 2. ``init_weights`` or ``_init_weights`` of the model, or of the outermost modules that have one;
 3. ``reset_parameters`` of each layer;
 4. draws from a normal distribution with the mean and standard deviation of the given tensor; for a resized tensor the
-   deviation is divided by the square root of new inputs over given inputs.
+   deviation is divided by the square root of new inputs over given inputs, unless the given model's deviations do not depend
+   on the number of inputs.
 
-A parameter that is constant in the given model (zeros, ones, a layer scale) keeps its value, since authors initialise such
-parameters so. Buffers keep their values too, except for running statistics, which are reset.
+A constructor may call an initialiser with other arguments, or none at all. So what rules 2 and 3 draw is compared with the
+given tensor: its mean and deviation must be the same up to the error of sampling, and a matrix must not become constant. A
+trained tensor says nothing about how it started: if the norms of the model have learnt, only the second is asked, and if it
+has no norms, only matrices are compared. For a resized model the comparison is made at the given width.
+
+A parameter that was not drawn keeps its value, since authors initialise such parameters so: a constant (zeros, ones, a layer
+scale); and, if no rule fits, one whose values repeat (an identity) or that is frozen (sines and cosines). Buffers keep their
+values too, except for running statistics, which are reset.
 """
 
 from __future__ import annotations
@@ -18,13 +25,14 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.structure import own_tensors
+from multitudes.conversion.anatomy.structure import is_norm, own_tensors
 from multitudes.engine.modules import Factory, detached_copy, join_name, named_tensors
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
@@ -52,27 +60,93 @@ def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
     return model
 
 
+@dataclass(frozen=True)
+class _Start:
+    """How the given model starts: decides which rule may initialise a tensor."""
+
+    given: dict[str, Tensor]
+    """The tensors of the given model, before it was resized."""
+    learnt: bool | None
+    """Whether the norms of the given model have learnt; None if it has no norms with parameters."""
+    chosen: dict[str, str] | None
+    """For a resized model the rule of each tensor at the given width; otherwise None."""
+    misfits: dict[str, str] = field(default_factory=dict)
+    """The last rule that wrote a tensor and may not initialise it, by the tensor's name."""
+
+    @classmethod
+    def of(cls, model: nn.Module, chosen: dict[str, str] | None) -> _Start:
+        """Looks at a model's tensors."""
+        learnt = [not is_constant(p) for part in model.modules() if is_norm(part) for p in part.parameters(recurse=False)]
+        return cls(dict(named_tensors(model)), any(learnt) if learnt else None, chosen)
+
+    def fits(self, name: str, rule: str, tensor: Tensor) -> bool:
+        """Whether a rule, which has written this tensor, may initialise it."""
+        given = self.given[name]
+        if self.chosen is not None:
+            right = self.chosen[name] == rule
+        elif given.is_meta or given.numel() < 2 or not given.is_floating_point() or not _some(given).isfinite().all():
+            right = True
+        elif is_constant(tensor) and not is_constant(given):
+            right = given.ndim < 2 and self.learnt is not False
+        else:
+            right = bool(self.learnt) or (self.learnt is None and given.ndim < 2) or _same_scale(tensor, given)
+        if not right:
+            self.misfits[name] = rule
+        return right
+
+    def repeats(self, name: str) -> bool:
+        """Whether most values of a given tensor occur more than once, as in an identity: then they were not drawn."""
+        given = self.given[name]
+        if given.dtype not in (torch.float32, torch.float64):  # in a short format drawn values repeat too
+            return False
+        some = _some(given)
+        return 2 * len(some.unique()) <= len(some)
+
+    @functools.cached_property
+    def by_inputs(self) -> bool:
+        """Whether deviations depend on the number of inputs: not if weights with very different numbers have equal ones."""
+        weights = [t for t in self.given.values() if t.ndim > 1 and t.numel() >= 256 and not is_constant(t)]
+        inputs, deviations = [math.prod(t.shape[1:]) for t in weights], [float(t.std()) for t in weights]
+        return not weights or max(inputs) < 4 * min(inputs) or max(deviations) > 1.2 * min(deviations)
+
+
+def _same_scale(tensor: Tensor, given: Tensor) -> bool:
+    """Whether two tensors have the same mean and deviation, up to the error of sampling."""
+    tensor, given = _some(tensor), _some(given)
+    error = 0.1 + 4 / math.sqrt(given.numel())
+    ours, theirs = float(tensor.std()), float(given.std())
+    shift = abs(float(tensor.mean()) - float(given.mean()))
+    return shift <= error * max(ours, theirs) and max(ours, theirs) <= (1 + error) * min(ours, theirs)
+
+
+def _some(tensor: Tensor) -> Tensor:
+    """Returns entries all over a tensor, at most about 16,000: enough to know how it was drawn."""
+    return tensor.flatten()[:: max(tensor.numel() // 16_000, 1)]
+
+
 def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = None) -> tuple[nn.Module, dict[str, str]]:
     """Returns a freshly initialised copy of the model, and the rule by which each tensor was initialised.
 
-    `resized_from` is the model that `model` was thinned from: rule 4 takes mean and deviation from its tensors.
+    `resized_from` is the model that `model` was thinned from: it decides which rule initialises a tensor.
     """
-    new = detached_copy(model, {})
+    new, before = detached_copy(model, {}), dict(named_tensors(model))
+    chosen = None if resized_from is None else reinitialised(resized_from, seed)[1]
+    start = _Start.of(model if resized_from is None else resized_from, chosen)
     rules: dict[str, str] = {}
-    with torch.no_grad(), seeded(seed, model):
+    first = _first_names(new)
+    with torch.no_grad(), seeded(seed):
         for name, part in _outermost(new):
             for called, initialiser in _own_initialisers(part):
-                if _run(name, part, called, initialiser, rules):
+                if _run(part, called, initialiser, _renamed(name, part, first), rules, start):
                     break
         for name, part in new.named_modules():
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            done = all(join_name(name, key) in rules for key in own_tensors(part))
-            if callable(reset) and not done and not _required(reset):
-                _run(name, part, reset.__name__, reset, rules)
-        tensors = dict(named_tensors(model))
-        wider = dict(named_tensors(resized_from)) if resized_from is not None else tensors
+            if callable(reset) and not _required(reset):
+                names = _renamed(name, part, first)
+                if not all(names[key] in rules for key in own_tensors(part)):
+                    _run(part, reset.__name__, reset, names, rules, start)
         for name, tensor in named_tensors(new):
-            _keep_or_draw(name, tensor, tensors[name], wider[name], rules)
+            _keep_or_draw(name, tensor, before[name], rules, start)
         for name, part in new.named_modules():
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
@@ -80,33 +154,88 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
     return new, rules
 
 
-def _run(name: str, part: nn.Module, called: str, initialiser: Callable[[], Any], rules: dict[str, str]) -> bool:
-    """Runs an initialiser of a module, and adds the tensors that it changed to `rules`. Returns whether it changed any."""
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Maps each name of a tensor to its first name: a tied tensor has several."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+
+
+def _renamed(name: str, part: nn.Module, first: dict[str, str]) -> dict[str, str]:
+    """Maps the names of a module's tensors to their first names in the model; `name` is the module's."""
+    return {n: first[join_name(name, n)] for n, _ in named_tensors(part)}
+
+
+def _run(
+    part: nn.Module,
+    called: str,
+    initialiser: Callable[[], Any],
+    names: dict[str, str],
+    rules: dict[str, str],
+    start: _Start,
+) -> bool:
+    """Runs an initialiser of a module, and adds the tensors that it may initialise to `rules`. The others stay as they were.
+
+    `names` are the tensors' names in the model. Returns whether it wrote any tensor.
+    """
     before = {n: t.clone() for n, t in named_tensors(part)}
-    initialiser()
-    changed = []
+    blank = _run_on_blank(part, initialiser, before)
+    rule, wrote = f"{type(part).__name__}.{called}", False
     for n, tensor in named_tensors(part):
-        if join_name(name, n) in rules:
-            tensor.copy_(before[n])  # an earlier rule has initialised it
-        elif not _same(tensor, before[n]):
-            changed.append(n)
-    rules.update((join_name(name, n), f"{type(part).__name__}.{called}") for n in changed)
-    return bool(changed)
+        full = names[n]
+        written = not tensor.is_meta and not (tensor.isnan().any() if n in blank else torch.equal(tensor, before[n]))
+        fits = written and full not in rules and start.fits(full, rule, tensor)
+        wrote |= written and full not in rules
+        if fits:
+            rules[full] = rule
+        else:
+            tensor.copy_(before[n])
+    return wrote
 
 
-def _keep_or_draw(name: str, tensor: Tensor, before: Tensor, wider: Tensor, rules: dict[str, str]) -> None:
-    """Restores buffers and constants to their values `before`, and draws a parameter that no rule has initialised."""
+def _run_on_blank(part: nn.Module, initialiser: Callable[[], Any], before: dict[str, Tensor]) -> set[str]:
+    """Runs an initialiser on NaN in place of trainable parameters, and names these: it has written those without NaN.
+
+    An initialiser that fails on NaN is run on the parameters as they were; none is named.
+    """
+    blank = {n: p for n, p in part.named_parameters() if p.requires_grad and not p.is_meta}
+    for parameter in blank.values():
+        parameter.fill_(torch.nan)
+    try:
+        initialiser()
+    except Exception:
+        for n, tensor in named_tensors(part):
+            tensor.copy_(before[n])
+        initialiser()
+        return set()
+    return set(blank)
+
+
+def _keep_or_draw(name: str, tensor: Tensor, before: Tensor, rules: dict[str, str], start: _Start) -> None:
+    """Restores buffers and constants to their values `before`, and keeps or draws a parameter that no rule has initialised."""
     if not isinstance(tensor, nn.Parameter) or not (tensor.is_floating_point() or tensor.is_complex()):
         tensor.copy_(before)
         rules[name] = "kept from the given model"
     elif is_constant(before) and not (before.numel() == 1 and name in rules and before.item() not in (0, 1)):
         tensor.copy_(before)
         rules[name] = "constant: kept from the given model"
+    elif name not in rules and (start.repeats(name) or not before.requires_grad):
+        rules[name] = f"{'its values repeat' if before.requires_grad else 'frozen'}: kept from the given model"
     elif name not in rules:
-        inputs = [math.prod(t.shape[1:]) if t.ndim > 1 and t.shape[0] > 1 else 1 for t in (wider, tensor)]
-        tensor.normal_().mul_(wider.std() * math.sqrt(inputs[0] / inputs[1])).add_(wider.mean())
-        scaled = ", scaled to its number of inputs" if inputs[0] != inputs[1] else ""
-        rules[name] = f"normal with the mean and deviation of the given tensor{scaled}"
+        _draw(name, tensor, rules, start)
+
+
+def _draw(name: str, tensor: Tensor, rules: dict[str, str], start: _Start) -> None:
+    """Draws a parameter from a normal distribution with the mean and deviation of the given one."""
+    given = start.given[name]
+    inputs = [math.prod(t.shape[1:]) if t.ndim > 1 and t.shape[0] > 1 else 1 for t in (given, tensor)]
+    scaled = inputs[0] != inputs[1] and start.by_inputs
+    tensor.normal_().mul_(given.std() * math.sqrt(inputs[0] / inputs[1] if scaled else 1)).add_(given.mean())
+    rules[name] = "normal with the mean and deviation of the given tensor" + (
+        ", scaled to its number of inputs" if scaled else ""
+    )
+    if name in start.misfits:
+        rules[name] += f": {start.misfits[name]} has others"
 
 
 def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -136,10 +265,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.is_meta or torch.equal(a, b)
-
-
 def is_constant(tensor: Tensor) -> bool:
     """Whether all entries are equal."""
-    return tensor.is_meta or bool((tensor == tensor.flatten()[:1]).all())
+    flat = tensor.flatten()
+    return tensor.is_meta or (bool((flat[:64] == flat[:1]).all()) and bool((flat == flat[:1]).all()))

@@ -6,14 +6,16 @@ with gradients on, and the autograd graph is walked back from the outputs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
@@ -55,6 +57,8 @@ class Structure:
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
     inputs: Inputs
     """The example."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
 
     def started(self, name: str) -> int | None:
         """Returns the time of the first call of a module, or of a module inside it; None if none was called."""
@@ -170,7 +174,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         module.register_forward_pre_hook(lambda _, args, kwargs, name=name: enter(name, (args, kwargs)), with_kwargs=True)
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
     reading = ParameterReads(probe)
-    with torch.enable_grad(), reading:
+    with torch.enable_grad(), _without_calls_of(model), reading:
         call = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
         output = probe(*call.args, **call.kwargs)
     new_buffers = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
@@ -186,6 +190,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
         inputs=inputs,
+        left_out=tree.left_out(output),
     )
     shapes = structure.unregistered_weights()
     if shapes:
@@ -196,10 +201,29 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     return structure
 
 
+@contextlib.contextmanager
+def _without_calls_of(model: nn.Module) -> Iterator[None]:
+    """Refuses calls of the model's own modules in a with-block, before they run: a copy of the model must not use them."""
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if id(module) in names:
+            raise InputError(
+                f"a copy of the model calls {names[id(module)] or 'the model'} of the given model, which members would then "
+                "share and change: a function or lambda that forward calls must not refer to the model; make it a method"
+            )
+
+    hook = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
     """Observes a model on the user's example. Raises InputError if the model fails on it."""
     try:
-        with seeded(seed, model):
+        with seeded(seed):
             return observe(model, inputs)
     except InputError:
         raise

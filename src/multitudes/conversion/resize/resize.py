@@ -26,8 +26,8 @@ from multitudes.conversion.resize.constructors import HEADS, by_config, by_const
 from multitudes.conversion.resize.pruning import ADVICE, pruned, width_of
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
-from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import checked_seed, seeded
+from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
 from multitudes.settings import above, check_value
 
@@ -56,7 +56,7 @@ class Resizing:
         return text + (f"; {len(self.grouped)} layers in groups" if self.grouped else "")
 
 
-@clean_autograd()
+@undisturbed
 def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None) -> nn.Module:
     """Returns a freshly initialised model with every hidden width times `ratio`. Its attribute `resizing` lists rounded widths.
 
@@ -118,7 +118,7 @@ def _by_way(way: Way, structure: Structure, ratio: float, seed: int) -> tuple[nn
     """Tries one way to resize. Returns the new model (None if the way does not apply), and a list of its problems."""
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
-    with seeded(seed, model):
+    with seeded(seed):
         new = way(model, ratio, device)
         if new is None:
             return None, []

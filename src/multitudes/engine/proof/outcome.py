@@ -18,6 +18,7 @@ from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors
+from multitudes.engine.seeds import seeded
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
@@ -100,13 +101,12 @@ def clean_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
-    """Sets a mode and a seed in a with-block, and restores modes, buffers and torch's generator afterwards."""
+    """Sets a mode and a seed in a with-block, and restores modes, buffers and the global generators afterwards."""
     modes = [(part, part.training) for part in template.modules()]
     buffers = {name: buffer.clone() for name, buffer in template.named_buffers()}
     template.train(mode == "train")
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with seeded(seed):
             yield
     finally:
         for part, training in modes:

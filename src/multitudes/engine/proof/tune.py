@@ -12,6 +12,7 @@ from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import detached_copy
 from multitudes.engine.proof.executors import ALL, first_members, prove_executors
 from multitudes.engine.proof.outcome import clean_autograd
+from multitudes.engine.seeds import kept_randomness
 
 
 def tune(engine: Engine, call: Inputs, seconds: float) -> None:
@@ -31,7 +32,7 @@ def _time(engine: Engine, executor: str, call: Inputs, mode: str, seconds: float
     best, until = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < until:
         start = time.perf_counter()
-        with torch.set_grad_enabled(mode == "train"), torch.random.fork_rng():
+        with torch.set_grad_enabled(mode == "train"), kept_randomness():
             output = EXECUTORS[executor](twin, fresh_inputs(call))
             if mode == "train":
                 differentiable = [t for t in tree.tensors(output) if t.requires_grad]

@@ -1,0 +1,40 @@
+"""undisturbed: what surrounds the public functions that run networks of the user on trial."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from multitudes.engine.proof.outcome import clean_autograd
+from multitudes.engine.seeds import checked_seed, kept_randomness
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function that runs networks on trial: it neither depends on torch's modes nor moves randomness.
+
+    Inside, gradients are on, and autocast and inference mode are off. Afterwards the global generators of python, numpy and
+    torch are as before, also after an error. The one draw that remains is the documented one of seed=None, if the function
+    returns.
+    """
+    draws_seed = "seed" in inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = torch.get_rng_state()
+        try:
+            if draws_seed:
+                kwargs["seed"] = checked_seed(kwargs.get("seed"))  # type: ignore[arg-type]
+            with clean_autograd(), kept_randomness():
+                return function(*args, **kwargs)
+        except BaseException:
+            torch.set_rng_state(before)
+            raise
+
+    return run
