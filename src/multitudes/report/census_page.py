@@ -15,7 +15,7 @@ from multitudes.storage import write
 from multitudes.terminal import megabytes
 
 SYMBOLS = {
-    "ok": "✓", "refused": "–", "wrong": "✗", "timeout": "⧖", "memory": "▣", "error": "!", "impossible": "∅", "not built": "·",
+    "ok": "✓", "refused": "–", "wrong": "✗", "timeout": "∞", "memory": "■", "error": "!", "impossible": "∅", "not built": "·",
 }  # fmt: skip
 """Signs of the outcomes, beside their colours."""
 
@@ -54,10 +54,10 @@ def _summary(results: Sequence[Result]) -> str:
     broken = f"{counted(wrong, 'conversion')} broke a comparison" if wrong else "no conversion broke a comparison"
     times = [result.conversion for result in results if result.outcome == "ok" and result.conversion is not None]
     taken = f"; a conversion takes {duration(median(times))} at the median, {duration(max(times))} at most" if times else ""
-    networks = len({result.key[:2] for result in results})
+    networks, methods = (len({key(result) for result in results}) for key in (lambda r: r.key[:2], lambda r: r.method))
     return (
-        f"<strong>{total.share:.1%}</strong> of {counted(total.tried, 'pair')} of {counted(networks, 'network')} and method are "
-        f"converted and right; {broken}{taken}."
+        f"<strong>{total.share:.1%}</strong> of {counted(total.tried, 'pair')} ({counted(networks, 'network')}, "
+        f"{counted(methods, 'method')}) are converted and right; {broken}{taken}."
     )
 
 
@@ -89,7 +89,7 @@ def _key(results: Sequence[Result]) -> str:
     """Returns the meaning of signs and colours, with the number of pairs of each."""
     left_out = rate(results).left_out
     lines = [
-        f'<li><span class="pair {_css(name)}"><span class="symbol">{SYMBOLS[name]}</span></span>{count:,} {safe(OUTCOMES[name])}</li>'
+        f'<li><span class="pair {_css(name)}">{SYMBOLS[name]}</span>{count:,} {safe(OUTCOMES[name])}</li>'
         for name, count in counts(results).items()
     ]
     note = "Numbers in the grids are the seconds of the conversion with its own checks. Click a sign for its reason."
@@ -132,7 +132,8 @@ def _reasons(results: Sequence[Result], numbers: Mapping[tuple[str, str, str], i
     severity = ("wrong", "error", "memory", "timeout", "refused", "impossible", "not built", "ok")
     lines = []
     for result in sorted(results, key=lambda each: severity.index(each.outcome)):
-        sign = f'<span class="pair {_css(result.outcome)}"><span class="symbol" aria-hidden="true">{SYMBOLS[result.outcome]}</span> {result.outcome}</span>'
+        symbol = f'<span class="symbol" aria-hidden="true">{SYMBOLS[result.outcome]}</span>'
+        sign = f'<span class="pair {_css(result.outcome)}">{symbol} {result.outcome}</span>'
         reason = f'<pre tabindex="0">{safe(result.reason)}</pre>' if result.reason else ""
         notes = "".join(f'<p class="note">Not compared: {safe(note)}</p>' for note in result.notes)
         lines.append(

@@ -20,12 +20,12 @@ from typing import Any
 from multitudes.errors import FileError, InputError
 from multitudes.method import Method
 from multitudes.report.census import Result, read_results
-from multitudes.shell.census.networks import LIBRARIES, Network
+from multitudes.shell.census.networks import Network, module_of
 
 SECONDS, GIGABYTES = 60.0, 6.0
 """Limits of a pair: wall-clock time in all, and memory beyond that of a process that has imported the libraries."""
 WARM = ("multitudes.shell.census.pair", "torch._dynamo", "safetensors.torch")
-"""Modules that the process from which pairs are forked imports, beside those of the libraries: optimizers import dynamo late."""
+"""Modules that the process from which pairs are forked imports, beside the libraries' (optimizers would import dynamo late)."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _context(libraries: Sequence[str]) -> Any:
     """Returns the context of a server that has imported what pairs need, and forks itself for each."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: a fork of a process with threads would hang
     context = get_context("forkserver")
-    context.set_forkserver_preload([*WARM, *(LIBRARIES[library][1] for library in libraries)])
+    context.set_forkserver_preload([*WARM, *map(module_of, libraries)])
     return context
 
 

@@ -253,7 +253,7 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
     generator = torch.Generator().manual_seed(0)
     directions = {
         name: torch.randn(named[name].shape, generator=generator, dtype=torch.float64)
-        * max(float(named[name].abs().mean()), 1e-3)
+        * max(float(named[name].detach().abs().mean()), 1e-3)
         for name in names
     }
     parts = torch.stack([(gradient[name] * direction).sum() for name, direction in directions.items()])
@@ -359,8 +359,8 @@ def training(subject: Subject, rows: int) -> str | None:
     before = {name: p.detach().clone() for name, p in ensemble.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD([p for p in ensemble.parameters() if p.requires_grad], lr=1e-2)
     loss = ensemble.loss(subject.inputs, torch.randn(rows), squared_error)
-    if not bool(loss.isfinite()):
-        return f"the loss of a training step is {float(loss)}"
+    if not bool(loss.detach().isfinite()):
+        return f"the loss of a training step is {float(loss.detach())}"
     loss.backward()
     infinite = [n for n, p in ensemble.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
     if infinite:

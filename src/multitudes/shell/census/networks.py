@@ -60,13 +60,17 @@ def installed(library: str) -> bool:
 
 def networks(libraries: Sequence[str]) -> list[Network]:
     """Lists the networks of these libraries, which must be installed."""
-    return [network for library in libraries for network in import_module(LIBRARIES[library][1]).networks()]
+    return [network for library in libraries for network in import_module(module_of(library)).networks()]
+
+
+def module_of(library: str) -> str:
+    """Returns the module that lists a library's networks; another library than `LIBRARIES` is a module itself."""
+    return LIBRARIES[library][1] if library in LIBRARIES else library
 
 
 def find(library: str, name: str) -> Network:
     """Returns a network by its library and name."""
-    module = import_module(LIBRARIES[library][1])
-    return next(network for network in module.networks() if network.name == name)
+    return next(network for network in import_module(module_of(library)).networks() if network.name == name)
 
 
 def matching(every: Sequence[Network], only: str) -> list[Network]:

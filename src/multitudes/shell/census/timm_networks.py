@@ -1,7 +1,7 @@
 """timm's families: the smallest network of each, as registered, and for Packed and Deep with other arguments.
 
 A family is the module of a network's entry point. Which network is the smallest is counted once, on the meta device, and stored
-in timm_smallest.json for the version of timm that it was counted with; families of other versions are counted when they are met.
+in timm_smallest.json; families that it lacks, of other versions of timm, are counted when they are met.
 
 `python -m multitudes.shell.census.timm_networks` counts all families again and writes the file.
 """
@@ -33,12 +33,13 @@ RESIZABLE = ("Packed", "Deep")
 @functools.cache
 def timm() -> Any:
     """Imports timm. Its torchvision may lack compiled operators, which no network needs: they are declared by name."""
-    _operators()
+    declare_operators()
     return import_module("timm")
 
 
 @functools.cache
-def _operators() -> torch.library.Library:
+def declare_operators() -> torch.library.Library:
+    """Declares torchvision's operators by name. The library is kept, since torch forgets them with it."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
