@@ -65,7 +65,7 @@ class Result:
 
 
 def read_results(path: Path) -> dict[tuple[str, str, str], Result]:
-    """Reads a file of results; a later line replaces an earlier one of the same pair. A last line that is cut off is left out."""
+    """Reads a file of results; the last line of a pair counts. A last line that is cut off is ignored."""
     if not path.is_file():
         return {}
     results = {}

@@ -265,9 +265,10 @@ def census(
     out: Annotated[Path, typer.Option(help="file of the results; the page lies beside it")] = Path("census.jsonl"),
     as_json: Json = False,
 ) -> None:
-    """Convert networks of timm, transformers, torch-geometric and others by every method, and compare with plain networks.
+    """Convert networks of timm, transformers and torch-geometric by every method, and compare them with plain networks.
 
-    If it is interrupted, run the same command again to resume it.
+    Each pair runs in a process of its own, with limits on time and memory. Results go to --out, line by line, and a page beside
+    it shows networks × methods. If the census is interrupted, run the same command again to resume it.
 
       multitudes census --sample
 

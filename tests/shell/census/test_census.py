@@ -14,7 +14,7 @@ from multitudes.shell import commands
 from multitudes.shell.census import census, command, networks, sample
 from multitudes.shell.census.census import Limits, Pair, pairs, run_census
 
-MODULE = '''
+MODULE = """
 import os, time, torch
 from torch import nn
 import multitudes as mt
@@ -41,7 +41,7 @@ def x(model):
 def networks():
     makers = {"sleeps": sleeps, "dies": dies, "fine": fine, "grows": lambda: Growing(4, 3), "broken": lambda: 1 / 0}
     return [Network("census_of_tests", name, name, make, x) for name, make in makers.items()]
-'''
+"""
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(mt.InputError, match="library 'tim'.*'timm'"):
+    with pytest.raises(mt.InputError, match=r"library 'tim'.*'timm'"):
         command.take_census(libraries=["tim"])
     with pytest.raises(mt.InputError, match="method 'paked'"):
         command.take_census(libraries=["own"], methods=["paked"])

@@ -150,7 +150,11 @@ def equal(model: nn.Module, ensemble: Ensemble) -> None:
 
 @pytest.mark.parametrize(
     ("plant", "text"),
-    [(scaled, "2.weight of member 0 starts at"), (zeroed, "2.weight of member 1 starts at 0"), (equal, "members 0 and 1 are equal")],
+    [
+        (scaled, "2.weight of member 0 starts at"),
+        (zeroed, "2.weight of member 1 starts at 0"),
+        (equal, "members 0 and 1 are equal"),
+    ],
 )
 def test_another_start_is_caught(plant: Callable[[nn.Module, Ensemble], None], text: str) -> None:
     made = subject(mt.Deep(members=2))

@@ -165,7 +165,9 @@ def test_a_network_that_does_not_run_is_no_methods_fault() -> None:
 
 
 def test_impossible_pairs_are_few_and_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(reason and method in {kind.__name__ for kind in mt.Method.all()} for (method, _), reason in pair.IMPOSSIBLE.items())
+    assert all(
+        reason and method in {kind.__name__ for kind in mt.Method.all()} for (method, _), reason in pair.IMPOSSIBLE.items()
+    )
     monkeypatch.setitem(pair.IMPOSSIBLE, ("Deep", "small"), "because")
     assert pair.try_pair(NETWORK, "Deep").outcome == "impossible"
 

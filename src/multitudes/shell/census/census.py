@@ -21,10 +21,11 @@ from multitudes.errors import FileError, InputError
 from multitudes.method import Method
 from multitudes.report.census import Result, read_results
 from multitudes.shell.census.networks import Network, module_of
+from multitudes.shell.census.warm import LIBRARIES_ASKED
 
 SECONDS, GIGABYTES = 60.0, 6.0
 """Limits of a pair: wall-clock time in all, and memory beyond that of a process that has imported the libraries."""
-WARM = ("multitudes.shell.census.pair", "torch._dynamo", "safetensors.torch")
+WARM = ("multitudes.shell.census.pair", "torch._dynamo", "safetensors.torch", "multitudes.shell.census.warm")
 """Modules that the process from which pairs are forked imports, beside the libraries' (optimizers would import dynamo late)."""
 
 
@@ -127,6 +128,7 @@ def _context(libraries: Sequence[str]) -> Any:
     """Returns the context of a server that has imported what pairs need, and forks itself for each."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: a fork of a process with threads would hang
     context = get_context("forkserver")
+    os.environ[LIBRARIES_ASKED] = " ".join(libraries)
     context.set_forkserver_preload([*WARM, *map(module_of, libraries)])
     return context
 

@@ -106,10 +106,10 @@ class AttentionUNet(nn.Module):
 class Recurrent(nn.Module):
     """A classifier of sequences by LSTM or GRU: ``[B, T]`` ids → ``[B, K]``."""
 
-    def __init__(self, kind: type[nn.RNNBase], width: int = 16, both: bool = False) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], width: int = 16, both: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, width)
-        self.cell: Any = kind(width, width, num_layers=2, batch_first=True, bidirectional=both)  # type: ignore[call-arg]
+        self.cell: Any = kind(width, width, num_layers=2, batch_first=True, bidirectional=both)
         self.head = nn.Linear(2 * width if both else width, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:

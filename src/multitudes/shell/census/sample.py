@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from multitudes.shell.census.census import Pair
 
-SAMPLE = {
+SAMPLE: dict[str, dict[str, tuple[str, ...]]] = {
     "own": {
-        "mlp": ("BatchEnsemble", "Deep", "DropConnect", "ECMP", "EMP", "MCDropout", "MIMO", "Masksembles", "MultiHead", "Packed",
-                "Single", "TreeNet"),
+        "mlp": (
+            "BatchEnsemble", "Deep", "DropConnect", "ECMP", "EMP", "MCDropout", "MIMO", "Masksembles", "MultiHead", "Packed",
+            "Single", "TreeNet",
+        ),
         "unet": ("MultiHead", "Deep"),
         "lstm": ("Deep", "MultiHead"),
         "vit_by_hand": ("EMP", "BatchEnsemble"),
@@ -17,9 +19,18 @@ SAMPLE = {
         "convnet_3d": ("MIMO", "MCDropout"),
         "nested_residual": ("Packed", "DropConnect"),
     },
-    "timm": {},
-    "transformers": {},
-    "geometric": {},
+    "timm": {
+        "test_resnet": ("Packed", "Masksembles"),
+        "test_vit": ("Packed", "EMP"),
+        "test_vit(depth=2)": ("Deep",),
+        "test_convnext": ("BatchEnsemble",),
+    },
+    "transformers": {
+        "BertForSequenceClassification": ("Deep", "MultiHead"),
+        "ViTForImageClassification": ("MIMO", "DropConnect"),
+        "ResNetForImageClassification": ("ECMP", "TreeNet"),
+    },
+    "geometric": {"GCN": ("Deep",), "GINConv": ("MultiHead", "MCDropout")},
 }  # fmt: skip
 """Methods to try, by library and network."""
 

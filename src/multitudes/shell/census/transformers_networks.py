@@ -1,7 +1,7 @@
 """Architectures of transformers with a head for classes, or a backbone: each once, with its configuration made small by value.
 
-Widths, layers, heads and vocabularies are told by the names of the fields; what is a multiple of a width becomes the same multiple
-of the small one. `SETTINGS` has what single architectures need beside.
+Widths, layers, heads and vocabularies are told by the names of the fields; a multiple of a width becomes the same multiple of
+the small one. `SETTINGS` has what single architectures need beside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADS = {
     "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "token",
     "MODEL_FOR_BACKBONE_MAPPING_NAMES": "backbone",
 }
-"""The mappings of transformers in which an architecture is looked for, in this order; it is tried with the first that has it."""
+"""The mappings of transformers in which an architecture is looked for; it is tried with the first that has it."""
 
 WIDTH, LAYERS, ATTENTION_HEADS, VOCABULARY, TOKENS, SIDE, CLASSES = 32, 2, 4, 64, 8, 32, 5
 EOS = 2
@@ -53,10 +53,11 @@ SMALL: tuple[tuple[str, int], ...] = (
 )
 """Small values of whole numbers, by the name of the field; the first that matches counts, and 0 keeps what is there."""
 
-EVERY_HEAD = {"num_key_value_heads": ATTENTION_HEADS}
+WINDOWS: dict[str, Any] = {"image_size": 64, "window_size": 2}
+EVERY_HEAD: dict[str, Any] = {"num_key_value_heads": ATTENTION_HEADS}
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "esmc", "minicpm3"), EVERY_HEAD),
-    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), {"image_size": 64, "window_size": 2}),
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), WINDOWS),
     "bit": {"num_groups": 4},
     "bros": {"hidden_size": 128},
     "deepseek_v2": {**EVERY_HEAD, "num_experts_per_tok": 2},
@@ -123,8 +124,16 @@ def small_config(kind: str) -> Any:
 
 def changes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a configuration that become smaller, configurations inside it included."""
-    width = next((config[key] for key in ("hidden_size", "d_model", "n_embd", "embed_dim", "dim") if _whole(config.get(key))), 0)
-    layers = 0 if "depths" in config else next((v for k, v in config.items() if _whole(v) and re.fullmatch(r"(num_hidden_layers|n_layers?|num_layers)", k)), 0)
+    width = next(
+        (config[key] for key in ("hidden_size", "d_model", "n_embd", "embed_dim", "dim") if _whole(config.get(key))), 0
+    )
+    layers = (
+        0
+        if "depths" in config
+        else next(
+            (v for k, v in config.items() if _whole(v) and re.fullmatch(r"(num_hidden_layers|n_layers?|num_layers)", k)), 0
+        )
+    )
     new: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and key.endswith("_config") and value:
@@ -185,12 +194,10 @@ def _ids(config: Any, head: str) -> dict[str, torch.Tensor]:
 
 def _pixels(config: Any, head: str) -> dict[str, torch.Tensor]:
     vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", SIDE) or SIDE
-    height, width = (size, size) if _whole(size) else size
-    shape = (ROWS, getattr(vision, "num_channels", 3), height, width)
-    if head == "video":
-        frames = getattr(config, "num_frames", 4)
-        shape = (ROWS, frames, *shape[1:])
+    size: Any = getattr(vision, "image_size", SIDE) or SIDE
+    sides = (size, size) if _whole(size) else tuple(size)
+    frames = (getattr(config, "num_frames", 4),) if head == "video" else ()
+    shape = (ROWS, *frames, getattr(vision, "num_channels", 3), *sides)
     return {"pixel_values": torch.randn(shape)}
 
 
