@@ -139,11 +139,11 @@ class _Running:
     def __init__(self, pair: Pair, context: Any, limits: Limits) -> None:
         self.pair, self.limits = pair, limits
         self.step = "starting"
-        self.begun = time.perf_counter()
         self.messages, theirs = context.Pipe(duplex=False)
         where = pair.network.library, pair.network.name
         self.process = context.Process(target=_in_process, args=(where, pair.method, limits.gigabytes, theirs), daemon=True)
-        self.process.start()
+        self.process.start()  # the first one waits until the libraries are imported
+        self.begun = time.perf_counter()
         theirs.close()
 
     def left(self) -> float:
