@@ -25,7 +25,6 @@ PLANNED = {
     "engine.kernels": "fast layers for members",
     "files.export": "ONNX and torch.export programs",
     "shell.reproduce": "the tables and figures of the papers",
-    "shell.census": "which architectures convert",
     "shell.serve": "a server for exported ensembles",
     "integrations": "Lightning, transformers, scikit-learn; above shell",
 }

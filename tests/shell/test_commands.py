@@ -58,7 +58,7 @@ def typed(*words: str, code: int = 0) -> str:
 
 
 def test_help_has_an_example() -> None:
-    for name in ("bench", "train", "predict", "score", "report", "plan"):
+    for name in ("bench", "train", "predict", "score", "report", "plan", "census"):
         text = typed(name, "--help")
         assert f"multitudes {name} " in text
         assert "--json" in text

@@ -90,24 +90,40 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     parts["examples"] = examples(best, images, classes)
     parts["reproduce"] = "".join(_reproduce(group) for group in best)
     sections = {name: parts[name] for name in PARTS if parts.get(name)}
-    script, judged = _file("page.js"), verdict(groups)
-    return Template(_file("page.html")).substitute(
-        title=safe(title),
-        script=script,
-        style=_style(),
-        summary=summary(groups) if judged is None else judged.first,
+    judged = verdict(groups)
+    return framed(
+        title,
+        summary(groups) if judged is None else judged.first,
+        {PARTS[name]: (name, body) for name, body in sections.items()},
         details="" if judged is None else judged.details(),
         warning=warning(groups),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         highlights=highlights(groups, first),
-        links="".join(f'<li><a href="#{name}">{PARTS[name]}</a></li>' for name in sections),
-        parts="".join(_part(name, body) for name, body in sections.items()),
-        version=safe(__version__),
     )
 
 
-def _part(name: str, body: str) -> str:
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{PARTS[name]}</h2>{body}</section>'
+def framed(title: str, summary: str, parts: Mapping[str, tuple[str, str]], *, style: str = "", **header: str) -> str:
+    """Returns a page with header, links and sections; `parts` has the id and the HTML of each section by its heading.
+
+    style    CSS that is added to that of the report
+    header   HTML for the header: details, warning, highlights
+    """
+    script = _file("page.js")
+    return Template(_file("page.html")).substitute(
+        title=safe(title),
+        script=script,
+        style=_style() + style,
+        summary=summary,
+        first=next((name for name, _ in parts.values()), ""),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        links="".join(f'<li><a href="#{name}">{safe(heading)}</a></li>' for heading, (name, _) in parts.items()),
+        parts="".join(_part(heading, name, body) for heading, (name, body) in parts.items()),
+        version=safe(__version__),
+        **{"details": "", "warning": "", "highlights": "", **header},
+    )
+
+
+def _part(heading: str, name: str, body: str) -> str:
+    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{safe(heading)}</h2>{body}</section>'
 
 
 def _figures(body: str, note: str) -> str:

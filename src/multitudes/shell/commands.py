@@ -1,4 +1,4 @@
-"""The shell: `multitudes bench | train | predict | score | report | plan`. Only here are methods given as strings.
+"""The shell: `multitudes bench | train | predict | score | report | plan | census`. Only here are methods given as strings.
 
 Torch and other rooms are imported inside the commands, so that `--help` is quick.
 """
@@ -247,6 +247,44 @@ def plan(
         print(made)  # noqa: T201
     if made.refused:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def census(
+    only: Annotated[str, typer.Option(help="networks to try, as a glob: 'vit*', 'timm/*'")] = "*",
+    methods: Annotated[
+        str, typer.Option(help="methods, with commas: packed,deep; default: all", autocompletion=_complete_methods)
+    ] = "",
+    libraries: Annotated[
+        str, typer.Option(help="libraries, with commas: timm,transformers,geometric,own; default: those installed")
+    ] = "",
+    sample: Annotated[bool, typer.Option("--sample", help="try a few networks of every kind, in minutes")] = False,
+    workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
+    seconds: Annotated[float, typer.Option(help="time limit of each pair")] = 60.0,
+    gigabytes: Annotated[float, typer.Option(help="memory limit of each pair")] = 6.0,
+    out: Annotated[Path, typer.Option(help="file of the results; the page lies beside it")] = Path("census.jsonl"),
+    as_json: Json = False,
+) -> None:
+    """Convert networks of timm, transformers and torch-geometric by every method, and compare them with plain networks.
+
+    Each pair runs in a process of its own, with limits on time and memory. Results go to --out, line by line, and a page beside
+    it shows networks × methods. If the census is interrupted, run the same command again to resume it.
+
+      multitudes census --sample
+
+      multitudes census --libraries timm --only 'resnet*' --methods packed,deep --workers 2
+    """
+    from multitudes.shell import parse
+    from multitudes.shell.census.command import take_census
+
+    taken = take_census(
+        libraries=parse.split_list(libraries), only=only, methods=parse.split_list(methods), sample=sample, workers=workers,
+        seconds=seconds, gigabytes=gigabytes, out=out, progress=False if as_json else None,
+    )  # fmt: skip
+    if as_json:
+        _print_json(taken.summary())
+    else:
+        Console().print(taken)
 
 
 def _print_json(value: Any) -> None:

@@ -1,0 +1,377 @@
+"""Comparisons of an ensemble with plain networks, made without the engine that built it.
+
+values     ``ens(x)[m]`` is the output of ``ens.member(m)``, in eval mode
+gradients  the ensemble's gradients are those of its plain members, in eval mode, and in training mode where members are apart
+start      members differ; what is shared is the given model's; what members own starts at the given model's scale
+size       Packed has about as many parameters as the given model
+training   a step of SGD has a finite loss and changes what every member owns
+
+Every comparison returns what is broken, or nothing. Numbers that differ are compared again in double precision, which tells
+rounding from errors.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from multitudes.engine.inputs import Inputs
+from multitudes.ensemble import Ensemble
+
+SINGLE, DOUBLE, COARSE = 1e-4, 1e-6, 1e-2
+"""Largest relative difference in single precision; in double precision; and in single precision where double does not run."""
+ENOUGH = 64
+"""Entries of a tensor above which its standard deviation means something."""
+FACTOR = 2.0
+"""By how much the standard deviation of a member's tensor may differ from the given model's."""
+APART = ("Deep", "Packed", "Single", "MultiHead", "TreeNet")
+"""Methods whose members do not share a BatchNorm that sees the rows of several members."""
+AROUND = ("EMP", "ECMP")
+"""Methods whose members start around the given model's constants, not at them."""
+
+
+@dataclasses.dataclass
+class Subject:
+    """An ensemble, and what it was made from."""
+
+    ensemble: Ensemble
+    model: nn.Module
+    inputs: Inputs
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """Comparisons that could not be made."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return type(self.ensemble.method).__name__
+
+    @functools.cached_property
+    def outputs(self) -> list[Tensor]:
+        """The ensemble's outputs in eval mode."""
+        return run(self.ensemble.eval(), self.inputs)
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """Yields the tensors of an output: tuples, dicts and dataclasses of them."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from tensors(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        yield from tensors(list(vars(output).values()))
+
+
+def run(network: nn.Module, inputs: Inputs, grad: bool = False) -> list[Tensor]:
+    """Runs a network and returns the tensors of its output."""
+    with torch.set_grad_enabled(grad):
+        return list(tensors(network(*inputs.args, **inputs.kwargs)))
+
+
+def gap(one: Tensor, other: Tensor, floor: float = 1e-12) -> float:
+    """Returns the largest difference, relative to the largest entry of `other`, or to `floor`; infinite for other shapes."""
+    if one.shape != other.shape:
+        return math.inf
+    if not one.is_floating_point():
+        return 0.0 if torch.equal(one, other) else math.inf
+    if not one.numel():
+        return 0.0
+    a, b = one.detach().double(), other.detach().double()
+    if torch.equal(a.isfinite(), b.isfinite()) and torch.equal(a[~a.isfinite()].nan_to_num(), b[~b.isfinite()].nan_to_num()):
+        a, b = a[a.isfinite()], b[b.isfinite()]
+    else:
+        return math.inf
+    largest = max(float(b.abs().max()), floor) if b.numel() else 1.0
+    return float((a - b).abs().max()) / largest if b.numel() else 0.0
+
+
+Gaps = dict[str, float]
+Measure = Callable[[Ensemble, Inputs], Gaps]
+
+
+def in_double(subject: Subject) -> tuple[Ensemble, Inputs]:
+    """Returns a copy of ensemble and example in double precision."""
+    inputs = subject.inputs
+    doubled = [t.double() if t.is_floating_point() else t for t in inputs.tensors()]
+    return copy.deepcopy(subject.ensemble).double(), inputs.refill(doubled)
+
+
+def broken(subject: Subject, measure: Measure) -> str | None:
+    """Measures gaps in single precision, and again in double precision if they are large; returns the largest that remains."""
+    gaps = measure(subject.ensemble, subject.inputs)
+    limit = SINGLE
+    if max(gaps.values(), default=0.0) > limit:
+        try:
+            gaps, limit = measure(*in_double(subject)), DOUBLE
+        except Exception:  # a network may insist on its precision in any way
+            limit = COARSE
+    worst = max(gaps, key=lambda name: gaps[name], default="")
+    if not gaps or gaps[worst] <= limit:
+        return None
+    return f"{worst} differs by {gaps[worst]:.1e} of its largest entry"
+
+
+def values(subject: Subject) -> str | None:
+    """Compares the ensemble's outputs in eval mode with those of its plain members."""
+
+    def measure(ensemble: Ensemble, inputs: Inputs) -> Gaps:
+        outputs = run(ensemble.eval(), inputs)
+        gaps: Gaps = {}
+        for m in range(ensemble.members):
+            expected = run(ensemble.member(m).eval(), inputs)
+            if len(expected) != len(outputs):
+                return {f"the number of outputs, {len(outputs)} instead of {len(expected)},": math.inf}
+            for index, (mine, plain) in enumerate(zip(outputs, expected, strict=True)):
+                gaps[f"output {index} of member {m}"] = gap(mine[m], plain)
+        return gaps
+
+    return broken(subject, measure)
+
+
+def gradients(subject: Subject, training: bool = False) -> str | None:
+    """Compares the ensemble's gradients with those of its plain members, tensor by tensor, buffers included."""
+    ensemble = subject.ensemble
+    if training and not _comparable_in_training(subject):
+        return None
+    differs = broken(subject, functools.partial(_gradient_gaps, training=training))
+    if differs or training:
+        return differs and f"{differs}{' in training mode' if training else ''}"
+    names = formed(ensemble)
+    if not names:
+        return None
+    try:
+        double, inputs = in_double(subject)
+        run(double, inputs)
+    except Exception as error:  # a network may insist on its precision in any way
+        subject.notes.append(f"gradients of {len(names)} tensors: no double precision ({type(error).__name__})")
+        return None
+    return _slope(double.eval(), inputs, names)
+
+
+def _comparable_in_training(subject: Subject) -> bool:
+    """Turns dropout off, and returns whether plain members then say in training mode what the ensemble must say."""
+    if subject.method not in APART and any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
+        return False
+    for part in subject.ensemble.modules():
+        for key, value in vars(part).items():
+            if isinstance(value, float) and (key == "p" or "drop" in key):
+                vars(part)[key] = 0.0
+    outputs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        outputs.append(run(subject.ensemble.member(0).train(), subject.inputs))
+    same = all(gap(a, b) <= SINGLE for a, b in zip(*outputs, strict=True))
+    if not same and not subject.ensemble.method.draws:
+        subject.notes.append("gradients in training mode: the network is random without its dropout too")
+    return same
+
+
+def _weighted(outputs: Sequence[Tensor], members: bool) -> Tensor:
+    """Returns one number: the outputs times fixed random directions, the same for every member."""
+    total = torch.zeros((), dtype=torch.float64)
+    for index, output in enumerate(output for output in outputs if output.is_floating_point()):
+        generator = torch.Generator().manual_seed(index)
+        shape = output.shape[1:] if members else output.shape
+        direction = torch.randn(shape, generator=generator, dtype=torch.float64).to(output.dtype)
+        total = total + (output * direction).sum().double()
+    return total
+
+
+def _gradients(network: nn.Module, inputs: Inputs, members: bool) -> dict[str, Tensor]:
+    """Returns the gradients of a network's parameters, by name; zeros for those that the output does not depend on."""
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    outputs = run(network, inputs, grad=True)
+    found = torch.autograd.grad(_weighted(outputs, members), list(named.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), found, strict=True)}
+
+
+def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool) -> Gaps:
+    """Measures the gaps of gradients, for tensors that the members hold as the ensemble does, and of buffers after a step."""
+    members = [ensemble.member(m).train(training) for m in range(ensemble.members)]
+    expected = [_gradients(member, inputs, False) for member in members]
+    mine = _gradients(ensemble.train(training), inputs, True)
+    skipped = formed(ensemble)
+    largest = max((float(g.abs().max()) for g in mine.values() if g.numel()), default=0.0)
+    floor = max(largest, 1e-6) * (1e-6 if any(g.dtype == torch.float64 for g in mine.values()) else 1e-3)
+    gaps: Gaps = {}
+    for name, found in mine.items():
+        if name in skipped or any(name not in each for each in expected):
+            continue
+        each = [grads[name] for grads in expected]
+        if found.shape[1:] == each[0].shape and found.ndim == each[0].ndim + 1:
+            gaps |= {f"the gradient of {name} of member {m}": gap(found[m], plain, floor) for m, plain in enumerate(each)}
+        else:
+            gaps[f"the gradient of {name}"] = gap(found, sum(each[1:], each[0]), floor)
+    buffers = dict(ensemble.named_buffers()) if training else {}
+    for m, member in enumerate(members):
+        for name, plain in member.named_buffers():
+            if name in buffers and buffers[name].shape[1:] == plain.shape and buffers[name].ndim == plain.ndim + 1:
+                gaps[f"{name} of member {m} after a step"] = gap(buffers[name][m], plain)
+    return gaps
+
+
+def formed(ensemble: Ensemble) -> list[str]:
+    """Names the parameters that plain members do not hold as they are: factors, components, weights under a mask."""
+    members = [dict(ensemble.member(m).named_parameters()) for m in range(ensemble.members)]
+    names = []
+    for name, parameter in ensemble.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        plain = [member.get(name) for member in members]
+        if not (_held(parameter, plain) or _owned(parameter, plain)):
+            names.append(name)
+    return names
+
+
+def _held(parameter: Tensor, plain: Sequence[Tensor | None]) -> bool:
+    """Whether every member holds this tensor."""
+    return all(each is not None and torch.equal(each, parameter) for each in plain)
+
+
+def _owned(parameter: Tensor, plain: Sequence[Tensor | None]) -> bool:
+    """Whether member m holds entry m of this tensor."""
+    if parameter.ndim == 0 or len(parameter) != len(plain):
+        return False
+    return all(each is not None and torch.equal(each, mine) for each, mine in zip(plain, parameter, strict=True))
+
+
+def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | None:
+    """Compares the gradient along a random direction in these tensors with the slope of the plain members' outputs."""
+    gradient = _gradients(ensemble, inputs, True)
+    named = dict(ensemble.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    directions = {
+        name: torch.randn(named[name].shape, generator=generator, dtype=torch.float64)
+        * max(float(named[name].detach().abs().mean()), 1e-3)
+        for name in names
+    }
+    parts = torch.stack([(gradient[name] * direction).sum() for name, direction in directions.items()])
+    expected, scale = float(parts.sum()), float(parts.norm())
+    slopes = []
+    for step in (1e-5, 1e-7):  # the smaller one in case a kink of the network lies within the larger
+        ends = []
+        for sign in (step, -2 * step):
+            with torch.no_grad():
+                for name, direction in directions.items():
+                    named[name].add_(direction, alpha=sign)
+            plain = [run(ensemble.member(m).eval(), inputs) for m in range(ensemble.members)]
+            ends.append(float(sum(_weighted(outputs, False) for outputs in plain)))
+        with torch.no_grad():
+            for name, direction in directions.items():
+                named[name].add_(direction, alpha=step)
+        slopes.append((ends[0] - ends[1]) / (2 * step))
+    if min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(scale, abs(expected)) + 1e-9:
+        return None
+    where = names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
+    return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[0]:.4g}"
+
+
+def start(subject: Subject) -> str | None:
+    """Compares members with each other and with the given model, tensor by tensor."""
+    ensemble, base = subject.ensemble, dict(subject.model.named_parameters())
+    for name, parameter in ensemble.named_parameters():
+        given = base.get(name)
+        if given is None:
+            continue
+        if parameter.shape == given.shape:
+            if not torch.equal(parameter, given):
+                return f"{name} is shared and is not the given model's"
+        elif parameter.ndim == given.ndim + 1:
+            for m, mine in enumerate(parameter.detach()):
+                if wrong := _other_scale(mine, given.detach(), subject.method):
+                    return f"{name} of member {m} {wrong}"
+    return _equal_members(subject)
+
+
+def _other_scale(mine: Tensor, given: Tensor, method: str) -> str | None:
+    """Says how a member's tensor starts otherwise than the given model's."""
+    if not given.is_floating_point() or given.numel() < 2 or mine.numel() < 2:
+        return None
+    constant = bool((given == given.flatten()[0]).all())
+    if constant:
+        value = float(given.flatten()[0])
+        if method in AROUND:
+            near = abs(float(mine.mean()) - value) <= 0.5 and float(mine.std()) <= 0.5
+            return None if near else f"starts far from {value:.3g}, the given model's constant"
+        same = bool((mine == mine.flatten()[0]).all()) and math.isclose(float(mine.flatten()[0]), value, rel_tol=0.5)
+        return None if same else f"does not start at {value:.3g}, the given model's constant"
+    if min(mine.numel(), given.numel()) <= ENOUGH:
+        return None
+    ratio = float(mine.std() / given.std())
+    thinner = max((g / m for g, m in zip(given.shape, mine.shape, strict=True) if m), default=1.0)
+    if 1 / FACTOR <= ratio <= FACTOR * math.sqrt(max(thinner, 1.0)):
+        return None
+    return f"starts at {ratio:.2g} times the given model's standard deviation"
+
+
+def _equal_members(subject: Subject) -> str | None:
+    """Names two members with the same outputs, unless no output depends on what they own."""
+    outputs = [output for output in subject.outputs if output.is_floating_point()]
+    for m in range(1, subject.ensemble.members):
+        if any(gap(output[m], output[0]) > 1e-7 for output in outputs):
+            continue
+        if all(bool((output == output[0].flatten()[0]).all()) for output in outputs):
+            continue  # a head that starts at zero: every member says the same
+        return f"members 0 and {m} are equal"
+    return None
+
+
+def size(subject: Subject, outputs: int) -> str | None:
+    """Compares Packed's parameters with the expected number; `outputs` is the number of the model's outputs.
+
+    With α = 2 and four members of half the width, a layer between hidden layers has as many weights as before; a vector, a
+    depthwise layer, an embedding or a head, of which one side alone is thinner, has twice as many.
+    """
+    if subject.method != "Packed":
+        return None
+    tables = {id(part.weight) for part in subject.model.modules() if isinstance(part, nn.Embedding)}
+    expected = 0
+    for parameter in subject.model.parameters():
+        one_side = parameter.ndim < 2 or outputs in parameter.shape or parameter.shape[1] == 1 or id(parameter) in tables
+        expected += parameter.numel() * (2 if one_side else 1)
+    count = sum(parameter.numel() for parameter in subject.ensemble.parameters())
+    if 0.5 <= count / expected <= 1.6:
+        return None
+    return f"has {count:,} parameters, {count / expected:.2f} times as many as α, M and γ say"
+
+
+def squared_error(output: Any, target: Tensor) -> Tensor:
+    """The mean squared error of an output's first tensor, over all its entries."""
+    first = next(tensor for tensor in tensors(output) if tensor.is_floating_point()).flatten(1)
+    return (first - target[:, None].to(first.dtype)).square().mean()
+
+
+def training(subject: Subject, rows: int) -> str | None:
+    """Takes one step of SGD and looks at the loss, the gradients and what changed."""
+    ensemble = subject.ensemble.train()
+    torch.manual_seed(3)
+    before = {name: p.detach().clone() for name, p in ensemble.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD([p for p in ensemble.parameters() if p.requires_grad], lr=1e-2)
+    loss = ensemble.loss(subject.inputs, torch.randn(rows), squared_error)
+    if not bool(loss.detach().isfinite()):
+        return f"the loss of a training step is {float(loss.detach())}"
+    loss.backward()
+    infinite = [n for n, p in ensemble.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
+    if infinite:
+        return f"the gradient of {infinite[0]} is not finite in a training step"
+    optimizer.step()
+    plain = [dict(ensemble.member(m).named_parameters()) for m in range(ensemble.members)]
+    now = {name: p.detach() for name, p in ensemble.named_parameters() if name in before}
+    if not any(not torch.equal(now[name], old) for name, old in before.items()):
+        return "a training step changes nothing"
+    own = [name for name in now if _owned(now[name], [member.get(name) for member in plain])]
+    for m in range(ensemble.members):
+        if own and all(torch.equal(now[name][m], before[name][m]) for name in own):
+            return f"a training step changes nothing that member {m} owns"
+    return None

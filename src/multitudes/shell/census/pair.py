@@ -1,0 +1,189 @@
+"""One pair of the census: a network is built and converted by one method, and the ensemble is compared with plain networks."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from multitudes.conversion.check import check
+from multitudes.conversion.convert import ensemble as convert
+from multitudes.engine.inputs import Inputs
+from multitudes.errors import ConversionError, InputError, MultitudesError
+from multitudes.files.ensemble_file import load, save
+from multitudes.method import Method
+from multitudes.report.census import Result
+from multitudes.shell.census import comparisons, untouched
+from multitudes.shell.census.comparisons import Subject
+from multitudes.shell.census.networks import Network, NotBuilt, example, made
+
+MEMBERS = 2
+PACKED = {"members": 4, "alpha": 2}
+"""Packed at about the size of one network."""
+
+IMPOSSIBLE: dict[tuple[str, str], str] = {}
+"""Pairs that no implementation could convert, by method and family, with the reason."""
+
+NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
+"""Texts of errors that tell of too little memory."""
+
+Tell = Callable[[str], None]
+"""Receives the step that begins."""
+
+
+class Wrong(Exception):
+    """A comparison that is broken."""
+
+
+def method_for(name: str) -> Method:
+    """Makes a method with the members of the census."""
+    kind = next(kind for kind in Method.all() if kind.__name__ == name)
+    if name == "Packed":
+        return kind(**PACKED)  # type: ignore[arg-type]
+    try:
+        return kind(members=MEMBERS)
+    except InputError:
+        return kind()
+
+
+def try_pair(network: Network, method: str, tell: Tell = lambda step: None) -> Result:
+    """Converts a network by a method, and compares."""
+    named: dict[str, Any] = {"library": network.library, "family": network.family, "network": network.name, "method": method}
+    if reason := IMPOSSIBLE.get((method, network.family)):
+        return Result(**named, outcome="impossible", reason=reason)
+    begun = time.perf_counter()
+    attempt = Attempt(network, method, tell)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcome, reason = attempt.outcome()
+    seconds = time.perf_counter() - begun
+    return Result(
+        **named, outcome=outcome, reason=reason, conversion=attempt.conversion, seconds=round(seconds, 3),
+        notes=tuple(attempt.notes),
+    )  # fmt: skip
+
+
+class Attempt:
+    """The conversion of one network by one method, and what is known of it so far."""
+
+    def __init__(self, network: Network, method: str, tell: Tell) -> None:
+        self.network, self.method, self.tell = network, method, tell
+        self.conversion: float | None = None
+        self.notes: list[str] = []
+        self.broken: list[str] = []
+
+    def outcome(self) -> tuple[str, str]:
+        """Returns the outcome and its reason."""
+        try:
+            self._compare()
+        except NotBuilt as error:
+            return "not built", str(error)
+        except Wrong as error:
+            return "wrong", str(error)
+        except Exception as error:  # a library's network or a defect here may raise anything
+            if lacks_memory(error):
+                return "memory", "more memory was asked for than is allowed"
+            if isinstance(error, (ConversionError, InputError)):
+                return "refused", str(error)
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            return "error", f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
+        return ("wrong", "; ".join(self.broken)) if self.broken else ("ok", "")
+
+    def _compare(self) -> None:
+        self.tell("building")
+        model = made(self.network, seed=0)
+        inputs = example(self.network, model)
+        self.tell("converting")
+        subject = Subject(self._converted(model, inputs), model, inputs, self.notes)
+        self._law("mt.check", lambda: _checked(subject))
+        self._law("values", lambda: comparisons.values(subject))
+        self._law("start", lambda: comparisons.start(subject))
+        self._law("size", lambda: comparisons.size(subject, _outputs(subject)))
+        self._law("files", lambda: self._files(subject))
+        self._law("gradients", lambda: comparisons.gradients(subject))
+        self._law("training", lambda: comparisons.training(subject, len(inputs.tensors()[0])))
+        self._law("gradients in training", lambda: comparisons.gradients(subject, training=True))
+
+    def _converted(self, model: nn.Module, inputs: Inputs) -> Any:
+        """Converts the model. Whatever comes of it, model, example and random states must be as before."""
+        random.seed(4)
+        np.random.seed(4)
+        before = untouched.state(model, inputs)
+        begun = time.perf_counter()
+        try:
+            return convert(model, method_for(self.method), inputs, seed=0, batch_axis=self.network.batch_axis)
+        finally:
+            self.conversion = round(time.perf_counter() - begun, 3)
+            changed = untouched.changes(before, untouched.state(model, inputs))
+            if changed:
+                raise Wrong(f"untouched: the conversion changed {', '.join(changed[:4])}")
+
+    def _law(self, name: str, compare: Callable[[], str | None]) -> None:
+        """Makes a comparison; an error in it is a broken comparison too."""
+        self.tell(name)
+        try:
+            differs = compare()
+        except Exception as error:
+            if lacks_memory(error):
+                raise
+            differs = f"{type(error).__name__}: {error}"
+        if differs:
+            self.broken.append(f"{name}: {differs}")
+
+    def _files(self, subject: Subject) -> str | None:
+        """Saves the ensemble, and loads it in three ways."""
+        ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "": nullcontext, " under torch.no_grad()": torch.no_grad, " under torch.inference_mode()": torch.inference_mode
+        }  # fmt: skip
+        wrong = []
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "ensemble.multitude"
+            save(subject.ensemble, file)
+            for words, way in ways.items():
+                try:
+                    differs = self._loaded(subject, file, way)
+                except MultitudesError as error:
+                    differs = f"{type(error).__name__}: {error}".replace(str(file), "the file")
+                wrong += [f"loaded{words}: {differs}"] if differs else []
+        return "; ".join(wrong) or None
+
+    def _loaded(self, subject: Subject, file: Path, way: Callable[[], AbstractContextManager[Any]]) -> str | None:
+        """Loads a file into a model with other weights, and compares outputs."""
+        other = made(self.network, seed=5)
+        before = untouched.state(other, subject.inputs)
+        with way():
+            outputs = comparisons.run(load(file, other).eval(), subject.inputs)
+        if changed := untouched.changes(before, untouched.state(other, subject.inputs)):
+            return f"changed {', '.join(changed[:4])}"
+        largest = max((comparisons.gap(a, b) for a, b in zip(outputs, subject.outputs, strict=True)), default=0.0)
+        return f"outputs differ by {largest:.1e} of the largest" if largest > comparisons.DOUBLE else None
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error tells of too little memory."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)
+
+
+def _checked(subject: Subject) -> str | None:
+    """Runs the library's own check."""
+    try:
+        check(subject.ensemble, subject.inputs)
+    except MultitudesError as error:
+        return str(error)
+    return None
+
+
+def _outputs(subject: Subject) -> int:
+    """Returns the number of classes, channels or features that the network returns."""
+    first = next(output for output in subject.outputs if output.is_floating_point())
+    return int(first.shape[2]) if first.ndim > 2 else 1

@@ -1,0 +1,220 @@
+"""The census's comparisons hold for right ensembles, and each catches the error that is planted for it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.ensemble import Ensemble
+from multitudes.shell.census import comparisons
+from multitudes.shell.census.comparisons import Subject
+
+METHODS = (
+    mt.Deep(members=2), mt.MultiHead(members=2), mt.BatchEnsemble(members=2), mt.MIMO(members=2), mt.EMP(members=2),
+    mt.Masksembles(members=2),
+)  # fmt: skip
+
+
+def network(norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(16)] if norm else []
+    return nn.Sequential(nn.Linear(6, 16), *middle, nn.GELU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def subject(method: mt.Method, norm: bool = False) -> Subject:
+    model, x = network(norm), torch.randn(4, 6)
+    return Subject(mt.ensemble(model, method, x, seed=0, check=False), model, mt.Inputs(x))
+
+
+def broken(made: Subject) -> dict[str, str | None]:
+    """Every comparison by name, with what it says."""
+    return {
+        "values": comparisons.values(made),
+        "start": comparisons.start(made),
+        "size": comparisons.size(made, 3),
+        "gradients": comparisons.gradients(made),
+        "training": comparisons.training(made, 4),
+        "gradients in training": comparisons.gradients(made, training=True),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_right_ensemble_breaks_nothing(method: mt.Method, norm: bool) -> None:
+    assert {name: text for name, text in broken(subject(method, norm)).items() if text} == {}
+
+
+class Leaking(Ensemble):
+    """Adds a little of one member to the next."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        return outputs + 0.01 * outputs.roll(1, 0)
+
+
+class LeakingBackwards(Ensemble):
+    """Has the right values, and gradients that leak from one member into the next."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        other = outputs.roll(1, 0)
+        return outputs + (other - other.detach())
+
+
+class OtherInTraining(Ensemble):
+    """Is right in eval mode, and leaks in training mode."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        return outputs + 0.01 * outputs.roll(1, 0) if self.training else outputs
+
+
+class NeverFinite(Ensemble):
+    """Has a loss that is not a number in training mode."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        return outputs * float("nan") if self.training else outputs
+
+
+class Stuck(Ensemble):
+    """Trains member 0 alone."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        return torch.cat([outputs[:1], outputs[1:].detach()]) if self.training else outputs
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        (Leaking, "values", "output 0 of member"),
+        (LeakingBackwards, "gradients", "the gradient of .* of member"),
+        (OtherInTraining, "gradients in training", "in training mode"),
+        (NeverFinite, "training", "the loss of a training step is nan"),
+        (Stuck, "training", "changes nothing that member 1 owns"),
+    ],
+)
+def test_a_wrong_forward_is_caught(kind: type[Ensemble], name: str, text: str) -> None:
+    made = subject(mt.Deep(members=2))
+    made.ensemble.__class__ = kind
+    said = broken(made)[name]
+    assert said is not None
+    assert re.search(text, said)
+
+
+class HalfFactors(Ensemble):
+    """A BatchEnsemble whose factors get half of their gradients."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        layer: Any = self.template[-1]
+        alpha = layer._parameters["alpha"]
+        layer._parameters["alpha"] = alpha / 2 + alpha.detach() / 2
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            layer._parameters["alpha"] = alpha
+
+
+def test_gradients_of_factors_are_compared_with_the_slope_of_plain_members() -> None:
+    """Plain members hold products of weights and factors: their outputs are moved along the factors instead."""
+    made = subject(mt.BatchEnsemble(members=2))
+    names = comparisons.formed(made.ensemble)
+    assert any(name.endswith("alpha") for name in names)
+    assert comparisons.gradients(made) is None
+    double, inputs = comparisons.in_double(made)
+    double.__class__ = HalfFactors
+    assert comparisons._slope(double, inputs, names) is not None
+
+
+def scaled(model: nn.Module, ensemble: Ensemble) -> None:
+    ensemble.get_parameter("2.weight").data.mul_(4)
+
+
+def zeroed(model: nn.Module, ensemble: Ensemble) -> None:
+    ensemble.get_parameter("2.weight").data[1] = 0
+
+
+def equal(model: nn.Module, ensemble: Ensemble) -> None:
+    for parameter in ensemble.parameters():
+        parameter.data[1] = parameter.data[0]
+
+
+@pytest.mark.parametrize(
+    ("plant", "text"),
+    [
+        (scaled, "2.weight of member 0 starts at"),
+        (zeroed, "2.weight of member 1 starts at 0"),
+        (equal, "members 0 and 1 are equal"),
+    ],
+)
+def test_another_start_is_caught(plant: Callable[[nn.Module, Ensemble], None], text: str) -> None:
+    made = subject(mt.Deep(members=2))
+    plant(made.model, made.ensemble)
+    said = comparisons.start(made)
+    assert said is not None
+    assert text in said
+
+
+def test_a_shared_tensor_must_be_the_given_one() -> None:
+    made = subject(mt.MultiHead(members=2))
+    made.ensemble.get_parameter("0.weight").data.add_(1e-3)
+    assert comparisons.start(made) == "0.weight is shared and is not the given model's"
+
+
+def test_a_constant_stays_one() -> None:
+    model = network(norm=True)
+    x = torch.randn(4, 6)
+    ensemble = mt.ensemble(model, mt.Deep(members=2), x, seed=0, check=False)
+    ensemble.get_parameter("1.weight").data.normal_(1, 0.1)
+    said = comparisons.start(Subject(ensemble, model, mt.Inputs(x)))
+    assert said is not None
+    assert "does not start at 1" in said
+
+
+@pytest.mark.parametrize(("alpha", "right"), [(2, True), (4, False), (1, False)])
+def test_the_size_of_packed(alpha: int, right: bool) -> None:
+    """Four members of half the width are as large as one network; of the whole width four times, of a quarter a third."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    x = torch.randn(4, 6)
+    ensemble = mt.ensemble(model, mt.Packed(members=4, alpha=alpha), x, seed=0, check=False)
+    said = comparisons.size(Subject(ensemble, model, mt.Inputs(x)), 3)
+    assert (said is None) is right
+
+
+def test_a_gap_is_relative_and_nan_is_no_number() -> None:
+    one = torch.tensor([1.0, -4.0])
+    assert comparisons.gap(one, one) == 0
+    assert comparisons.gap(one + torch.tensor([0.0, 0.4]), one) == pytest.approx(0.1)
+    assert comparisons.gap(one, torch.tensor([1.0, float("nan")])) == float("inf")
+    assert comparisons.gap(torch.tensor([float("nan")]), torch.tensor([float("nan")])) == 0
+    assert comparisons.gap(one, one[:1]) == float("inf")
+    assert comparisons.gap(torch.tensor([1]), torch.tensor([2])) == float("inf")
+
+
+def test_rounding_is_told_from_errors() -> None:
+    """A difference in single precision that double precision does not have is rounding."""
+
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return (y + 1e6) - 1e6
+
+    model, x = Rounding(), torch.randn(4, 3)
+    ensemble = mt.ensemble(model, mt.Deep(members=2), x, seed=0, check=False)
+    ensemble = copy.deepcopy(ensemble)
+    made = Subject(ensemble, model, mt.Inputs(x))
+    assert comparisons.values(made) is None
