@@ -15,6 +15,7 @@ from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, own_tensors
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
+from multitudes.engine.converted import Formed
 from multitudes.engine.inputs import BatchAxis, count_rows
 from multitudes.engine.modules import (
     Factory,
@@ -190,7 +191,7 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
         raise InputError(
             f"keep={list(kept)} leaves nothing for {method} to convert, so all members would be equal: keep fewer modules"
         )
-    converted = {owning_module(name) for name in owned}
+    converted = {name for name in map(owning_module, owned) if not isinstance(draft.network.get_submodule(name), Formed)}
     return replace(
         draft,
         owned=owned,

@@ -6,6 +6,7 @@ with gradients on, and the autograd graph is walked back from the outputs.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ class Structure:
     """Parameters that are read outside the forward of their own module."""
     functional_dropout: set[str]
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
+    summed_axes: dict[str, int | None]
+    """Parameters that are factors of products and nothing else, and the axis that these sum over (`ParameterReads`)."""
+    takes_tensor: set[str]
+    """Modules whose every call has a floating tensor as its first argument."""
     inputs: Inputs
     """The example."""
 
@@ -100,6 +105,12 @@ class Structure:
         if loose and node.name() in PRODUCT_NODES:
             names |= {name for source, _ in node.next_functions for name in self._weights(source)}
         return names
+
+    @functools.cached_property
+    def used_parameters(self) -> set[str]:
+        """Names of the parameters that the outputs depend on."""
+        leaves = (id(getattr(node, "variable", None)) for node in walk(self.output_nodes))
+        return {self.names[leaf] for leaf in leaves if leaf in self.names}
 
     def unregistered_weights(self) -> list[list[int]]:
         """Lists the shapes of parameters that the outputs depend on, but the model does not register."""
@@ -154,9 +165,13 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     produced_by: dict[Any, tuple[str, int]] = {}
     inputs_of: dict[str, list[tuple[Any, ...]]] = {}
     clock = itertools.count()
+    other_first: set[str] = set()
 
     def enter(name: str, arguments: Any) -> None:
         order.setdefault(name, next(clock))
+        first = next(iter([*arguments[0], *arguments[1].values()]), None)
+        if not (isinstance(first, Tensor) and first.is_floating_point()):
+            other_first.add(name)
         nodes = tuple(tensor.grad_fn for tensor in tree.tensors(arguments) if tensor.grad_fn is not None)
         inputs_of.setdefault(name, []).append(nodes)
 
@@ -185,6 +200,8 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         inputs_of=inputs_of,
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
+        summed_axes=reading.summed_axes(),
+        takes_tensor=order.keys() - other_first,
         inputs=inputs,
     )
     shapes = structure.unregistered_weights()
