@@ -27,6 +27,7 @@ from multitudes.engine.modules import (
     join_name,
     named_tensors,
     owning_module,
+    without_caches,
 )
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import Engine
@@ -106,6 +107,7 @@ class Draft:
             value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
             values[name] = as_same_kind(tensor, value)
         template = copy_with(self.network, values)
+        without_caches(template)
         engine = Engine(
             template,
             members,

@@ -191,9 +191,7 @@ class Named(nn.Linear):
 
 
 REFUSED: list[tuple[nn.Module, Tensor, str, str, str]] = [
-    (Tied(), X, "norm+output", "head", "tied to body.weight"),
-    (Elsewhere(), X, "norm+output", "head", "head.weight is read outside"),
-    (Recurrent(), SEQUENCE, "norm+output", "cell", "GRU"),
+    (Tied(), X, "head", "head", r"tied to body.weight.*model.head.weight = nn.Parameter"),
     (Attending(), SEQUENCE, "attention", "attention", "MultiheadAttention"),
     (Attending(), SEQUENCE, "*.out_proj", "attention.out_proj", "attention"),
     (net_of(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), X, "output", "0", "ParametrizedLinear"),

@@ -25,12 +25,8 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 def layers_by_name(structure: Structure) -> dict[str, nn.Module]:
     """Returns the known layers whose weights nothing reads but the layer itself, and torch's attention."""
-    elsewhere = {name.rpartition(".")[0] for name in structure.read_elsewhere}
-    return {
-        name: layer
-        for name, layer in known_layers(structure.model)
-        if is_attention(layer) or is_parametrized(layer) or name not in elsewhere
-    }
+    elsewhere = {owning_module(name) for name in structure.read_elsewhere}
+    return {name: layer for name, layer in known_layers(structure.model) if is_attention(layer) or name not in elsewhere}
 
 
 def formed_weights(structure: Structure) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from multitudes.engine import tree
-from multitudes.engine.modules import join_name
+from multitudes.engine.modules import join_name, owning_module
 
 DROPOUT_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
@@ -40,8 +40,11 @@ class ParameterReads(TorchFunctionMode):
         self.running: list[nn.Module] = [probe]
         self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
         for name, part in probe.named_modules():
+            layer = probe.get_submodule(owning_module(f"{name}."))  # what a parametrization reads, its layer reads
             for key, parameter in part.named_parameters(recurse=isinstance(part, nn.MultiheadAttention)):
-                self.owners.setdefault(id(parameter), (join_name(name, key), []))[1].append(part)
+                self.owners.setdefault(id(parameter), (join_name(name, key), []))[1].append(layer)
+            if layer is not part:
+                continue
             part.register_forward_pre_hook(lambda module, _: self.running.append(module))
             part.register_forward_hook(self._leave)
 

@@ -214,15 +214,15 @@ class Patching:
             found = {
                 "norm": {n for n, part in model.named_modules() if is_norm(part)} & has_own,
                 "input": first_layers(structure),
-                "output": self._outputs(structure) - tied_layers(model).keys(),
+                "output": self._outputs(structure),
             }
             missing = [word for word in words if not found[word]]
             chosen = set().union(*(found[word] for word in words))
             if not chosen or (missing and self.patch != "norm+output"):
                 what = " or ".join(missing)
-                tied = {n: why for n, why in tied_layers(model).items() if "output" in missing and n in self._outputs(structure)}
-                but = "".join(f" but {n}, whose {why}" for n, why in tied.items())
-                raise ConversionError(f"{name}(patch={self.patch!r}): the model has no {what} layer{but}: name layers by globs")
+                raise ConversionError(f"{name}(patch={self.patch!r}): the model has no {what} layer: name layers by globs")
+            if self.patch == "norm+output":
+                chosen = chosen - tied_layers(model).keys() or chosen
         else:
             names = [n for n, _ in model.named_modules()]
             hits = names_matching(names, globs, f"{name}(patch={self.patch!r})")
