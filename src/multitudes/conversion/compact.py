@@ -85,7 +85,9 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
             cuts.append(comparison.with_constants(cut))
         else:
             attention = isinstance(layer, nn.MultiheadAttention)
-            uncut[name] = UNCUT + ("attention uses its channels together" if attention else "its channels are in groups, or it is no torch layer")
+            uncut[name] = UNCUT + (
+                "attention uses its channels together" if attention else "its channels are in groups, or it is no torch layer"
+            )
     if not comparison.same_without(cuts):
         cuts = _exact_cuts(comparison, cuts)
         inexact = masks.keys() - uncut.keys() - {cut.layer for cut in cuts}

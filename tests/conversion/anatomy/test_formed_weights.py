@@ -102,7 +102,9 @@ def formed(ens: Any, net: nn.Module, method: str, case: str, m: int) -> nn.Modul
     """Member m: the given network with the weights of its unknown layer formed by hand, and the member's other layers."""
     name = BODY.get(case, "body")
     plain = copy.deepcopy(net)
-    stored = {k: t[m] if k in ens.engine.owned else t for k, t in [*ens.template.named_parameters(), *ens.template.named_buffers()]}
+    given = dict(net.named_parameters())
+    tensors = [*ens.template.named_parameters(), *ens.template.named_buffers()]
+    stored = {k: t if k in given and t.shape == given[k].shape else t[m] for k, t in tensors if t.ndim}
     own = {k.rpartition(".")[2]: t for k, t in stored.items() if k.startswith(f"{name}.")}
     inputs = INPUT_AXES.get(case, {k: -1 for k in own if k in ("weight_ih", "weight_ih_l0", "weight_ih_l0_reverse")})
     layer: Any = plain.get_submodule(name)
@@ -197,7 +199,7 @@ class Normed(nn.Module):
 def test_what_is_no_weight_is_shared_and_the_plan_says_so() -> None:
     ens = mt.ensemble(Normed().double(), mt.BatchEnsemble(members=2), X, seed=0)
     assert {entry.name: entry.reason for entry in ens.plan.shared}[""] == "shared: no rule is known for queries"
-    assert "queries" not in ens.engine.owned
+    assert ens.template.queries.shape == (4, 8)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,10 +1,10 @@
 """Weights of layers that are not known: which of them members can have in a form of their own, and which are shared.
 
 A known layer gets masks or factors on its inputs and outputs. Of other modules nothing is known but how they use their weights
-on the example (`Structure.summed_axes`). A weight that is a factor of products, and nothing else, can be formed: the member's own
-weight is computed from the stored one wherever it is read. So can the weight of a layer that inherits from a known one and has
-a forward of its own, of a known layer that another module reads, and of recurrent layers. Other matrices are shared, such as
-tables that pass through a norm first.
+on the example (`Structure.summed_axes`). A weight that is a factor of products, and nothing else, can be formed: the member's
+own weight is computed from the stored one wherever it is read. So can the weight of a layer that inherits from a known one and
+has a forward of its own, of a known layer whose weight another module reads, and of recurrent layers. Other matrices are
+shared, such as tables that pass through a norm first.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ DROPOUT_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_d
 
 MOVES = frozenset("t transpose to contiguous type type_as float half bfloat16 double __getitem__ unsqueeze expand".split())
 """Methods that return a matrix as it is, transposed, in another type, or a part of a stack of matrices."""
-SUMS = frozenset("linear matmul mm bmm addmm baddbmm __matmul__ __rmatmul__ conv1d conv2d conv3d".split())
+SUMS = frozenset("linear matmul mm bmm _grouped_mm addmm baddbmm __matmul__ __rmatmul__ conv1d conv2d conv3d".split())
 """Products that sum over one axis of a weight, and `_summed_axis` knows which."""
 PRODUCTS = SUMS | frozenset("einsum bilinear lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 

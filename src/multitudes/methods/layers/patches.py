@@ -246,13 +246,14 @@ class Patching:
         noisy = noisy_keys(structure.model, apart=patched) if self.sigma else {}
         for name in [*patched, *noisy]:
             part = structure.model.get_submodule(name)
+            kinds = (nn.MultiheadAttention, nn.RNNBase) if name in noisy else (nn.MultiheadAttention,)
             if name in tied:
                 found[name] = f"its {tied[name]}, which members share: {untie(name, tied[name])}"
             elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
                 found[name] = "its attention module reads the parameters directly"
             elif isinstance(part, nn.MultiheadAttention) and name in noisy:
                 continue
-            elif isinstance(part, nn.MultiheadAttention) or hasattr(part, "parametrizations"):
+            elif isinstance(part, kinds) or hasattr(part, "parametrizations"):
                 found[name] = f"a {type(part).__name__} does not read its parameters from the module that holds them"
             elif name in noisy and _read_elsewhere(structure, name):
                 found[name] = "its parameters are read outside its own forward, which would not see the noise: use sigma=0"
