@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from multitudes.conversion.anatomy.initialise import build, reinitialised
-from multitudes.conversion.anatomy.refusals import refusals
+from multitudes.conversion.anatomy.refusals import refusals, untie
 from multitudes.conversion.anatomy.structure import Structure, own_tensors
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
@@ -250,7 +250,7 @@ def _tied_across(model: nn.Module, layout: Layout) -> dict[str, str]:
         ours, theirs = [n for n in tied if _belongs(n, layout)], [n for n in tied if not _belongs(n, layout)]
         if ours and theirs:
             reasons[owning_module(ours[0])] = (
-                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give the layer its own tensor"
+                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: {untie(ours[0])}"
             )
     return reasons
 

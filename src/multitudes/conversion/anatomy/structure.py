@@ -232,10 +232,16 @@ def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
     return structure.walk_back(lambda module, _: module in layers, loose=True)
 
 
+def output_layers(structure: Structure) -> set[str]:
+    """Names the last layers before the outputs, without embeddings, which a residual stream carries there."""
+    last = last_layers(structure)[0]
+    return {name for name in last if not isinstance(structure.model.get_submodule(name), nn.Embedding)} or last
+
+
 def heads(structure: Structure) -> tuple[set[str], set[str]]:
-    """Returns the classifier that a timm model's configuration names; for other models `last_layers`."""
+    """Returns the classifier that a timm model's configuration names; for other models the output layers and loose matrices."""
     named = _classifier_of_timm(structure)
-    return (named, set()) if named is not None else last_layers(structure)
+    return (named, set()) if named is not None else (output_layers(structure), last_layers(structure)[1])
 
 
 def _classifier_of_timm(structure: Structure) -> set[str] | None:

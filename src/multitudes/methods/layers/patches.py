@@ -21,7 +21,8 @@ from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.formed_weights import RECURRENT
 from multitudes.conversion.anatomy.initialise import reinitialised
 from multitudes.conversion.anatomy.known_layers import without_fast_path
-from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers
+from multitudes.conversion.anatomy.refusals import untie
+from multitudes.conversion.anatomy.structure import Structure, is_norm, output_layers
 from multitudes.engine import tree
 from multitudes.engine.converted import Formed
 from multitudes.engine.draws import (
@@ -214,7 +215,7 @@ class Patching:
             found = {
                 "norm": {n for n, part in model.named_modules() if is_norm(part)} & has_own,
                 "input": first_layers(structure),
-                "output": self._outputs(structure),
+                "output": output_layers(structure),
             }
             missing = [word for word in words if not found[word]]
             chosen = set().union(*(found[word] for word in words))
@@ -232,11 +233,6 @@ class Patching:
                 raise ConversionError(f"{name}(patch={self.patch!r}): the modules that match have no parameters: name others")
         return [n for n, _ in model.named_modules() if n in chosen]
 
-    def _outputs(self, structure: Structure) -> set[str]:
-        """Names the last layers before the outputs, without embeddings, which residual streams carry there."""
-        last = last_layers(structure)[0]
-        return {n for n in last if not isinstance(structure.model.get_submodule(n), nn.Embedding)} or last
-
     def refused(self, structure: Structure) -> dict[str, str]:
         """Refuses layers whose parameters are tied, or that compute them."""
         tied = tied_layers(structure.model)
@@ -248,7 +244,7 @@ class Patching:
             part = structure.model.get_submodule(name)
             kinds = (nn.MultiheadAttention, nn.RNNBase) if name in noisy else (nn.MultiheadAttention,)
             if name in tied:
-                found[name] = f"its {tied[name]}, which members share: {untie(name, tied[name])}"
+                found[name] = f"its {tied[name]}, which members share: {untie(join_name(name, tied[name].split()[0]))}"
             elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
                 found[name] = "its attention module reads the parameters directly"
             elif isinstance(part, nn.MultiheadAttention) and name in noisy:
@@ -321,7 +317,7 @@ class Patching:
         because = {**noisy, **dict.fromkeys(layers, f"{self.components} components, {self._what()}")}
         how = "at random" if self.init == "random" else "as copies"
         note = f"{len(layers)} layers with {self.components} components, which start {how}"
-        left = {n: why for n, why in tied_layers(structure.model).items() if n in last_layers(structure)[0] and n not in layers}
+        left = {n: why for n, why in tied_layers(structure.model).items() if n in output_layers(structure) and n not in layers}
         if left and self.patch == "norm+output":
             note += "; no components for " + ", ".join(f"{n}, whose {why}" for n, why in left.items())
         return Layout(tensors=names | {SEEDS}, because=because, note=note)
@@ -423,12 +419,6 @@ def tied_layers(model: nn.Module) -> dict[str, str]:
             other = next(join_name(places[id(r)], k) for r, k in held if (id(r), k) != (id(register), key))
             tied[places[id(register)]] = f"{key} is tied to {other}"
     return tied
-
-
-def untie(name: str, tie: str) -> str:
-    """Returns the line to type that gives a layer its own tensor; `tie` is a text of `tied_layers`."""
-    place = f"model.{name}.{tie.split()[0]}"
-    return f"give the layer its own tensor, {place} = nn.Parameter({place}.detach().clone())"
 
 
 def _read_elsewhere(structure: Structure, name: str) -> bool:
