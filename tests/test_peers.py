@@ -48,13 +48,15 @@ def test_nested_models(method: mt.Method) -> None:
 @each_method
 @pytest.mark.parametrize("kind", [Padded, Standardised])
 def test_a_subclass_is_not_its_parent(method: mt.Method, kind: type[nn.Conv2d]) -> None:
-    """Treated as its parent it would silently compute something else: refused by name, and shared where keep= names it."""
+    """Treated as its parent it would silently compute something else: its own forward runs; keep= leaves it whole."""
     net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), kind(12, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.Flatten()).double()
     x = torch.randn(2, 3, 10, 10).double()
-    with pytest.raises(mt.ConversionError, match=rf"2 +{kind.__name__} .*unknown layer"):
-        mt.ensemble(net, method, x)
-    ens = mt.ensemble(net, method, x, keep=["2"], seed=0).eval()
-    assert_same(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))
+    for keep in ((), ("2",)):
+        ens = mt.ensemble(net, method, x, keep=keep, seed=0).eval()
+        assert_same(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))
+        assert ("2" in {entry.name for entry in ens.plan.converted}) == (not keep)
+    neutral = mt.ensemble(net, method.neutral(), x, start="copies")
+    assert_same(neutral(x)[0], net(x))
 
 
 class Attending(nn.Module):

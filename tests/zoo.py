@@ -219,7 +219,6 @@ def not_thinned(reason: str, names: str = "") -> Refusal:
 
 
 TIED = unfit("A head tied to the shared embedding cannot belong to members.", "embed.weight")
-UNKNOWN = unfit("How a layer multiplies by its weight has to be known.", r"lstm\.weight|ParametrizationList|matrix")
 STEM = unfit("Only a layer with a weight can be as wide as several inputs.", "Embedding|LSTM|ParametrizedLinear")
 AROUND = unfit("An input that reaches the output around the first layer is of no slot.", "first layer")
 FIRST_AND_LAST = unfit("Slots and heads need something between them.", r"body\.0|the model")
@@ -251,9 +250,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     **each("MultiHead", ONE_AVERAGE, "reassigning", laws=("by_rows",)),
     **each("TreeNet", TIED, "tied"),
     **each("TreeNet", ONE_AVERAGE, "reassigning", laws=("by_rows",)),
-    **each("BatchEnsemble", UNKNOWN, "lstm", "weight_norm", "recurrent_between", "loose"),
     **each("BatchEnsemble", ONE_AVERAGE, "reassigning", laws=TRAINING),
-    **each("Masksembles", UNKNOWN, "lstm", "weight_norm", "recurrent_between", "loose"),
     **each("Masksembles", unfit("The network's input gets no mask.", "channels"), "one_layer"),
     **each("MIMO", STEM, "transformer_encoder", "lstm", "tied", "hugging_face_bert", "weight_norm"),
     **each("MIMO", AROUND, "several_inputs", "residual", "untouched", "input_again", "einsum", "nested"),
@@ -264,9 +261,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     **each("EMP", STANDS, "weight_norm"),
     **each("ECMP", TIED, "tied"),
     **each("ECMP", STANDS, "weight_norm"),
-    **each("DropConnect", UNKNOWN, "lstm", "weight_norm", "recurrent_between", "loose"),
     **each("DropConnect", ONE_AVERAGE, "reassigning", laws=("members_first", "member", "no_leak", "chunk", "save_load")),
-    **each("MCDropout", UNKNOWN, "lstm", "weight_norm", "recurrent_between", "loose"),
     **each("MCDropout", ROWS_APART, "selected", "unpadded", "two_views", "step_major"),
     **each("MCDropout", ROWS_APART, "squeezed", laws=("member",)),
     **each("MCDropout", unfit("There is no dropout, and nothing to put it before.", "position"), "one_layer"),

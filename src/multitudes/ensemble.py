@@ -318,7 +318,7 @@ class Ensemble(nn.Module):
             self.method.bake(member)
         for part in member.modules():
             if isinstance(part, nn.RNNBase):
-                part.flatten_parameters()
+                part._init_flat_weights()
         return member
 
     @clean_autograd()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.known_layers import unknown_layers
+from multitudes.conversion.anatomy.formed_weights import unknown_layers
 from multitudes.conversion.anatomy.structure import Structure as Structure
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.engine import tree

@@ -413,11 +413,14 @@ class Matrix(nn.Module):
 
 @pytest.mark.parametrize("position", ["auto", "layers"])
 def test_before_layers_that_are_not_known(position: str) -> None:
-    """Refused by name, and not left out silently; where dropout modules are live, it does not matter."""
-    net = nn.Sequential(nn.Linear(4, 6), Matrix(), nn.Linear(6, 3))
-    with pytest.raises(mt.ConversionError, match="Matrix"):
-        mt.ensemble(net, mt.MCDropout(position=position), torch.randn(2, 4))
-    assert mt.ensemble(nn.Sequential(*net, nn.Dropout(0.5)), mt.MCDropout(), torch.randn(2, 4)).members == 10
+    """Units are dropped before a layer of any type, and each member is the network with its own masks, written out."""
+    net = nn.Sequential(nn.Linear(4, 6), Matrix(), nn.Linear(6, 3)).double()
+    x = torch.randn(2, 4, dtype=torch.float64)
+    ens = mt.ensemble(net, mt.MCDropout(position=position, members=3, p=0.5), x, seed=0).eval()
+    masks = dict(ens.template.named_buffers())
+    for m in range(3):
+        hidden = (net[0](x) * masks["1.mask0"][m]) @ net[1].weight
+        torch.testing.assert_close(ens(x)[m], net[2](hidden * masks["2.mask0"][m]))
 
 
 class MyRMSNorm(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from timm import layers
@@ -120,8 +121,35 @@ class OddStd(layers.StdConv2d):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [Odd, OddStd])
-def test_a_forward_of_its_own_is_refused_by_name(kind: type[nn.Module], method: str) -> None:
-    """Never treated as the layer that it inherits from."""
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), kind(8, 8, 3), nn.Flatten(2), nn.Linear(49, 5))
-    with pytest.raises(mt.ConversionError, match=rf"1 +{kind.__name__} .*unknown layer"):
-        mt.ensemble(net, METHODS[method], X.float())
+def test_a_forward_of_its_own_runs(kind: type[nn.Module], method: str) -> None:
+    """Never treated as the layer that it inherits from: its own forward runs, on masked inputs or with formed weights."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), kind(8, 8, 3), nn.Flatten(2), nn.Linear(49, 5)).double()
+    ens = mt.ensemble(net, METHODS[method], X, seed=0).eval()
+    layer: Any = ens.template[1]
+    for m in range(MEMBERS):
+        member: Any = ens.member(m)
+        plain = kind(8, 8, 3).double()
+        plain.load_state_dict(net[1].state_dict())
+        hidden = member[0](X)
+        if method == "Masksembles":
+            hidden = hidden * layer.mask[m][:, None, None]
+        else:
+            plain.weight.data *= (layer.weight_alpha * layer.weight_gamma)[m].detach()
+        torch.testing.assert_close(ens(X)[m], member[3](plain(hidden).flatten(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "levit_128s"])
+def test_weights_read_by_others_and_caches(name: str) -> None:
+    """BEiT multiplies by the weight of a layer that it does not call, LeViT keeps what it computes from a table."""
+    sizes = {"depth": 2, "embed_dim": 24, "num_heads": 2, "img_size": 32} if name.startswith("beit") else {"img_size": 64}
+    net = timm.create_model(name, num_classes=5, **sizes).eval()
+    x = torch.randn(2, 3, sizes["img_size"], sizes["img_size"])
+    method = mt.BatchEnsemble(members=2) if name.startswith("beit") else mt.Deep(members=2)
+    ens = mt.ensemble(net, method, x, seed=0, check=False).eval()
+    plain = [ens.member(m).eval() for m in range(2)]
+    torch.testing.assert_close(ens(x), torch.stack([member(x) for member in plain]), rtol=1e-3, atol=1e-4)
+    if name.startswith("beit"):
+        layer: Any = ens.template.blocks[0].attn.qkv
+        by_hand = net.blocks[0].attn.qkv.weight * layer.weight_alpha[1] * layer.weight_gamma[1]
+        torch.testing.assert_close(plain[1].blocks[0].attn.qkv.weight, by_hand)

@@ -83,8 +83,7 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
             cut = _cheapest(ChannelCut(name, kept, before, link), ensemble.template, members[0], once)
             cuts.append(comparison.with_constants(cut))
         else:
-            attention = isinstance(layer, nn.MultiheadAttention)
-            uncut[name] = UNCUT + ("attention uses its channels together" if attention else "its channels are in groups")
+            uncut[name] = UNCUT + _why_uncut(layer)
     if not comparison.same_without(cuts):
         cuts = _exact_cuts(comparison, cuts)
         inexact = masks.keys() - uncut.keys() - {cut.layer for cut in cuts}
@@ -105,6 +104,12 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
             f"{type(ensemble.method).__name__} cannot be compacted, since outputs would change: use the ensemble as it is"
         )
     return compact
+
+
+def _why_uncut(layer: nn.Module) -> str:
+    if isinstance(layer, nn.MultiheadAttention):
+        return "attention uses its channels together"
+    return "its channels are in groups" if getattr(layer, "groups", 1) > 1 else f"no rule to cut a {type(layer).__name__}"
 
 
 def _work(ensemble: Ensemble) -> int:

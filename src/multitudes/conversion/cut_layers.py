@@ -51,8 +51,9 @@ class ChannelCut:
 
 
 def cuttable(layer: nn.Module) -> bool:
-    """Whether single channels can be removed from a layer: its type is known, and it has no groups or parametrizations."""
-    return product_of(layer) is not None and getattr(layer, "groups", 1) == 1 and not hasattr(layer, "parametrizations")
+    """Whether single channels can be removed from a layer: its type is torch's, and it has no groups or parametrizations."""
+    plain = isinstance(layer, (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)) and product_of(layer) is not None
+    return plain and getattr(layer, "groups", 1) == 1 and not hasattr(layer, "parametrizations")
 
 
 def width(layer: Any, reads: bool) -> int:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from multitudes.conversion.anatomy.initialise import build, reinitialised
-from multitudes.conversion.anatomy.refusals import refusals
+from multitudes.conversion.anatomy.refusals import refusals, untie
 from multitudes.conversion.anatomy.structure import Structure, own_tensors
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
+from multitudes.engine.converted import Formed
 from multitudes.engine.inputs import BatchAxis, count_rows
 from multitudes.engine.modules import (
     Factory,
@@ -26,6 +27,7 @@ from multitudes.engine.modules import (
     join_name,
     named_tensors,
     owning_module,
+    without_caches,
 )
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import Engine
@@ -118,6 +120,7 @@ class Draft:
             value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
             values[name] = as_same_kind(tensor, value)
         template = copy_with(self.network, values)
+        without_caches(template)
         engine = Engine(
             template,
             members,
@@ -204,7 +207,7 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
         raise InputError(
             f"keep={list(kept)} leaves nothing for {method} to convert, so all members would be equal: keep fewer modules"
         )
-    converted = {owning_module(name) for name in owned}
+    converted = {name for name in map(owning_module, owned) if not isinstance(draft.network.get_submodule(name), Formed)}
     return replace(
         draft,
         owned=owned,
@@ -261,7 +264,7 @@ def _tied_across(model: nn.Module, layout: Layout) -> dict[str, str]:
         ours, theirs = [n for n in tied if _belongs(n, layout)], [n for n in tied if not _belongs(n, layout)]
         if ours and theirs:
             reasons[owning_module(ours[0])] = (
-                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: give the layer its own tensor"
+                f"its {ours[0].rpartition('.')[2]} is tied to {theirs[0]}, which members share: {untie(ours[0])}"
             )
     return reasons
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import Tensor
+
 
 def converted_class(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...] = ()) -> Any:
     """Returns a class with the bases (mixin, layer_class) and these class attributes. Equal arguments return the same class.
@@ -30,3 +32,25 @@ def _reduce(self: Any, protocol: Any) -> Any:
 def _unpickle(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...]) -> Any:
     kind = converted_class(mixin, layer_class, attributes)
     return kind.__new__(kind)
+
+
+class Formed:
+    """Mixin of a module whose weights are formed for each member wherever they are read, also outside its own forward.
+
+    The stored parameters keep their names. `formed_keys` names those that are formed.
+    """
+
+    formed_keys: tuple[str, ...]
+
+    def form(self, key: str, stored: Tensor) -> Tensor:
+        """Returns the member's value of a parameter, made from the stored one."""
+        raise NotImplementedError
+
+    def __getattr__(self, key: str) -> Any:
+        """Returns what the module has by this name; a formed weight as the member sees it."""
+        value = super().__getattr__(key)  # type: ignore[misc]
+        return self.form(key, value) if key in vars(self).get("formed_keys", ()) else value
+
+    def formed(self) -> dict[str, Tensor]:
+        """Returns the member's value of every formed weight, by name."""
+        return {key: getattr(self, key) for key in self.formed_keys}

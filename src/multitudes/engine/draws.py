@@ -142,10 +142,15 @@ def run_with(layer: Any, weights: Mapping[str, Tensor], forward: Callable[..., A
 
 def bake_weights(layer: Any, weights: Mapping[str, Tensor]) -> None:
     """Stores effective weights as the layer's parameters, by name, and turns the layer back into its plain class."""
+    bake_parameters(layer, weights)
+    remove_draws(layer)
+
+
+def bake_parameters(layer: Any, weights: Mapping[str, Tensor]) -> None:
+    """Stores effective weights as the layer's parameters, by name."""
     for key, weight in weights.items():
         register, name = parameter_place(layer, key)
         register[name] = nn.Parameter(weight.detach().clone(), requires_grad=register[name].requires_grad)
-    remove_draws(layer)
 
 
 def parameter_place(layer: Any, key: str) -> tuple[dict[str, Any], str]:

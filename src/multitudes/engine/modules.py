@@ -122,6 +122,24 @@ def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return tensors
 
 
+def empty_dicts(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Returns the places of empty dicts in plain attributes of modules, where forward may keep what it computed."""
+    return [(vars(part), key) for part in module.modules() for key in _dicts_of(part) if not vars(part)[key]]
+
+
+def without_caches(module: nn.Module) -> None:
+    """Empties what modules computed from their weights and kept, in place: modules do so themselves when their mode is set."""
+    modes = [(part, part.training) for part in module.modules()]
+    for part in [part for part, _ in modes if any(vars(part)[key] for key in _dicts_of(part))]:
+        part.train()
+    for part, training in modes:
+        part.training = training
+
+
+def _dicts_of(part: nn.Module) -> list[str]:
+    return [key for key, value in vars(part).items() if type(value) is dict and key not in EVERY_MODULES]
+
+
 def as_same_kind(tensor: Tensor, value: Tensor) -> Tensor:
     """Wraps `value` as a Parameter if `tensor` is one."""
     return nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value

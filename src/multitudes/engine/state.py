@@ -15,8 +15,9 @@ from torch.func import functional_call
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import copy_with, is_channels_last, join_name, named_tensors, registers_of
+from multitudes.engine.modules import copy_with, empty_dicts, is_channels_last, join_name, named_tensors, registers_of
 from multitudes.engine.tree import Tree
+from multitudes.engine.tree import tensors as tensors_in
 from multitudes.errors import RunError
 
 MODES = ("train", "eval")
@@ -98,10 +99,11 @@ class Engine:
         parts = [(n, vars(part).get("draws")) for n, part in self.template.named_modules()]
         self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
+        self.caches = empty_dicts(self.template)
         self.lock = threading.RLock()  # a call swaps tensors of the template, so only one thread may call at a time
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("lock", "registers", "recurrent")}
+        return {key: value for key, value in vars(self).items() if key not in ("lock", "registers", "recurrent", "caches")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -210,6 +212,9 @@ def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tu
     finally:
         for (register, key, _), tensor in zip(places, stored, strict=True):
             register[key] = tensor
+        for attributes, key in engine.caches:  # what forward computed from this member's weights is not the next one's
+            if type(attributes[key]) is dict and tensors_in(attributes[key]):
+                attributes[key].clear()
         for part in engine.recurrent:  # their list of weights would keep the last member's graph alive
             part._flat_weights = [part._parameters.get(name) for name in part._flat_weights_names]
     return output, after

@@ -10,29 +10,32 @@ set of statistics over the rows of all members.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from multitudes.conversion.anatomy.formed_weights import formed_weights, layers_by_name, mostly_shared, shared_matrices
 from multitudes.conversion.anatomy.known_layers import (
+    CONVOLUTIONS,
+    TRANSPOSED,
     FormedAttention,
     along_channels,
     channels,
-    known_layers,
+    computes_weight,
     over_channels,
     product_of,
     projections,
     restore_layer,
     restore_projections,
-    taught_name,
     weight_of,
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.engine.converted import converted_class
-from multitudes.engine.draws import run_with
+from multitudes.engine.converted import Formed, converted_class
+from multitudes.engine.draws import bake_parameters, run_with
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.seeds import member_seed
@@ -41,6 +44,7 @@ from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.settings import at_least, below
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
+"""Names of the factors of known layers; those of formed weights are `weight_alpha`, `weight_gamma` and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,36 +69,46 @@ class BatchEnsemble(Method):
     def prepare(self, given: Given) -> nn.Module:
         """Adds factors to every known layer; they start at one."""
         new = detached_copy(given.model, {})
-        for _, layer in known_layers(new):
-            scale(layer)
+        for name in layers_by_name(given.structure):
+            scale(new.get_submodule(name))
+        for name, keys in formed_weights(given.structure).items():
+            scale_weights(new.get_submodule(name), keys)
         without_fast_path(new, Scaled)
         return new
+
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Refuses weights for which no rule is known, if they are most of the model."""
+        return mostly_shared(structure, formed_weights(structure))
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """Returns a copy of the network with the factors of member m."""
         new = detached_copy(network, {})
         generator = torch.Generator().manual_seed(member_seed(given.seed, m))
+        factors = factor_names(new)
         with torch.no_grad():
             for name, factor in new.named_parameters():
-                if name.rpartition(".")[2] in FACTORS:
+                if name in factors:
                     factor.copy_(drawn(factor.shape, self.init, generator))
         return new
 
     def layout(self, structure: Structure) -> Layout:
         """Gives each member its own factors and biases in converted layers."""
-        tensors = set()
+        tensors, because = factor_names(structure.model), shared_matrices(structure, formed_weights(structure))
+        biases: set[int] = set()
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Scaled):
-                own = dict(structure.model.get_submodule(name).named_parameters())
-                keys = [k for k in own if k in FACTORS or k in ("bias", "in_proj_bias", "out_proj.bias")]
-                tensors |= {join_name(name, key) for key in keys}
-        return Layout(tensors=frozenset(tensors))
+                biases |= {id(p) for key, p in layer.biases().items()}
+            if isinstance(layer, ScaledWeights):
+                because[name] = f"factors of {', '.join(layer.formed_keys)}"
+        for name, layer in structure.model.named_modules():  # all names of a bias, which may be tied
+            tensors |= {join_name(name, key) for key, p in layer._parameters.items() if id(p) in biases}
+        return Layout(tensors=frozenset(tensors), because=because)
 
     def bake(self, member: nn.Module) -> None:
         """Multiplies the factors into the weights, W ∘ (s rᵀ)."""
         for layer in member.modules():
             if isinstance(layer, Scaled):
-                layer.form()
+                layer.plain()
 
     def neutral(self) -> BatchEnsemble:
         """Returns settings for one member with all factors at one."""
@@ -112,9 +126,10 @@ class BatchEnsemble(Method):
             "factors": {"lr": lr * self.lr_factor, "weight_decay": 0.0},
             "biases": {"lr": lr * self.lr_factor, "weight_decay": weight_decay},
         }
+        factors = factor_names(ensemble.template)
         for name, parameter in ensemble.named_parameters():
             owned = name in ensemble.engine.owned
-            kind = "factors" if name.rpartition(".")[2] in FACTORS and owned else "biases" if owned else "shared"
+            kind = "factors" if name in factors and owned else "biases" if owned else "shared"
             if parameter.requires_grad:
                 groups[kind].setdefault("params", []).append(parameter)
                 groups[kind].setdefault("names", []).append(name)
@@ -134,7 +149,18 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
 class Scaled:
     """Mixin of a layer with factors; it is placed before the layer's own class."""
 
-    def form(self) -> None:
+    def factors(self) -> list[str]:
+        """Returns the names of the layer's factors."""
+        layer: Any = self
+        return [key for key in FACTORS if key in layer._parameters]
+
+    def biases(self) -> dict[str, Tensor]:
+        """Returns the layer's biases by name; torch's attention has one in its child."""
+        layer: Any = self
+        recurse = isinstance(layer, nn.MultiheadAttention)
+        return {key: p for key, p in layer.named_parameters(recurse=recurse) if key.endswith("bias")}
+
+    def plain(self) -> None:
         """Turns this layer into a plain one, with the factors multiplied into its weights."""
         raise NotImplementedError
 
@@ -152,7 +178,7 @@ class ScaledProduct(Scaled):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer with scaled inputs and outputs; shapes are those of the plain layer."""
         layer: Any = self
-        if self.alpha.ndim == 1 and taught_name(layer) is None and self._pays_to_form(input):
+        if self.alpha.ndim == 1 and not computes_weight(layer) and self._pays_to_form(input):
             return self._formed_product(input, *args, **kwargs)
         y = self.product(self, input * along_channels(layer, self.alpha, input), *args, **kwargs)
         y = y * along_channels(layer, self.gamma, y)
@@ -179,7 +205,7 @@ class ScaledProduct(Scaled):
         y = run_with(layer, {"weight": weight}, self.product, self, input, *args, **kwargs)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
-    def form(self) -> None:
+    def plain(self) -> None:
         """Turns this layer into a plain one, with the factors multiplied into its weights."""
         layer: Any = self
         weight = weight_of(layer) * over_channels(layer, self.alpha, self.gamma)
@@ -202,12 +228,60 @@ class ScaledAttention(Scaled, FormedAttention):
         out = self.out_proj.weight * self.gamma_out[:, None] * self.alpha_out
         return [w * s * r for w, s, r in factors], out
 
-    def form(self) -> None:
+    def plain(self) -> None:
         """Turns this module into plain attention, with the factors multiplied into its weights."""
         weights, out = self.weights()
         for name in FACTORS:
             delattr(self, name)
         restore_projections(self, weights, out)
+
+
+class ScaledWeights(Formed, Scaled):
+    """Mixin of a module whose weights are formed: W ∘ (s rᵀ) over their last two axes, or over the channels of a kernel."""
+
+    def form(self, key: str, stored: Tensor) -> Tensor:
+        """Returns the member's weight."""
+        layer: Any = self
+        return stored * layer._parameters[f"{key}_alpha"] * layer._parameters[f"{key}_gamma"]
+
+    def factors(self) -> list[str]:
+        """Returns the names of the factors."""
+        return [f"{key}_{kind}" for key in self.formed_keys for kind in ("alpha", "gamma")]
+
+    def biases(self) -> dict[str, Tensor]:
+        """Returns the module's biases by name; a recurrent layer has several."""
+        layer: Any = self
+        return {k: p for k, p in layer._parameters.items() if p is not None and k.startswith("bias") and p.ndim == 1}
+
+    def plain(self) -> None:
+        """Turns this module into its plain class, with the factors multiplied into its weights."""
+        layer: Any = self
+        weights = self.formed()
+        for name in self.factors():
+            delattr(layer, name)
+        del layer.formed_keys
+        layer.__class__ = type(layer).made_of[1]
+        bake_parameters(layer, weights)
+
+
+def factor_names(network: nn.Module) -> set[str]:
+    """Names the factors in a network."""
+    scaled = [(name, part) for name, part in network.named_modules() if isinstance(part, Scaled)]
+    return {join_name(name, key) for name, part in scaled for key in part.factors()}
+
+
+def scale_weights(layer: Any, keys: Sequence[str]) -> None:
+    """Adds factors of one to these weights of a module, in place. Its other tensors keep their names."""
+    for key in keys:
+        weight = layer._parameters[key]
+        shape = list(weight.shape)
+        outputs, inputs = (0, 1) if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) else (weight.ndim - 2, weight.ndim - 1)
+        spread = range(2, weight.ndim) if outputs == 0 else ()
+        for kind, summed in (("alpha", outputs), ("gamma", inputs)):
+            sizes = [1 if axis == summed or axis in spread else size for axis, size in enumerate(shape)]
+            layer.register_parameter(f"{key}_{kind}", nn.Parameter(weight.new_ones(sizes)))
+    layer.__class__ = converted_class(ScaledWeights, type(layer))
+    layer.formed_keys = tuple(keys)
 
 
 def scale(layer: Any) -> None:

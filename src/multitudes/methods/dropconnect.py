@@ -9,15 +9,19 @@ training step uses one draw. At prediction each member keeps its own draw.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.known_layers import known_layers, without_fast_path
+from multitudes.conversion.anatomy.formed_weights import formed_weights, layers_by_name, mostly_shared, shared_matrices
+from multitudes.conversion.anatomy.known_layers import is_parametrized, restore_layer, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
+from multitudes.engine.converted import Formed
 from multitudes.engine.draws import (
     Drawing,
     add_seeds,
@@ -26,6 +30,7 @@ from multitudes.engine.draws import (
     drawing_layers,
     drawn_names,
     make_drawing,
+    remove_draws,
     run_with,
     stored_weight,
 )
@@ -57,16 +62,27 @@ class DropConnect(DropPrior, Method):
     def prepare(self, given: Given) -> nn.Module:
         """Adds masks to the weights of every known layer."""
         new = detached_copy(given.model, {})
-        for _, layer in list(known_layers(new)):
-            connect(layer, self.p)
+        for name in layers_by_name(given.structure):
+            layer: Any = new.get_submodule(name)
+            if is_parametrized(layer):
+                connect(layer, self.p, ["weight"], ConnectedComputed)
+            else:
+                connect(layer, self.p, [key for key, _ in layer.named_parameters() if key.endswith("weight")], Connected)
+        for name, keys in formed_weights(given.structure).items():
+            connect(new.get_submodule(name), self.p, keys, ConnectedWeights)
         without_fast_path(new, Connected)
         add_seeds(new)
         return new
 
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Refuses weights for which no rule is known, if they are most of the model."""
+        return mostly_shared(structure, formed_weights(structure))
+
     def layout(self, structure: Structure) -> Layout:
         """Gives each member its own masks and seed."""
         layers = dict(drawing_layers(structure.model))
-        because = dict.fromkeys(layers, f"each weight dropped with probability {self.p:g}")
+        because = shared_matrices(structure, formed_weights(structure))
+        because |= dict.fromkeys(layers, f"each weight dropped with probability {self.p:g}")
         return Layout(tensors=drawn_names(structure.model) | {SEEDS}, because=because)
 
     def bake(self, member: nn.Module) -> None:
@@ -99,7 +115,7 @@ class DropConnect(DropPrior, Method):
     def effective_size(self, ensemble: Ensemble) -> int:
         """Returns 2 to the power of the number of masked weights."""
         layers: Any = dict(drawing_layers(ensemble.template)).values()
-        weights = sum(stored_weight(layer, key).numel() for layer in layers for key in layer.replaced)
+        weights = sum(math.prod(shape) for layer in layers for shape in layer.shapes.values())
         return int(2**weights)
 
 
@@ -109,13 +125,12 @@ class Connected(Drawing):
     replaced: tuple[str, ...]
     """Names of the weights with a mask; dotted if a child holds the weight."""
     p: float
+    shapes: dict[str, torch.Size]
+    """Shapes of these weights."""
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws masks, True for the weights to keep."""
-        found = {}
-        for key in self.replaced:
-            found[_mask(key)] = torch.rand(stored_weight(self, key).shape, generator=generator) >= self.p
-        return found
+        return {_mask(key): torch.rand(shape, generator=generator) >= self.p for key, shape in self.shapes.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer with its masked weights."""
@@ -130,16 +145,51 @@ class Connected(Drawing):
         return {key: stored_weight(self, key) * getattr(self, _mask(key)) / (1 - self.p) for key in self.replaced}
 
 
+class ConnectedWeights(Formed, Connected):
+    """Mixin of a module with masked weights that other modules may read."""
+
+    def form(self, key: str, stored: Tensor) -> Tensor:
+        """Returns the masked weight W ∘ mask / (1 − p)."""
+        return stored * getattr(self, _mask(key)) / (1 - self.p)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module, which reads masked weights."""
+        return super(Connected, self).forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class ConnectedComputed(Connected):
+    """Mixin of a layer that computes its weight by torch's parametrizations: the computed weight is masked."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The masked weight W ∘ mask / (1 − p)."""
+        layer: Any = self
+        computed: Tensor = super().weight  # type: ignore[misc]
+        return computed * layer.weight_mask / (1 - self.p)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer with its masked weight."""
+        return super(Connected, self).forward(*args, **kwargs)  # type: ignore[misc]
+
+    def bake(self) -> None:
+        """Turns the layer into a plain one without parametrizations, with the masked weight as its parameter."""
+        layer: Any = self
+        weight, made_of = self.weight, type(layer)
+        remove_draws(layer)
+        layer.__class__ = made_of
+        restore_layer(layer, weight, layer.bias)
+
+
 def _mask(key: str) -> str:
     return f"{key.replace('.', '_')}_mask"
 
 
-def connect(layer: Any, p: float) -> None:
-    """Adds masks of ones to a layer's weights, in place."""
-    keys = tuple(key for key, _ in layer.named_parameters() if key.endswith("weight"))
-    make_drawing(layer, Connected, replaced=keys, p=p)
+def connect(layer: Any, p: float, keys: Sequence[str], kind: type[Connected]) -> None:
+    """Adds masks of ones to these weights of a layer, in place."""
+    shapes = {key: getattr(layer, key).shape if kind is ConnectedComputed else stored_weight(layer, key).shape for key in keys}
+    device = next(layer.parameters()).device
+    more = {"formed_keys": tuple(keys)} if kind is ConnectedWeights else {}
+    make_drawing(layer, kind, replaced=tuple(keys), p=p, shapes=shapes, **more)
     layer.draws = tuple(map(_mask, keys))
-    for key, parameter in list(layer.named_parameters()):
-        if key in keys:
-            ones = torch.ones(parameter.shape, dtype=torch.bool, device=parameter.device)
-            layer.register_buffer(_mask(key), ones, persistent=False)
+    for key, shape in shapes.items():
+        layer.register_buffer(_mask(key), torch.ones(shape, dtype=torch.bool, device=device), persistent=False)

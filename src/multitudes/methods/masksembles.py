@@ -11,19 +11,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.formed_weights import (
+    RECURRENT,
+    formed_weights,
+    layers_by_name,
+    mostly_shared,
+    shared_matrices,
+)
 from multitudes.conversion.anatomy.known_layers import (
+    PRODUCTS,
     FormedAttention,
     along_channels,
     channels,
-    known_layers,
     over_channels,
     projections,
     restore_layer,
@@ -34,7 +42,8 @@ from multitudes.conversion.anatomy.known_layers import (
 from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.compact import compact_members
 from multitudes.conversion.resize.resize import resized
-from multitudes.engine.converted import converted_class
+from multitudes.engine.converted import Formed, converted_class
+from multitudes.engine.draws import bake_parameters
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, inside, join_name
 from multitudes.engine.seeds import member_seed
@@ -88,17 +97,21 @@ class Masksembles(Method):
         new = detached_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model, {})
         structure = given.structure
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
-        for name, layer in list(known_layers(new)):
+        called = {name for name in layers_by_name(structure) if name in structure.order}
+        axes = self._mask_axes(structure)
+        for name in [n for n, _ in new.named_modules() if n in called or n in axes]:
+            layer: Any = new.get_submodule(name)
             said = [method.scale for module, method in given.at.items() if inside(name, [module])]
-            narrow = self._width(layer) < self.fewest and not said
-            if name in left_out or name not in structure.order or narrow:
+            width = self._width(layer, axes.get(name, {}))
+            narrow = width < self.fewest and not said
+            if name in left_out or narrow:
                 continue
             if said or not grows:
-                ones = ones_for(self._width(layer), self.members, said[-1] if said else self.scale)
+                ones = ones_for(width, self.members, said[-1] if said else self.scale)
             else:
-                wanted = nearest(self.capacity * self._width(given.model.get_submodule(name)))
-                ones = min(self._width(layer), max(wanted, math.ceil(self._width(layer) / self.members)))
-            mask(layer, self.position, ones)
+                wanted = nearest(self.capacity * self._width(given.model.get_submodule(name), axes.get(name, {})))
+                ones = min(width, max(wanted, math.ceil(width / self.members)))
+            mask(layer, self.position, ones, axes.get(name))
         without_fast_path(new, Masked)
         unheard = [n for n in given.at if not any(isinstance(part, Masked) for part in new.get_submodule(n).modules())]
         if unheard and len(unheard) == len(given.at):
@@ -119,8 +132,28 @@ class Masksembles(Method):
         members = self.of or self.members
         return self.capacity * columns_per_one(members, self.scale) if self.width == "grow" else 1.0
 
-    def _width(self, layer: Any) -> int:
+    def refused(self, structure: Structure) -> dict[str, str]:
+        """Refuses weights for which no rule is known, if they are most of the model."""
+        return mostly_shared(structure, {name: formed_weights(structure)[name] for name in self._mask_axes(structure)})
+
+    def _mask_axes(self, structure: Structure) -> dict[str, dict[str, int]]:
+        """Returns for modules that are not known layers the weights whose inputs are masked, and their axis of inputs.
+
+        A layer with a forward of its own that does more than multiply by its weight has none: its input itself is masked.
+        """
+        if self.position == "after":
+            return {}
+        return {
+            name: axes
+            for name, keys in formed_weights(structure).items()
+            if (axes := input_axes(structure, name, keys)) is not None
+        }
+
+    def _width(self, layer: Any, axes: Mapping[str, int] = MappingProxyType({})) -> int:
         """Returns the number of channels that a layer's mask covers."""
+        if axes:
+            key, axis = next(iter(axes.items()))
+            return int(layer._parameters[key].shape[axis])
         if isinstance(layer, nn.MultiheadAttention):
             return layer.embed_dim
         return channels(layer)[0 if self.position == "before" else 1]
@@ -135,16 +168,18 @@ class Masksembles(Method):
 
     def layout(self, structure: Structure) -> Layout:
         """Gives each member its own masks. The plan states their number of ones, and why a layer has no masks."""
-        tensors, because = set(), {}
+        masked = {name: formed_weights(structure)[name] for name in self._mask_axes(structure)}
+        tensors: set[str] = set()
+        because = shared_matrices(structure, masked)
         ends = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Masked):
                 tensors |= {join_name(name, key) for key in masks_in(layer)}
-                features = self._width(layer)
+                features = layer.mask.shape[-1]
                 scale = effective_scale(features, self.members, layer.ones)
                 iou = sum(layer.overlap.values()) / len(layer.overlap)
                 because[name] = f"masks of {layer.ones} ones in {features}, scale {scale:.3g}, IoU {iou:.2f}"
-        for name, layer in known_layers(structure.model):
+        for name, layer in layers_by_name(structure).items():
             if name not in because and name in ends:
                 because[name] = f"on the network's {'input' if self.position == 'before' else 'output'}"
             elif name not in because and self._width(layer) < self.fewest:
@@ -251,6 +286,56 @@ class MaskedAfter(Masked):
         restore_layer(layer, weight, bias)
 
 
+class MaskedInput(MaskedBefore):
+    """Mixin that masks the inputs of a layer with a forward of its own. No weight can hold the mask."""
+
+    def work_in(self) -> None:
+        """Turns this layer into a plain one if it masks nothing."""
+        layer: Any = self
+        if bool((self.mask == 1).all()):
+            _unmasked(layer)
+            layer.__class__ = type(layer).made_of[1]
+
+
+class MaskedWeights(Formed, Masked):
+    """Mixin of a module whose weights are formed: those that multiply dropped inputs are zero."""
+
+    axes: dict[str, int]
+    """For each formed weight, its axis of inputs, counted from the last."""
+
+    def form(self, key: str, stored: Tensor) -> Tensor:
+        """Returns the member's weight."""
+        return stored * self.mask.view(-1, *(1 for _ in range(-1 - self.axes[key])))
+
+    def work_in(self) -> None:
+        """Turns this module into its plain class, with the mask multiplied into its weights."""
+        layer: Any = self
+        weights = self.formed()
+        _unmasked(layer)
+        del layer.axes, layer.formed_keys
+        layer.__class__ = type(layer).made_of[1]
+        bake_parameters(layer, weights)
+
+
+def input_axes(structure: Structure, name: str, keys: Sequence[str]) -> dict[str, int] | None:
+    """Returns the axis of inputs of each weight of a module that reads the module's input.
+
+    Empty if the input itself can be masked, as that of a convolution with a forward of its own; None if neither is known.
+    """
+    part: Any = structure.model.get_submodule(name)
+    if isinstance(part, RECURRENT):
+        return {key: -1 for key in keys if key in ("weight_ih", "weight_ih_l0", "weight_ih_l0_reverse")}
+    known = {key: structure.summed_axes.get(join_name(name, key)) for key in keys}
+    if isinstance(part, nn.Linear) and name not in structure.order:
+        known = {"weight": -1}
+    axes = {key: axis for key, axis in known.items() if axis is not None}
+    sizes = {key: part._parameters[key].shape[axis] for key, axis in axes.items()}
+    first = next(iter(sizes.values()), 0)
+    if not axes and isinstance(part, tuple(PRODUCTS)) and name in structure.takes_tensor:
+        return {}
+    return {key: axes[key] for key, size in sizes.items() if size == first} or None
+
+
 class MaskedAttention(Masked, FormedAttention):
     """Attention with a mask on its inputs and a mask before its output projection."""
 
@@ -286,15 +371,24 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
         restore_projections(self, weights, out)
 
 
-def mask(layer: Any, position: str, ones: int) -> None:
-    """Adds masks to a layer, in place: all ones at first, later with `ones` ones each."""
+def mask(layer: Any, position: str, ones: int, axes: dict[str, int] | None = None) -> None:
+    """Adds masks to a layer, in place: all ones at first, later with `ones` ones each.
+
+    axes        for a module that is not a known layer, the axis of inputs of each weight to form; see `input_axes`
+    """
     weight = next(layer.parameters())
     attention, before = isinstance(layer, nn.MultiheadAttention), position == "before"
-    if attention:
-        layer.__class__ = converted_class(MaskedAttention if before else AttentionMaskedAfter, type(layer))
+    if axes:
+        size = layer._parameters[next(iter(axes))].shape[next(iter(axes.values()))]
+        kind: type[Masked] = MaskedWeights
+    elif attention:
+        size, kind = layer.embed_dim, MaskedAttention if before else AttentionMaskedAfter
     else:
-        layer.__class__ = converted_class(MaskedBefore if before else MaskedAfter, type(layer))
-    size = layer.embed_dim if attention else channels(layer)[0 if before else 1]
+        size = channels(layer)[0 if before else 1]
+        kind = MaskedAfter if not before else MaskedBefore if axes is None else MaskedInput
+    layer.__class__ = converted_class(kind, type(layer))
     layer.ones, layer.overlap = ones, {}
+    if axes:
+        layer.axes, layer.formed_keys = axes, tuple(axes)
     for key in ("mask", "mask_out") if attention and before else ("mask",):
         layer.register_buffer(key, torch.ones(size, dtype=weight.dtype, device=weight.device))

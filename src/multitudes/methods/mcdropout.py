@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from multitudes.conversion.anatomy.first_layers import first_layers
-from multitudes.conversion.anatomy.known_layers import known_layers, unknown_layers, without_fast_path
-from multitudes.conversion.anatomy.structure import Structure, is_norm
+from multitudes.conversion.anatomy.formed_weights import formed_weights, layers_by_name
+from multitudes.conversion.anatomy.known_layers import known_layers, without_fast_path
+from multitudes.conversion.anatomy.structure import Structure, is_layer, is_norm
 from multitudes.engine import tree
 from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_names, make_drawing, remove_draws
 from multitudes.engine.inputs import BatchAxis, Inputs
@@ -81,8 +82,9 @@ class MCDropout(DropPrior, Method):
             missing = "no dropout module with a rate above 0: position='layers' adds dropout before layers"
         elif where == "layers":
             first = first_layers(structure)
-            known = [n for n, part in known_layers(model) if not isinstance(part, nn.MultiheadAttention)]
-            found = [n for n in known if n not in first and n in structure.order]
+            layers = {**layers_by_name(structure), **formed_weights(structure)}
+            known = [n for n, part in model.named_modules() if n in layers and not isinstance(part, nn.MultiheadAttention)]
+            found = [n for n in known if n not in first and n in structure.takes_tensor and is_layer(model.get_submodule(n))]
             missing = "no linear layer or convolution after the first: name modules by globs"
         elif where == "norm":
             found = [n for n, part in model.named_modules() if is_norm(part) and n in structure.order]
@@ -98,9 +100,8 @@ class MCDropout(DropPrior, Method):
         return found
 
     def refused(self, structure: Structure) -> dict[str, str]:
-        """Refuses layers of unknown types if dropout is added before layers."""
-        before_layers = self.position == "layers" or (self.position == "auto" and not self._existing(structure))
-        return unknown_layers(structure) if before_layers else {}
+        """Refuses nothing: units can be dropped before any layer, and layers that cannot be named are left whole."""
+        return {}
 
     def _existing(self, structure: Structure) -> list[str]:
         """Names the dropout modules that run on the example, with a rate above 0."""

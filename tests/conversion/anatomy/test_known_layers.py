@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.conversion.anatomy.known_layers import along_channels, channels, known_layers, product_of, unknown_layers
+from multitudes.conversion.anatomy.formed_weights import unknown_layers
+from multitudes.conversion.anatomy.known_layers import along_channels, channels, known_layers, product_of
 from multitudes.conversion.anatomy.structure import observe
 
 
@@ -54,14 +55,12 @@ def test_rows_have_values_of_their_own() -> None:
     assert torch.equal(x * along_channels(nn.Linear(4, 1), values, x), x * values.repeat_interleave(2, 0)[:, None])
 
 
-def test_a_forward_of_its_own_is_refused_by_name() -> None:
-    """And not treated as the parent's."""
+def test_a_forward_of_its_own_is_not_the_parents() -> None:
+    """For a method of another package, which knows known layers only, it is an unknown one; keep= leaves it whole."""
     net = nn.Sequential(Doubling(4, 6), nn.ReLU(), nn.Linear(6, 3))
     assert product_of(net[0]) is None
     reasons = unknown_layers(observe(net, mt.Inputs(torch.randn(2, 4))))
     assert reasons == {"0": "Doubling is an unknown layer: its forward is not that of Linear"}
-    with pytest.raises(mt.ConversionError, match=r"Doubling is an unknown layer[\s\S]*keep=\['0'\]"):
-        mt.ensemble(net, mt.BatchEnsemble(), torch.randn(2, 4))
     ens = mt.ensemble(net, mt.BatchEnsemble(), torch.randn(2, 4), keep=["0"])
     assert "0.alpha" not in dict(ens.named_parameters())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import multitudes as mt
-from multitudes.methods.layers.patches import patched_names
+from multitudes.methods.layers.patches import patched_layers, patched_names
 from multitudes.models import MLP
 
 MIXED = (
@@ -191,9 +192,7 @@ class Named(nn.Linear):
 
 
 REFUSED: list[tuple[nn.Module, Tensor, str, str, str]] = [
-    (Tied(), X, "norm+output", "head", "tied to body.weight"),
-    (Elsewhere(), X, "norm+output", "head", "head.weight is read outside"),
-    (Recurrent(), SEQUENCE, "norm+output", "cell", "GRU"),
+    (Tied(), X, "head", "head", r"tied to body.weight.*model.head.weight = nn.Parameter"),
     (Attending(), SEQUENCE, "attention", "attention", "MultiheadAttention"),
     (Attending(), SEQUENCE, "*.out_proj", "attention.out_proj", "attention"),
     (net_of(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), X, "output", "0", "ParametrizedLinear"),
@@ -210,6 +209,32 @@ def test_a_layer_that_cannot_have_components_is_refused(net: nn.Module, x: Tenso
     assert re.search(named, refused[layer])
     with pytest.raises(mt.ConversionError, match=layer):
         mt.ensemble(net, mt.EMP(patch=patch), x)
+
+
+@pytest.mark.parametrize("kind", [mt.EMP, mt.ECMP])
+@pytest.mark.parametrize(("net", "x", "name"), [(Elsewhere(), X, "head"), (Recurrent(), SEQUENCE, "cell")])
+def test_components_are_seen_wherever_they_are_read(net: nn.Module, x: Tensor, name: str, kind: type[Any]) -> None:
+    """Also outside the layer's forward, and by a recurrent layer, which keeps a list of its weights: each member by hand."""
+    ens = mt.ensemble(net.double(), kind(components=K, members=4, patch=name), x, seed=0).eval()
+    layer: Any = ens.template.get_submodule(name)
+    for m in range(4):
+        plain = copy.deepcopy(net)
+        part = plain.get_submodule(name)
+        for key, parameter in part.named_parameters():
+            stored = layer._parameters[key].detach()
+            chosen_ones = getattr(layer, f"{key}_choice" if kind is mt.ECMP else "choice")[m].long()
+            parameter.data = stored.gather(0, chosen_ones[None])[0] if kind is mt.ECMP else stored[chosen_ones[0]]
+        torch.testing.assert_close(ens(x)[m], plain(x))
+        torch.testing.assert_close(ens.member(m)(x), plain(x))
+    assert not torch.allclose(ens(x).std(0), torch.zeros(()).double())
+
+
+def test_a_tied_head_stays_tied_and_shared() -> None:
+    """By default only norms get components, and the plan says so; a head that is named is refused, with the line to type."""
+    ens = mt.ensemble(Tied().double(), mt.EMP(components=K, members=3), X, seed=0)
+    assert [name for name, _ in patched_layers(ens.template)] == ["norm"]
+    assert ens.template.head.weight is ens.template.body.weight
+    assert "no components for head, whose weight is tied to body.weight" in ens.plan.notes[0]
 
 
 @pytest.mark.parametrize("net", [Tied(), Elsewhere()])

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.structure import NORMS, Structure, additive_parameters, own_tensors
-from multitudes.engine.modules import inside, join_name
+from multitudes.engine.modules import inside
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -78,7 +77,12 @@ def _scaled(layer: Any) -> Tensor:
     return F.batch_norm(flat, None, None, weight=gain, training=True, momentum=0.0, eps=layer.eps).reshape_as(layer.weight)
 
 
+TURNED = "transformers.pytorch_utils.Conv1D"
+"""GPT-2's linear layer, whose weight is ``[in, out]``."""
+
 TAUGHT: dict[str, Callable[[Any], Tensor]] = {
+    TURNED: _own_weight,
+    "torch_geometric.nn.dense.linear.Linear": _own_weight,
     "timm.layers.linear.Linear": _own_weight,
     "timm.layers.conv2d_same.Conv2dSame": _own_weight,
     "timm.layers.std_conv.StdConv2d": _standardised,
@@ -90,8 +94,8 @@ TAUGHT: dict[str, Callable[[Any], Tensor]] = {
 
 
 def _taught(layer: Any, x: Tensor) -> Tensor:
-    if isinstance(layer, nn.Linear):
-        return F.linear(x, layer.weight)
+    if not hasattr(layer, "kernel_size"):
+        return F.linear(x, layer.weight.T if taught_name(layer) == TURNED else layer.weight)
     if pads_as_tensorflow(layer):
         from timm.layers import pad_same
 
@@ -111,21 +115,36 @@ def taught_name(layer: nn.Module) -> str | None:
     return next((name for name in names if name in TAUGHT), None)
 
 
+def computes_weight(layer: nn.Module) -> bool:
+    """Whether a known layer computes the weight that it multiplies with, or has a forward of its own."""
+    return taught_name(layer) is not None or is_parametrized(layer)
+
+
 def weight_of(layer: Any) -> Tensor:
     """Returns the weight that a known layer multiplies with, computed from its parameters."""
     name = taught_name(layer)
     return layer.weight if name is None else TAUGHT[name](layer)
 
 
-SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
-"""Layers that all members share, even if they have matrices."""
+def plain_class(layer: nn.Module) -> type[nn.Module]:
+    """Returns the class of a layer before conversion, and without torch's parametrizations."""
+    kind: Any = type(layer)
+    kind = kind.made_of[1] if hasattr(kind, "made_of") else kind
+    return kind.__bases__[0] if hasattr(layer, "parametrizations") else kind
+
+
+def is_parametrized(layer: nn.Module) -> bool:
+    """Whether a layer computes its weight, and nothing else, by torch's parametrizations."""
+    return list(getattr(layer, "parametrizations", ())) == ["weight"]
 
 
 def product_of(layer: nn.Module) -> Product | None:
     """Returns the product of a known layer, its output without the bias; None for a layer that is not known."""
-    kind = type(layer)
+    kind = plain_class(layer)
     if f"{kind.__module__}.{kind.__qualname__}" in TAUGHT:
         return _taught
+    if hasattr(layer, "parametrizations") and not is_parametrized(layer):
+        return None
     for parent, product in PRODUCTS.items():
         if isinstance(layer, parent):
             inherited = kind.forward is parent.forward
@@ -137,6 +156,8 @@ def channels(layer: Any) -> tuple[int, int]:
     """Returns the numbers of input and output channels of a known layer."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
+    if taught_name(layer) == TURNED:
+        return layer.nx, layer.nf
     return layer.in_channels, layer.out_channels
 
 
@@ -145,7 +166,7 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
 
     Values are ``[C]``, or ``[B, C]`` for one set per row. Rows are the first axis of x, which may have several entries per row.
     """
-    trailing = 0 if isinstance(layer, nn.Linear) else len(getattr(layer, "kernel_size", ()))
+    trailing = len(getattr(layer, "kernel_size", ()))
     values = values.to(x.dtype)  # under autocast outputs have a narrower dtype than parameters, and must keep it
     if values.ndim == 1:
         return values.view(-1, *(1 for _ in range(trailing)))
@@ -157,7 +178,7 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
 
 def channel_axis(layer: Any) -> int:
     """Returns the axis of the channels in the inputs and outputs of a known layer, counted from the last."""
-    return -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
+    return -1 - len(getattr(layer, "kernel_size", ()))
 
 
 def is_attention(part: nn.Module) -> bool:
@@ -172,36 +193,6 @@ def known_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         within = any(name != outer and inside(name, [outer]) for outer in attention)
         if not within and (is_attention(part) or product_of(part) is not None):
             yield name, part
-
-
-def unknown_layers(structure: Structure) -> dict[str, str]:
-    """Names the modules with a matrix that are neither known nor shared by all members, and why they are refused.
-
-    Parameters that are only added, or multiplied entry by entry, are shared: tokens, positions, scales.
-    """
-    model = structure.model
-    known = {name for name, _ in known_layers(model)}
-    attention = [name for name in known if isinstance(model.get_submodule(name), nn.MultiheadAttention)]
-    additive, used = additive_parameters(structure), structure.walk_back(lambda *_: False)[1]
-    reasons = {}
-    for name in known - structure.order.keys():
-        if any(n in used for n in (f"{name}.{key}" for key, _ in model.get_submodule(name).named_parameters())):
-            reasons[name] = "the model reads its weights without calling it, so converting it would have no effect"
-    for name, part in model.named_modules():
-        if name in known or isinstance(part, SHARED) or any(inside(name, [outer]) for outer in attention):
-            continue
-        tensors = {join_name(name, key): tensor for key, tensor in own_tensors(part).items()}
-        matrices = [n for n, t in tensors.items() if isinstance(t, nn.Parameter) and _is_matrix(t) and n not in additive]
-        if matrices:
-            parent = next((p.__name__ for p in PRODUCTS if isinstance(part, p)), None)
-            why = f"its forward is not that of {parent}" if parent else f"it multiplies by {', '.join(matrices)}"
-            reasons[name] = f"{type(part).__name__} is an unknown layer: {why}"
-    return reasons
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    """Whether a parameter has at least two axes longer than 1; a token or a scale has one."""
-    return sum(size > 1 for size in tensor.shape) > 1
 
 
 class FormedAttention(nn.MultiheadAttention):
@@ -266,7 +257,8 @@ def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
     """Multiplies a value per input channel with a value per output channel, to broadcast over the layer's weight."""
     shape, groups = layer.weight.shape, getattr(layer, "groups", 1)
     per_input, per_output = inputs.view(groups, -1), outputs.view(groups, -1)
-    first, second = (per_input, per_output) if isinstance(layer, TRANSPOSED) else (per_output, per_input)
+    turned = isinstance(layer, TRANSPOSED) or taught_name(layer) == TURNED
+    first, second = (per_input, per_output) if turned else (per_output, per_input)
     both = first[:, :, None] * second[:, None, :]  # the second axis of a weight has the channels of one group
     return both.reshape(*shape[:2], *(1 for _ in shape[2:]))
 
@@ -274,9 +266,13 @@ def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
 def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
     """Turns a converted layer back into its class before conversion, with this weight and bias, in place.
 
-    A layer that computes its weight, such as timm's StdConv2d, becomes a plain convolution.
+    A layer that computes its weight, such as timm's StdConv2d, becomes a plain convolution, and loses its parametrizations.
     """
     kind = type(layer).made_of[1]
+    requires_grad = any(p.requires_grad for p in layer.parameters())
+    if is_parametrized(layer):  # torch's own function would take the weight from the class that all copies share
+        kind = kind.__bases__[0]
+        del layer.parametrizations
     if (name := taught_name(layer)) is not None and TAUGHT[name] is not _own_weight:
         kind = nn.Conv2d
         if pads_as_tensorflow(layer):
@@ -286,7 +282,9 @@ def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
         if "Scaled" in name:
             del layer.gain
     layer.__class__ = kind
-    layer.weight = _parameter(weight, layer.weight)
+    stored = layer._parameters.get("weight")
+    requires_grad = requires_grad if stored is None else stored.requires_grad
+    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=requires_grad)
     if bias is not None:
         layer.bias = _parameter(bias, layer.bias)
 

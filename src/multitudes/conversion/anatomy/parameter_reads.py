@@ -1,23 +1,30 @@
-"""Observes forward while it runs: parameters read outside their own module, and calls of dropout functions."""
+"""Observes forward while it runs: parameters read outside their own module, their products, and calls of dropout functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from multitudes.engine import tree
-from multitudes.engine.modules import join_name
+from multitudes.engine.modules import join_name, owning_module
 
 DROPOUT_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
 
+MOVES = frozenset("t transpose to contiguous type type_as float half bfloat16 double __getitem__ unsqueeze expand".split())
+"""Methods that return a matrix as it is, transposed, in another type, or a part of a stack of matrices."""
+SUMS = frozenset("linear matmul mm bmm _grouped_mm addmm baddbmm __matmul__ __rmatmul__ conv1d conv2d conv3d".split())
+"""Products that sum over one axis of a weight, and `_summed_axis` knows which."""
+PRODUCTS = SUMS | frozenset("einsum bilinear lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
+
+
 class ParameterReads(TorchFunctionMode):
-    """Records parameters that an operation reads while another module than their own runs, and calls of dropout functions."""
+    """Records which parameters are read outside their own module or only multiplied with, and calls of dropout functions."""
 
     HARMLESS = frozenset("size dim ndimension numel nelement is_floating_point is_complex stride __len__ __hash__".split())
     ATTRIBUTES = frozenset("data T mT H mH real imag".split())
@@ -26,12 +33,18 @@ class ParameterReads(TorchFunctionMode):
         super().__init__()
         self.read_elsewhere: set[str] = set()
         self.functional_dropout: set[str] = set()
+        self.products: dict[str, set[int | None]] = {}
+        self.other_reads: set[str] = set()
+        self.moved: dict[int, tuple[Tensor, str, bool]] = {}
         self.names = {id(part): name for name, part in probe.named_modules()}
         self.running: list[nn.Module] = [probe]
         self.owners: dict[int, tuple[str, list[nn.Module]]] = {}
         for name, part in probe.named_modules():
+            layer = probe.get_submodule(owning_module(f"{name}."))  # what a parametrization reads, its layer reads
             for key, parameter in part.named_parameters(recurse=isinstance(part, nn.MultiheadAttention)):
-                self.owners.setdefault(id(parameter), (join_name(name, key), []))[1].append(part)
+                self.owners.setdefault(id(parameter), (join_name(name, key), []))[1].append(layer)
+            if layer is not part:
+                continue
             part.register_forward_pre_hook(lambda module, _: self.running.append(module))
             part.register_forward_hook(self._leave)
 
@@ -56,4 +69,68 @@ class ParameterReads(TorchFunctionMode):
                 parameter, owners = self.owners.get(id(tensor), ("", [running]))
                 if not any(part is running for part in owners):
                     self.read_elsewhere.add(parameter)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if name not in self.HARMLESS:
+            self._note_products(func, name, args, kwargs or {}, result)
+        return result
+
+    def summed_axes(self) -> dict[str, int | None]:
+        """Returns the parameters that are factors of products and nothing else, each with the axis summed over.
+
+        The axis is counted from the last; it is None if products differ in it, or if it is not known.
+        """
+        only = {name: axes for name, axes in self.products.items() if name not in self.other_reads}
+        return {name: next(iter(axes)) if len(axes) == 1 else None for name, axes in only.items()}
+
+    def _note_products(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Records what an operation does with parameters, and which tensors are parameters in another form."""
+        read = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
+        if name == "__get__" and read not in ("T", "mT"):
+            return
+        values = [*args, *kwargs.values()]
+        for tensor in tree.tensors((args, kwargs)):
+            parameter, flipped = self._origin(tensor)
+            if parameter is None:
+                continue
+            if (read in MOVES or name == "__get__") and isinstance(result, Tensor) and tensor is values[0]:
+                turned = _turned(read, tensor, result, args)
+                if turned is not None:
+                    self.moved[id(result)] = (result, parameter, flipped != turned)  # held, so that its id stays its own
+                    continue
+            if read in PRODUCTS and tensor.ndim > 1:
+                axis = _summed_axis(read, tensor, args, kwargs) if read in SUMS else None
+                if flipped and axis is not None:
+                    axis = {-1: -2, -2: -1}.get(axis)
+                self.products.setdefault(parameter, set()).add(axis)
+            elif tensor.ndim > 1:
+                self.other_reads.add(parameter)
+
+    def _origin(self, tensor: Tensor) -> tuple[str | None, bool]:
+        """Returns the parameter that a tensor is, or is another form of, and whether it is transposed."""
+        if id(tensor) in self.owners:
+            return self.owners[id(tensor)][0], False
+        _, name, flipped = self.moved.get(id(tensor), (tensor, None, False))
+        return name, flipped
+
+
+def _turned(read: str, before: Tensor, after: Tensor, args: tuple[Any, ...]) -> bool | None:
+    """Whether an operation transposes a matrix, or each of a stack; None if its result is no such matrix any more."""
+    flips = read in ("T", "mT", "t", "transpose")
+    if read == "transpose" and {axis % before.ndim for axis in args[1:]} != {before.ndim - 2, before.ndim - 1}:
+        return None
+    expected = before.shape[-2:][::-1] if flips else before.shape[-2:]
+    return flips if after.ndim > 1 and after.shape[-2:] == expected else None
+
+
+def _summed_axis(read: str, weight: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Returns the axis of a weight that a product sums over, counted from the last; None for groups of channels."""
+    if read == "linear":
+        return -1 if weight is kwargs.get("weight", args[1] if len(args) > 1 else None) else None
+    if read.startswith("conv"):
+        given = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+        return 1 - weight.ndim if given == 1 and weight is kwargs.get("weight", args[1] if len(args) > 1 else None) else None
+    factors = args[1:3] if read in ("addmm", "baddbmm") else args[:2]
+    if len(factors) != 2 or factors[0] is factors[1]:
+        return None
+    first = weight is (factors[1] if read == "__rmatmul__" else factors[0])
+    return -1 if first else -2

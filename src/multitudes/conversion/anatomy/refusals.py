@@ -58,3 +58,8 @@ def _of_tensor(tensor: Tensor) -> str | None:
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} cannot be stacked; make it dense"
     return None
+
+
+def untie(name: str) -> str:
+    """Returns what to type to give a layer its own tensor in place of the tied one of this name."""
+    return f"give the layer its own tensor, model.{name} = nn.Parameter(model.{name}.detach().clone())"

@@ -7,6 +7,7 @@ with gradients on, and the autograd graph is walked back from the outputs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -55,6 +56,10 @@ class Structure:
     """Parameters that are read outside the forward of their own module."""
     functional_dropout: set[str]
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
+    summed_axes: dict[str, int | None]
+    """Parameters that are factors of products and nothing else, and the axis that these sum over (`ParameterReads`)."""
+    takes_tensor: set[str]
+    """Modules whose every call has a floating tensor as its first argument."""
     inputs: Inputs
     """The example."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -104,6 +109,12 @@ class Structure:
         if loose and node.name() in PRODUCT_NODES:
             names |= {name for source, _ in node.next_functions for name in self._weights(source)}
         return names
+
+    @functools.cached_property
+    def used_parameters(self) -> set[str]:
+        """Names of the parameters that the outputs depend on."""
+        leaves = (id(getattr(node, "variable", None)) for node in walk(self.output_nodes))
+        return {self.names[leaf] for leaf in leaves if leaf in self.names}
 
     def unregistered_weights(self) -> list[list[int]]:
         """Lists the shapes of parameters that the outputs depend on, but the model does not register."""
@@ -158,9 +169,13 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     produced_by: dict[Any, tuple[str, int]] = {}
     inputs_of: dict[str, list[tuple[Any, ...]]] = {}
     clock = itertools.count()
+    other_first: set[str] = set()
 
     def enter(name: str, arguments: Any) -> None:
         order.setdefault(name, next(clock))
+        first = next(iter([*arguments[0], *arguments[1].values()]), None)
+        if not (isinstance(first, Tensor) and first.is_floating_point()):
+            other_first.add(name)
         nodes = tuple(tensor.grad_fn for tensor in tree.tensors(arguments) if tensor.grad_fn is not None)
         inputs_of.setdefault(name, []).append(nodes)
 
@@ -189,6 +204,8 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         inputs_of=inputs_of,
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
+        summed_axes=reading.summed_axes(),
+        takes_tensor=order.keys() - other_first,
         inputs=inputs,
         left_out=tree.left_out(output),
     )
@@ -239,10 +256,16 @@ def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
     return structure.walk_back(lambda module, _: module in layers, loose=True)
 
 
+def output_layers(structure: Structure) -> set[str]:
+    """Names the last layers before the outputs, without embeddings, which a residual stream carries there."""
+    last = last_layers(structure)[0]
+    return {name for name in last if not isinstance(structure.model.get_submodule(name), nn.Embedding)} or last
+
+
 def heads(structure: Structure) -> tuple[set[str], set[str]]:
-    """Returns the classifier that a timm model's configuration names; for other models `last_layers`."""
+    """Returns the classifier that a timm model's configuration names; for other models the output layers and loose matrices."""
     named = _classifier_of_timm(structure)
-    return (named, set()) if named is not None else last_layers(structure)
+    return (named, set()) if named is not None else (output_layers(structure), last_layers(structure)[1])
 
 
 def _classifier_of_timm(structure: Structure) -> set[str] | None:

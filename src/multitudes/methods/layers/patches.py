@@ -18,10 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.formed_weights import RECURRENT
 from multitudes.conversion.anatomy.initialise import reinitialised
 from multitudes.conversion.anatomy.known_layers import without_fast_path
-from multitudes.conversion.anatomy.structure import Structure, is_norm, last_layers
+from multitudes.conversion.anatomy.refusals import untie
+from multitudes.conversion.anatomy.structure import Structure, is_norm, output_layers
 from multitudes.engine import tree
+from multitudes.engine.converted import Formed
 from multitudes.engine.draws import (
     Drawing,
     add_seeds,
@@ -33,7 +36,7 @@ from multitudes.engine.draws import (
     run_with,
 )
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name, names_matching, registers_of
+from multitudes.engine.modules import detached_copy, join_name, names_matching, owning_module, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.errors import ConversionError
@@ -103,6 +106,18 @@ class Patched(Drawing):
         else:
             value = stored.index_select(0, layer.choice)[0]
         return value + self.sigma * getattr(layer, noise_name(key)) if self.sigma else value
+
+
+class PatchedWeights(Formed, Patched):
+    """Mixin of a layer with components that other modules may read, or that keeps a list of its weights (nn.LSTM)."""
+
+    def form(self, key: str, stored: Tensor) -> Tensor:
+        """Returns the parameter that the drawn components make."""
+        return self._weight(key)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the layer, which reads the drawn components."""
+        return super(Patched, self).forward(*args, **kwargs)  # type: ignore[misc]
 
 
 def _choice(key: str) -> str:
@@ -200,13 +215,15 @@ class Patching:
             found = {
                 "norm": {n for n, part in model.named_modules() if is_norm(part)} & has_own,
                 "input": first_layers(structure),
-                "output": last_layers(structure)[0],
+                "output": output_layers(structure),
             }
             missing = [word for word in words if not found[word]]
             chosen = set().union(*(found[word] for word in words))
             if not chosen or (missing and self.patch != "norm+output"):
                 what = " or ".join(missing)
                 raise ConversionError(f"{name}(patch={self.patch!r}): the model has no {what} layer: name layers by globs")
+            if self.patch == "norm+output":
+                chosen = chosen - tied_layers(model).keys() or chosen
         else:
             names = [n for n, _ in model.named_modules()]
             hits = names_matching(names, globs, f"{name}(patch={self.patch!r})")
@@ -217,31 +234,25 @@ class Patching:
         return [n for n, _ in model.named_modules() if n in chosen]
 
     def refused(self, structure: Structure) -> dict[str, str]:
-        """Refuses layers whose parameters are tied, or are read by another module's forward."""
-        places = {id(register): name for name, part in structure.model.named_modules() for register in (part._parameters,)}
-        tied = {}
-        for held in registers_of(structure.model).values():
-            for register, key in held:
-                if len(held) > 1:
-                    other = next(f"{places[id(r)]}.{k}" for r, k in held if (id(r), k) != (id(register), key))
-                    tied[id(register)] = f"its {key} is tied to {other}, which members share: give the layer its own tensor"
+        """Refuses layers whose parameters are tied, or that compute them."""
+        tied = tied_layers(structure.model)
         attention = [n for n, part in structure.model.named_modules() if isinstance(part, nn.MultiheadAttention)]
         found = {}
         patched = self.patched(structure)
         noisy = noisy_keys(structure.model, apart=patched) if self.sigma else {}
         for name in [*patched, *noisy]:
             part = structure.model.get_submodule(name)
-            elsewhere = sorted(n for n in structure.read_elsewhere if n.rpartition(".")[0] == name)
-            if id(part._parameters) in tied:
-                found[name] = tied[id(part._parameters)]
+            kinds = (nn.MultiheadAttention, nn.RNNBase) if name in noisy else (nn.MultiheadAttention,)
+            if name in tied:
+                found[name] = f"its {tied[name]}, which members share: {untie(join_name(name, tied[name].split()[0]))}"
             elif any(n != name and (not n or name.startswith(f"{n}.")) for n in attention):
                 found[name] = "its attention module reads the parameters directly"
             elif isinstance(part, nn.MultiheadAttention) and name in noisy:
                 continue
-            elif isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) or hasattr(part, "parametrizations"):
+            elif isinstance(part, kinds) or hasattr(part, "parametrizations"):
                 found[name] = f"a {type(part).__name__} does not read its parameters from the module that holds them"
-            elif elsewhere:
-                found[name] = f"{elsewhere[0]} is read outside the layer's own forward, where all components would be seen"
+            elif name in noisy and _read_elsewhere(structure, name):
+                found[name] = "its parameters are read outside its own forward, which would not see the noise: use sigma=0"
         return found
 
     def prepare(self, given: Given) -> nn.Module:
@@ -262,9 +273,11 @@ class Patching:
                 old = layer._parameters[key]
                 layer._parameters[key] = nn.Parameter(value.to(old), requires_grad=old.requires_grad)
             probabilities = None if self.probabilities is None else tuple(self.probabilities)
+            formed = isinstance(layer, RECURRENT) or _read_elsewhere(given.structure, name)
             make_drawing(
-                layer, Patched, replaced=keys, components=self.components, elementwise=self.elementwise, sigma=self.sigma,
-                zero=self.zero_component, probabilities=probabilities, shapes=shapes,
+                layer, PatchedWeights if formed else Patched, replaced=keys, components=self.components,
+                elementwise=self.elementwise, sigma=self.sigma, zero=self.zero_component, probabilities=probabilities,
+                shapes=shapes, **({"formed_keys": keys} if formed else {}),
             )  # fmt: skip
             device = layer._parameters[keys[0]].device
             first = layer.draw(torch.Generator().manual_seed(0))
@@ -304,6 +317,9 @@ class Patching:
         because = {**noisy, **dict.fromkeys(layers, f"{self.components} components, {self._what()}")}
         how = "at random" if self.init == "random" else "as copies"
         note = f"{len(layers)} layers with {self.components} components, which start {how}"
+        left = {n: why for n, why in tied_layers(structure.model).items() if n in output_layers(structure) and n not in layers}
+        if left and self.patch == "norm+output":
+            note += "; no components for " + ", ".join(f"{n}, whose {why}" for n, why in left.items())
         return Layout(tensors=names | {SEEDS}, because=because, note=note)
 
     def _what(self) -> str:
@@ -392,3 +408,18 @@ def patched_names(network: nn.Module) -> frozenset[str]:
 def patched_layers(network: nn.Module) -> list[tuple[str, Patched]]:
     """Lists the layers that have components, by name."""
     return [(name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched)]
+
+
+def tied_layers(model: nn.Module) -> dict[str, str]:
+    """Returns the modules with a parameter that is tied to another module's, and what it is tied to."""
+    places = {id(part._parameters): name for name, part in model.named_modules()}
+    tied = {}
+    for held in registers_of(model).values():
+        for register, key in held if len(held) > 1 else ():
+            other = next(join_name(places[id(r)], k) for r, k in held if (id(r), k) != (id(register), key))
+            tied[places[id(register)]] = f"{key} is tied to {other}"
+    return tied
+
+
+def _read_elsewhere(structure: Structure, name: str) -> bool:
+    return any(owning_module(n) == name for n in structure.read_elsewhere)

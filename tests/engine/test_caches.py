@@ -1,0 +1,59 @@
+"""Dicts in which forward keeps what it computed from a member's weights: each member has its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import multitudes as mt
+
+
+class Caching(nn.Module):
+    """Attention biases by position, computed once in eval mode and kept, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table, self.head = nn.Linear(4, 6), nn.Parameter(torch.randn(3, 6)), nn.Linear(6, 2)
+        self.register_buffer("places", torch.tensor([0, 2, 1, 2]))
+        self.kept: dict[str, Tensor] = {}
+
+    def train(self, mode: bool = True) -> Caching:
+        super().train(mode)
+        self.kept = {}
+        return self
+
+    def biases(self) -> Tensor:
+        if self.training:
+            return self.table[self.places]
+        if "cpu" not in self.kept:
+            self.kept["cpu"] = self.table[self.places]
+        return self.kept["cpu"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.first(x) + self.biases()))
+
+
+def by_hand(state: dict[str, Tensor], x: Tensor) -> Tensor:
+    hidden = x @ state["first.weight"].T + state["first.bias"] + state["table"][torch.tensor([0, 2, 1, 2])]
+    return torch.tanh(hidden) @ state["head.weight"].T + state["head.bias"]
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_each_member_has_its_own_cache(ran_before: bool) -> None:
+    """Values by hand, after a step of training too, and also if the given model had filled its cache."""
+    net = Caching().double().eval()
+    x = torch.randn(2, 4, 4, dtype=torch.float64)
+    if ran_before:
+        net(x)
+    ens: Any = mt.ensemble(net, mt.Deep(members=3), x, seed=0).eval()
+    for _ in range(2):
+        for m in range(3):
+            state = {name: p.detach()[m] for name, p in ens.named_parameters()}
+            torch.testing.assert_close(ens(x)[m], by_hand(state, x))
+            torch.testing.assert_close(ens.member(m)(x), by_hand(state, x))
+        with torch.no_grad():
+            ens.template.table += 1.0  # what a step of an optimizer does, in eval mode
+    assert bool(net.kept) is ran_before
