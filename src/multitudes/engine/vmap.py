@@ -34,12 +34,14 @@ DEVICE_MEMORY = 4 * 2**30
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
-    noise = SharedNoise() if engine.shares and engine.template.training else contextlib.nullcontext()
-    coupled_names = engine.shared_norms if per_member and not engine.summed else engine.traits.coupled
+    slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
+    noise = SharedNoise() if engine.shares and engine.template.training and not slots else contextlib.nullcontext()
+    coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled
+    coupled_names |= engine.traits.slot_norms if slots else frozenset()
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     with guard, coupled, noise, _with_autocast(inputs):
-        whole = norms or (engine.summed and per_member)  # sums over all members cannot be computed in chunks
+        whole = norms or slots  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]

@@ -34,6 +34,7 @@ from multitudes.engine.proof.outcome import (
     trainable_copy,
     without_modules,
 )
+from multitudes.engine.proof.slots import different_inputs, prove_slots
 from multitudes.engine.replay import Replay
 from multitudes.engine.state import MODES, Engine, Traits, shared_write
 from multitudes.engine.vmap import run_vmap
@@ -66,9 +67,11 @@ def prove_executors(engine: Engine, inputs: Inputs) -> None:
     engine.row_axes = trial.row_axes
     engine.traits = replace(
         engine.traits,
-        vmap_per_member=_vmap_is_right_per_member(trial, inputs),
+        vmap_per_member=not engine.summed and _vmap_is_right_per_member(trial, inputs),
         fold_per_member=_fold_is_right_per_member(trial, inputs),
     )
+    if engine.summed:
+        prove_slots(engine, example, trial, inputs)
     pick(engine)
 
 
@@ -101,11 +104,9 @@ def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
 
     In training, shared norms are taken out of the network for this check.
     """
-    if engine.summed:
-        return _vmap_sums_members(engine, inputs)
     if not all("vmap" in engine.proven[mode] for mode in MODES):
         return False
-    slots = _different_inputs(engine, inputs)
+    slots = different_inputs(engine, inputs)
     for mode in MODES:
         norms = engine.shared_norms if mode == "train" else frozenset()  # with these the loop gives another result
         try:
@@ -121,23 +122,6 @@ def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     return True
 
 
-def _vmap_sums_members(engine: Engine, inputs: Inputs) -> bool:
-    """Checks vmap for summed first layers (MIMO): with equal inputs for all members, it must agree with a plain call."""
-    slots = stack_slots([inputs] * engine.members, engine.batch_axis)
-    for mode in MODES:
-        norms = engine.shared_norms if mode == "train" else frozenset()  # over few rows these amplify rounding errors
-        try:
-            with without_modules(engine.template, norms):
-                plain = run_reference(engine, inputs, mode)
-                summed = run_executor(functools.partial(run_vmap, per_member=True), engine, slots, mode)
-        except Exception as error:
-            engine.why.setdefault("vmap", _reason(error))
-            return False
-        if not plain.random and difference(summed, plain):
-            return False
-    return True
-
-
 def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     """Checks that fold agrees with the loop in training when each member has its own inputs.
 
@@ -145,7 +129,7 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     """
     if not engine.shared_norms or not engine.owned or "fold" not in engine.proven["eval"] or forbidden(engine):
         return False
-    slots, twin = _different_inputs(engine, inputs), _copy(engine)
+    slots, twin = different_inputs(engine, inputs), _copy(engine)
     try:
         with without_modules(twin.template, engine.shared_norms):
             loop, fold = (
@@ -154,17 +138,6 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     except Exception:
         return False
     return difference(fold, loop) is None
-
-
-def _different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
-    """Makes other inputs for each member: rows in another order, and one row replaced, so that their mean differs too."""
-    count = count_rows(inputs, engine.batch_axis)
-    calls = []
-    for m in range(engine.members):
-        index = torch.arange(count)
-        index[m % count] = (m + 1) % count
-        calls.append(take_rows(inputs, engine.batch_axis, index.roll(m)))
-    return stack_slots(calls, engine.batch_axis)
 
 
 def first_members(engine: Engine, count: int) -> Engine:
