@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.input_reads import InputReads, input_reads, is_additive
 from multitudes.conversion.anatomy.known_layers import pads_as_tensorflow, taught_name
-from multitudes.conversion.anatomy.structure import Structure, heads
+from multitudes.conversion.anatomy.structure import Structure, heads, last_layers
 from multitudes.engine import tree
 from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
@@ -49,15 +49,15 @@ class MIMO(Method):
         reads = input_reads(structure)
         if not reads.first or reads.around or reads.loose:
             return {"": _no_first_layer(reads)}
-        last = frozenset().union(*heads(structure))
+        bare = _bare_outputs(structure, reads)
         elsewhere = {owning_module(name) for name in structure.read_elsewhere}
         reasons = {}
         for name in sorted(reads.first):
             layer = structure.model.get_submodule(name)
             if why := _obstacle(layer, reads.calls[name]):
                 reasons[name] = why
-            elif last <= reads.first:
-                reasons[name] = "it is the first and the last layer: put a layer between slots and heads"
+            elif name in bare:
+                reasons[name] = "it is the first layer, and the last before an output: put a layer between them, as slots need heads"
             elif name in reads.both:
                 reasons[name] = "it reads the input and, in another call, hidden activations: give each call its own layer"
             elif others := _tied(structure.model, layer) & structure.order.keys() - reads.first:
@@ -145,6 +145,12 @@ class MIMO(Method):
             shared=(*ensemble.plan.shared, *shared),
         )  # fmt: skip
         return Ensemble(engine, method, task=ensemble.task, seed=ensemble.seed, base=ensemble.base, plan=planned)
+
+
+def _bare_outputs(structure: Structure, reads: InputReads) -> set[str]:
+    """Names the first layers that an output comes from without any other layer in between."""
+    last = [last_layers(replace(structure, output_nodes=(node,)))[0] for node in structure.output_nodes]
+    return set().union(*(names for names in last if names <= reads.first))
 
 
 def _no_first_layer(reads: InputReads) -> str:
