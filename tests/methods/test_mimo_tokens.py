@@ -128,7 +128,7 @@ def test_a_batch_puts_whole_examples_into_slots() -> None:
     ens = converted().train()
     batch = ens.batch(mt.Inputs(IDS, MASK, KINDS), Y)
     for ids, mask, kinds, target in zip(*batch.inputs, batch.target, strict=True):
-        index = [(IDS == row).all(1).nonzero().item() for row in ids]
+        index = [(row == IDS).all(1).nonzero().item() for row in ids]
         assert_exact([mask, kinds, target], [MASK[index], KINDS[index], Y[index]])
     ens.reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy).backward()
     assert all(bool(table.any()) for table in ens.get_parameter("words.weight").grad)

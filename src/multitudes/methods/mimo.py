@@ -6,7 +6,9 @@ ICLR 2021, https://arxiv.org/abs/2010.06610
 The first layer takes M inputs side by side, and there are M heads. In training each slot holds a different example, and head m
 learns the label of slot m. At prediction all slots hold the same example. A first layer on M inputs equals the sum of M first
 layers, one for each slot: its weight has a member axis, and its outputs are summed over slots. With the same example in all
-slots, that is one layer with the sum of the weights: the network is then a single one with M heads.
+slots, that is one layer with the sum of the weights: the network is then a single one with M heads. An embedding is a layer on
+one-hot vectors: M tables, whose rows are added. All that reads inputs elsewhere (masks, the place of the last token) reads
+those of the member's own slot.
 """
 
 from __future__ import annotations
@@ -57,13 +59,17 @@ class MIMO(Method):
             if why := _obstacle(layer, reads.calls[name]):
                 reasons[name] = why
             elif name in bare:
-                reasons[name] = "it is the first layer, and the last before an output: put a layer between them, as slots need heads"
+                reasons[name] = (
+                    "it is the first layer, and the last before an output: put a layer between them, as slots need heads"
+                )
             elif name in reads.both:
                 reasons[name] = "it reads the input and, in another call, hidden activations: give each call its own layer"
             elif others := _tied(structure.model, layer) & structure.order.keys() - reads.first:
                 reasons[name] = f"its weight is tied to {sorted(others)[0]}, which reads no input: give each its own weight"
             elif name in elsewhere:
-                reasons[name] = "its weight is read outside the layer's own forward, where the weights of all slots would be seen"
+                reasons[name] = (
+                    "its weight is read outside the layer's own forward, where the weights of all slots would be seen"
+                )
         return reasons
 
     def prepare(self, given: Given) -> nn.Module:
@@ -71,7 +77,8 @@ class MIMO(Method):
         new = detached_copy(given.model, {})
         for name in input_reads(given.structure).first:
             layer: Any = new.get_submodule(name)
-            layer.__class__ = converted_class(Slotted, type(layer), (("axes", layer.weight.ndim),))
+            attributes = (("axes", layer.weight.ndim), ("standardised", is_standardised(layer)))
+            layer.__class__ = converted_class(Slotted, type(layer), attributes)
         return new
 
     def layout(self, structure: Structure) -> Layout:
@@ -86,7 +93,8 @@ class MIMO(Method):
         note = f"first layers: {', '.join(sorted(slotted))}; heads: {', '.join(sorted(last | loose))}"
         beside = input_reads(structure).beside
         if beside:
-            note += f"; in training each slot has its own {', '.join(beside)}, and what reads them behind first layers runs once per slot"
+            names = ", ".join(beside)
+            note += f"; in training each slot has its own {names}: what reads that behind first layers runs once per slot"
         return Layout(modules, frozenset(loose), summed=summed, because=because, note=note)
 
     @property
@@ -97,7 +105,7 @@ class MIMO(Method):
     def bake(self, member: nn.Module) -> None:
         """Sums the weights of the slots."""
         joined: dict[int, nn.Parameter] = {}
-        for name, layer in list(member.named_modules(remove_duplicate=False)):
+        for layer in list(member.modules()):
             if isinstance(layer, Slotted):
                 layer.join(joined)
 
@@ -156,11 +164,13 @@ def _bare_outputs(structure: Structure, reads: InputReads) -> set[str]:
 def _no_first_layer(reads: InputReads) -> str:
     """Says why a network has no first layers that could be slots, and what to do."""
     if reads.loose:
-        return f"the input meets {reads.loose} outside of the layer that holds it: call an nn.Linear or nn.Embedding on the input"
+        return (
+            f"the input meets {reads.loose} outside of the layer that holds it: call an nn.Linear or nn.Embedding on the input"
+        )
     if reads.around:
         return (
-            f"{reads.around} reaches the output without passing through the first layer ({', '.join(sorted(reads.first))}), so heads "
-            "would see their examples apart: put a layer before the branch, or use another method, such as MultiHead"
+            f"{reads.around} reaches the output without passing through the first layer ({', '.join(sorted(reads.first))}), so "
+            "heads would see their examples apart: put a layer before the branch, or use another method, such as MultiHead"
         )
     return "no layer with a weight reads its input: put an nn.Linear, a convolution or nn.Embedding first"
 
@@ -176,10 +186,14 @@ def _obstacle(layer: nn.Module, call: tuple[Any, Any]) -> str | None:
         return "its weight is parametrized, and slots would be normalised apart: remove the parametrization of this layer"
     unusual = [key for key in ("max_norm", "sparse", "scale_grad_by_freq") if getattr(layer, key, None)]
     if unusual:
-        return f"{unusual[0]}={getattr(layer, unusual[0])} changes the gradients or rows of its table: build the {kind} without it"
+        return (
+            f"{unusual[0]}={getattr(layer, unusual[0])} changes the gradients or rows of its table: build the {kind} without it"
+        )
     if isinstance(getattr(layer, "weight", None), nn.Parameter) and (is_standardised(layer) or _adds_up(layer, call)):
         return None
-    return f"a {kind} on the network's input is no product with its weight: put an nn.Linear, convolution or nn.Embedding before it"
+    return (
+        f"{kind} on the network's input is no product with its weight: put an nn.Linear, convolution or nn.Embedding before it"
+    )
 
 
 def _adds_up(layer: nn.Module, call: tuple[Any, Any]) -> bool:
@@ -207,6 +221,8 @@ class Slotted:
     bias: Tensor | None
     axes: int
     """Axes of the weight without that of the slots."""
+    standardised: bool
+    """Whether the layer standardises its weight (`is_standardised`)."""
     turn: Turn | None = None
     """The slot whose turn it is, if slots run one after another."""
 
@@ -216,16 +232,15 @@ class Slotted:
         bias = getattr(self, "bias", None)
         if turn is None and stored.ndim > self.axes:  # all slots hold the same example
             return self._plain(stored.sum(0), bias, args, kwargs)
+        own: Tensor = stored
         if turn is None:
-            own, whole = stored, torch.ops.multitudes.member_sum(stored) if is_standardised(self) else stored
+            whole = torch.ops.multitudes.member_sum(stored) if self.standardised else stored
             share = None if bias is None else bias / torch.ops.multitudes.member_count(stored)
         else:
             own, whole = stored[turn.slot], stored.sum(0)
             share = None if bias is None else bias / turn.members
-        if is_standardised(self):
-            y = standardised_product(self, own, whole, share, *args)
-        else:
-            y = self._plain(own, share, args, kwargs)
+        standardised = self.standardised
+        y = standardised_product(self, own, whole, share, *args) if standardised else self._plain(own, share, args, kwargs)
         return turn.join(y) if turn is not None else tree.apply(torch.ops.multitudes.member_sum, y)
 
     def _plain(self, weight: Tensor, bias: Tensor | None, args: Any, kwargs: Any) -> Any:

@@ -39,7 +39,10 @@ class InputReads:
     beside: tuple[str, ...]
     """Inputs that reach the outputs on another way than through these layers (masks, ids that choose a token), by name."""
     around: str | None
-    """An input that the first layers read, and that also reaches the outputs with a gradient around them; None if none does."""
+    """An input that a first layer reads, and that also reaches the outputs with a gradient around first layers, or None.
+
+    An input that first layers read only together with others, such as edges that mix nodes before a layer, does not count.
+    """
     loose: str | None
     """A parameter that is multiplied with an input, or looked up by it, outside of layers; None if there is none."""
     calls: dict[str, tuple[Any, Any]]
@@ -66,14 +69,13 @@ def input_reads(structure: Structure) -> InputReads:
     with torch.inference_mode(False), torch.no_grad(), marks:
         output = probe(*call.args, **call.kwargs)
     reached = marks.of(output) // INPUT
-    fed = [k for k in range(len(tensors)) if watch.fed // INPUT >> k & 1]
     names = input_names(structure.inputs)
-    around = _around(structure.model, structure.inputs, watch.first, fed) if watch.first else None
+    ways = _around(structure.model, structure.inputs, watch.first) if watch.first else set()
     return InputReads(
         first=frozenset(watch.first),
         both=frozenset(watch.first & watch.others),
         beside=tuple(name for k, name in enumerate(names) if reached >> k & 1),
-        around=None if around is None else names[around],
+        around=next((name for k, name in enumerate(names) if k in ways and watch.alone >> k & 1), None),
         loose=marks.loose,
         calls=watch.calls,
     )
@@ -126,7 +128,9 @@ class Marks(TorchDispatchMode):
         if name in LOOKUPS and not self.inside:
             self._look_for_loose(args)
         mark = self.of((args, kwargs))
-        written = [value for argument, value in _arguments(func, args, kwargs) if argument.alias_info and argument.alias_info.is_write]
+        written = [
+            value for argument, value in _arguments(func, args, kwargs) if argument.alias_info and argument.alias_info.is_write
+        ]
         for tensor in tree.tensors((output, written)) if mark else ():
             if tensor.layout is torch.strided:
                 self.add(tensor, mark)
@@ -158,7 +162,7 @@ class Watch:
         self.first: set[str] = set()
         self.others: set[str] = set()
         self.calls: dict[str, tuple[Any, Any]] = {}
-        self.fed = 0
+        self.alone = 0  # bits of the inputs that a layer reads without another
         self.reading: list[bool] = []
 
     def enter(self, name: str, args: Any, kwargs: Any) -> None:
@@ -167,7 +171,8 @@ class Watch:
         reads = mark >= INPUT and not mark & HIDDEN
         if reads:
             self.first.add(name)
-            self.fed |= mark
+            inputs = mark // INPUT
+            self.alone |= inputs if inputs & (inputs - 1) == 0 else 0
             self.calls.setdefault(name, tree.apply(torch.Tensor.clone, (args, kwargs)))
         elif mark:
             self.others.add(name)
@@ -183,8 +188,8 @@ class Watch:
                 self.marks.marks[self.marks.key(tensor)] = HIDDEN
 
 
-def _around(model: nn.Module, inputs: Inputs, first: set[str], fed: list[int]) -> int | None:
-    """Returns the first of the inputs `fed` that reaches the outputs with a gradient, but not through these layers."""
+def _around(model: nn.Module, inputs: Inputs, first: set[str]) -> set[int]:
+    """Returns the inputs that reach the outputs with a gradient, but not through these layers."""
     probe = detached_copy(model, {}).eval()
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
     call = inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
@@ -199,7 +204,7 @@ def _around(model: nn.Module, inputs: Inputs, first: set[str], fed: list[int]) -
         output = probe(*call.args, **call.kwargs)
     nodes = walk([t.grad_fn for t in tree.tensors(output)], stop=ends.__contains__)
     met = {id(getattr(node, "variable", None)) for node in nodes}
-    return next((k for k in fed if id(leaves[k]) in met), None)
+    return {k for k, leaf in enumerate(leaves) if id(leaf) in met}
 
 
 def is_additive(layer: nn.Module, call: tuple[Any, Any]) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from multitudes.engine import tree
 from multitudes.engine.fold import forbidden, learn_output, learn_rows, run_fold
-from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs, stack_slots, take_rows
+from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, join_name, named_tensors, owning_module
 from multitudes.engine.proof.independence import leaks

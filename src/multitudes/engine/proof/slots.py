@@ -7,6 +7,7 @@ with it on inputs that differ.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,19 +40,26 @@ def prove_slots(engine: Engine, example: Inputs, trial: Engine, inputs: Inputs) 
     """
     _check_rows(trial, inputs)
     trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
-    found = replace(engine.traits, slot_norms=trial.traits.slot_norms)
-    ways = (("vmap_per_member", run_vmap, _obstacle_of_vmap), ("slots_in_turn", run_slots_in_turn, _obstacle_of_turns))
-    for trait, executor, obstacle in ways:
-        why = next((text for mode in MODES if (text := obstacle(trial, inputs, mode))), None)
-        why = why or _training_obstacle(replace(engine, traits=found), example, executor)
-        if why is None:
-            engine.traits = replace(found, **{trait: True})
-            return
-        engine.why.setdefault("vmap" if trait == "vmap_per_member" else "slots", why)
-    raise RunError(
-        f"it could not train with a different example in each slot: {engine.why['slots']}. "
-        "Change this part of the model, or use another method, such as MultiHead"
-    )
+    engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
+    why = _obstacle(engine, example, trial, inputs, run_vmap, _obstacle_of_vmap)
+    if why is not None:
+        why = _obstacle(engine, example, trial, inputs, run_slots_in_turn, _obstacle_of_turns)
+        engine.traits = replace(engine.traits, slots_in_turn=why is None)
+    else:
+        engine.traits = replace(engine.traits, vmap_per_member=True)
+    if why is not None:
+        raise RunError(
+            f"it could not train with a different example in each slot: {why}. "
+            "Change this part of the model, or use another method, such as MultiHead"
+        )
+
+
+def _obstacle(
+    engine: Engine, example: Inputs, trial: Engine, inputs: Inputs, executor: Any, find: Callable[..., str | None]
+) -> str | None:
+    """Returns why an executor is not right for slots in a mode, or fails in a training step on the example itself."""
+    why = next((text for mode in MODES if (text := find(trial, inputs, mode))), None)
+    return why or _training_obstacle(engine, example, executor)
 
 
 def different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
@@ -75,8 +83,9 @@ def _check_rows(engine: Engine, inputs: Inputs) -> None:
         output = run_loop(engine, fresh_inputs(inputs))
         moved = run_loop(engine, take_rows(inputs, engine.batch_axis, order))
     for axis, a, b in zip(output_axes(engine, output), tree.tensors(output), tree.tensors(moved), strict=True):
-        rows = axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count
-        if a.shape == b.shape and not close(b, a.index_select(axis + 1, order) if rows else a):
+        if axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count:
+            a = a.index_select(axis + 1, order)
+        if a.shape == b.shape and not close(b, a):
             raise RunError(
                 "in another order of rows, each row has another output, so rows depend on each other or on their places "
                 "(nodes of one graph?), but MIMO puts examples in different orders into its slots. "
@@ -97,10 +106,12 @@ def _norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
                 norm.register_forward_pre_hook(lambda _, args, name=name: seen.setdefault(name, []).append(args[0].clone()))
         for _ in members_on_sums(twin, slots, sums, buffers, noise_state()):
             pass
-    calls = {name: len(values) // engine.members for name, values in seen.items()}
-    return frozenset(
-        name for name, values in seen.items() if any(not torch.equal(a, b) for a, b in zip(values, values[calls[name] :], strict=False))
-    )  # fmt: skip
+    differ = set()
+    for name, values in seen.items():
+        once = len(values) // engine.members  # calls of this norm in one pass
+        if any(not torch.equal(a, b) for a, b in zip(values, values[once:], strict=False)):
+            differ.add(name)
+    return frozenset(differ)
 
 
 def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str) -> str | None:
@@ -118,17 +129,21 @@ def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str) -> str | None:
 
 
 def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str) -> str | None:
-    """Returns why vmap is not right for slots; None if it agrees with one slot after another, on different inputs."""
-    slots = different_inputs(engine, inputs)
+    """Returns why vmap is not right for slots.
+
+    None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs.
+    """
+    equal, other = stack_slots([inputs] * engine.members, engine.batch_axis), different_inputs(engine, inputs)
+    vmap = functools.partial(run_vmap, per_member=True)
     try:
         with _without_norms(engine, mode):
-            turns = run_executor(run_slots_in_turn, engine, slots, mode)
-            vmap = run_executor(functools.partial(run_vmap, per_member=True), engine, slots, mode)
-            random = is_random(engine, inputs, mode)
+            plain = run_reference(engine, inputs, mode)
+            differs = difference(run_executor(vmap, engine, equal, mode), plain)
+            turns = run_executor(run_slots_in_turn, engine, other, mode)
+            differs = differs or difference(run_executor(vmap, engine, other, mode), turns)
     except Exception as error:
         return _text(error)
-    differs = None if random else difference(vmap, turns)
-    return differs and f"{differs} from that of one slot after another"
+    return f"under vmap, {differs}" if differs and not plain.random else None
 
 
 def _without_norms(engine: Engine, mode: str) -> Any:
