@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,7 +84,7 @@ def slots(same: bool) -> tuple[list[Tensor], Tensor]:
 def test_a_step_is_that_of_tables_by_hand(pool: str, branch: bool, turns: bool, same: bool) -> None:
     """Values and every gradient, in training and eval mode, by vmap and, where it cannot run, one slot after another."""
     ens = converted(pool=pool, branch=branch).train()
-    assert (ens.engine.traits.vmap_per_member, ens.engine.traits.slots_in_turn) == (not turns, turns)
+    assert any("one after another" in note for note in ens.plan.notes) == turns
     inputs, targets = slots(same)
     tensors = {n: p.detach().clone().requires_grad_() for n, p in ens.named_parameters()}
     expected = by_hand(tensors, *inputs, pool)  # type: ignore[arg-type]
@@ -134,6 +134,21 @@ def test_a_batch_puts_whole_examples_into_slots() -> None:
     assert all(bool(table.any()) for table in ens.get_parameter("words.weight").grad)
 
 
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_file_keeps_tables_and_how_slots_run(branch: bool, tmp_path: Path) -> None:
+    """Loaded with the model given, also under no_grad: the same outputs, and the same step on other examples in each slot."""
+    ens = converted(branch=branch)
+    mt.save(ens, tmp_path / "a.multitude")
+    with torch.no_grad():
+        twin = mt.load(tmp_path / "a.multitude", Tokens(branch=branch).double())
+    inputs, targets = slots(same=False)
+    assert_exact([twin.eval()(IDS, MASK, KINDS)], [ens.eval()(IDS, MASK, KINDS)])
+    losses = [one.train().loss(mt.Inputs(*inputs), targets, F.cross_entropy, per_member=True) for one in (ens, twin)]
+    for loss in losses:
+        loss.backward()
+    assert_exact([losses[1], twin.get_parameter("words.weight").grad], [losses[0], ens.get_parameter("words.weight").grad])
+
+
 class InPlace(nn.Module):
     """Writes into what its table gives, and branches on values, so that slots run one after another."""
 
@@ -145,13 +160,13 @@ class InPlace(nn.Module):
         h = self.words(ids)
         h *= 2.0
         h = self.norm(h.mean(1))
-        return self.head(h.relu() if bool(h.abs().sum() > 0) else h)
+        return self.head(h.relu() if bool((ids > 0).any()) else h)
 
 
 def test_slots_in_turn_are_one_network() -> None:
     """What follows may write in place; dropout-free statistics of BatchNorm count the batch once."""
     ens = mt.ensemble(InPlace().double(), mt.MIMO(members=M), IDS, seed=0).train()
-    ens.engine.traits = replace(ens.engine.traits, vmap_per_member=False, slots_in_turn=True)
+    assert any("one after another" in note for note in ens.plan.notes)
     ids = torch.stack([IDS, IDS.roll(1, 0)])
     state = {n: t.detach().clone() for n, t in ens.state_dict().items()}
     pooled = sum(2 * rows(state["words.weight"][m], ids[m]) for m in range(M)).mean(1)
