@@ -71,8 +71,10 @@ def members_on_sums(
     for m, tensors in enumerate(slices(engine)):
         _set_noise(noise)
         rest = iter(sums)
-        with turn(engine, Turn(m, engine.members, lambda _, rest=rest: tree.apply(Tensor.clone, next(rest)))):  # type: ignore[misc]
-            yield call(engine, {**(_cloned(buffers) if m else {}), **tensors}, _slot(engine, inputs, m))
+        now = Turn(m, engine.members, lambda _, rest=rest: tree.apply(Tensor.clone, next(rest)))  # type: ignore[misc]
+        with turn(engine, now):
+            result = call(engine, {**(_cloned(buffers) if m else {}), **tensors}, _slot(engine, inputs, m))
+        yield result
 
 
 def _slot(engine: Engine, inputs: Inputs, m: int) -> Inputs:
@@ -103,14 +105,14 @@ def _total(products: list[Tree]) -> Tree:
 @contextlib.contextmanager
 def turn(engine: Engine, now: Turn) -> Iterator[None]:
     """Tells the first layers of a template in a with-block which slot's turn it is."""
-    layers = [part for part in engine.template.modules() if hasattr(type(part), "turn")]
+    layers = [part for part in engine.template.modules() if hasattr(type(part), "slot_turn")]
     for layer in layers:
-        vars(layer)["turn"] = now
+        vars(layer)["slot_turn"] = now
     try:
         yield
     finally:
         for layer in layers:
-            del vars(layer)["turn"]
+            del vars(layer)["slot_turn"]
 
 
 def _cloned(buffers: dict[str, Tensor]) -> dict[str, Tensor]:

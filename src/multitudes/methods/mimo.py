@@ -56,7 +56,7 @@ class MIMO(Method):
         reasons = {}
         for name in sorted(reads.first):
             layer = structure.model.get_submodule(name)
-            if why := _obstacle(layer, reads.calls[name]):
+            if why := _obstacle(name, layer, reads.calls[name]):
                 reasons[name] = why
             elif name in bare:
                 reasons[name] = (
@@ -65,7 +65,10 @@ class MIMO(Method):
             elif name in reads.both:
                 reasons[name] = "it reads the input and, in another call, hidden activations: give each call its own layer"
             elif others := _tied(structure.model, layer) & structure.order.keys() - reads.first:
-                reasons[name] = f"its weight is tied to {sorted(others)[0]}, which reads no input: give each its own weight"
+                reasons[name] = (
+                    f"its weight is tied to {min(others)}, which reads no input: give each its own weight "
+                    "(tie_word_embeddings=False in configurations of transformers)"
+                )
             elif name in elsewhere:
                 reasons[name] = (
                     "its weight is read outside the layer's own forward, where the weights of all slots would be seen"
@@ -175,7 +178,7 @@ def _no_first_layer(reads: InputReads) -> str:
     return "no layer with a weight reads its input: put an nn.Linear, a convolution or nn.Embedding first"
 
 
-def _obstacle(layer: nn.Module, call: tuple[Any, Any]) -> str | None:
+def _obstacle(name: str, layer: nn.Module, call: tuple[Any, Any]) -> str | None:
     """Returns why a layer on the input cannot be a sum over slots; None if it can."""
     kind = type(layer).__name__
     if isinstance(layer, nn.RNNBase):
@@ -183,7 +186,10 @@ def _obstacle(layer: nn.Module, call: tuple[Any, Any]) -> str | None:
     if isinstance(layer, nn.MultiheadAttention):
         return "attention on the raw input is no sum over slots: put an nn.Linear before it"
     if hasattr(layer, "parametrizations"):
-        return "its weight is parametrized, and slots would be normalised apart: remove the parametrization of this layer"
+        return (
+            "its weight is parametrized, so it is no sum over slots: first torch.nn.utils.parametrize.remove_parametrizations("
+            f"model.get_submodule({name!r}), 'weight')"
+        )
     unusual = [key for key in ("max_norm", "sparse", "scale_grad_by_freq") if getattr(layer, key, None)]
     if unusual:
         return (
@@ -223,12 +229,12 @@ class Slotted:
     """Axes of the weight without that of the slots."""
     standardised: bool
     """Whether the layer standardises its weight (`is_standardised`)."""
-    turn: Turn | None = None
+    slot_turn: Turn | None = None
     """The slot whose turn it is, if slots run one after another."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the sum of the outputs of all slots, in the shape of the plain layer's output."""
-        stored, turn = self.weight, self.turn
+        stored, turn = self.weight, self.slot_turn
         bias = getattr(self, "bias", None)
         if turn is None and stored.ndim > self.axes:  # all slots hold the same example
             return self._plain(stored.sum(0), bias, args, kwargs)
