@@ -219,13 +219,12 @@ def not_thinned(reason: str, names: str = "") -> Refusal:
 
 
 TIED = unfit("A head tied to the shared embedding cannot belong to members.", "embed.weight")
-STEM = unfit("Only a layer with a weight can be as wide as several inputs.", "Embedding|LSTM|ParametrizedLinear")
+STEM = unfit("Only a product with a weight is a sum over slots.", "LSTM|ParametrizedLinear")
 AROUND = unfit("An input that reaches the output around the first layer is of no slot.", "first layer")
 FIRST_AND_LAST = unfit("Slots and heads need something between them.", r"body\.0|the model")
 STANDS = unfit("A computed weight has no components.", "last .*ParametrizedLinear")
 ROWS_APART = unfit("A mask is for one row's activation.", "head|middle|second")
 ONE_AVERAGE = Refusal("A moving average in which members differ has no one value.", mt.RunError, "average")
-NOT_TRAINED = unfit("Slots are added up under vmap alone.", "could not be trained.*vmap")
 FEATURES = not_thinned("A hidden layer that is an output must keep its width.")
 AS_WIDE = not_thinned("The output of a hidden layer meets something as wide that cannot be thinned.")
 
@@ -252,11 +251,13 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     **each("TreeNet", ONE_AVERAGE, "reassigning", laws=("by_rows",)),
     **each("BatchEnsemble", ONE_AVERAGE, "reassigning", laws=TRAINING),
     **each("Masksembles", unfit("The network's input gets no mask.", "channels"), "one_layer"),
-    **each("MIMO", STEM, "transformer_encoder", "lstm", "tied", "hugging_face_bert", "weight_norm"),
-    **each("MIMO", AROUND, "several_inputs", "residual", "untouched", "input_again", "einsum", "nested"),
-    **each("MIMO", AROUND, "in_place", "called_twice"),
+    **each("MIMO", STEM, "lstm", "weight_norm"),
+    **each("MIMO", AROUND, "residual", "untouched", "input_again", "einsum", "in_place"),
+    **each("MIMO", unfit("A table for each slot is no head.", "tied to head"), "tied"),
+    **each("MIMO", unfit("A layer sums over slots in each of its calls.", "again"), "called_twice"),
+    **each("MIMO", unfit("Slots hold rows in other orders.", "order of rows"), "numbered"),
     **each("MIMO", FIRST_AND_LAST, *OUTPUTS, "one_layer"),
-    **each("MIMO", NOT_TRAINED, "checkpoint_reentrant", "reassigning", "unpadded"),
+    **each("MIMO", ONE_AVERAGE, "reassigning", laws=("by_rows",)),
     **each("EMP", TIED, "tied"),
     **each("EMP", STANDS, "weight_norm"),
     **each("ECMP", TIED, "tied"),

@@ -74,4 +74,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="components must be"):
         counts(small(), torch.randn(3, 4), components=0)
     with pytest.raises(InputError, match=r"MIMO.*cannot convert.*methods="):
-        counts(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3), nn.Linear(3, 2)), torch.randn(3, 4), methods=[mt.MIMO()])
+        counts(nn.Sequential(nn.Linear(4, 2)), torch.randn(3, 4), methods=[mt.MIMO()])

@@ -461,3 +461,17 @@ class TestParametrizations:
         net = nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 2))
         ens = mt.ensemble(net, mt.MultiHead(members=M), torch.randn(B, 4))
         assert_separate(ens, torch.randn(B, 4), training=True, steps=3)
+
+
+def test_padding_learns_nothing_with_other_ids_for_each_member() -> None:
+    """The gradient of every member's padding row is zero, and that of other rows as in its own network."""
+    net = nn.Sequential(nn.Embedding(5, 4, padding_idx=-5), nn.Flatten(), nn.Linear(12, 2)).double()
+    ids = torch.tensor([[[0, 1, 2], [3, 0, 0]], [[4, 0, 0], [0, 0, 1]]])
+    ens = mt.ensemble(net, mt.Deep(members=2), ids[0], seed=0)
+    EXECUTORS["vmap"](ens.engine, mt.Inputs(ids), per_member=True).square().sum().backward()
+    table = ens.get_parameter("0.weight").grad
+    for m in range(2):
+        member = ens.member(m)
+        member(ids[m]).square().sum().backward()
+        torch.testing.assert_close(table[m], member[0].weight.grad)
+        assert not table[m, 0].any()

@@ -53,12 +53,12 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     few = _few_members(draft, engine)
     try:
         if not recall(draft, few):
-            prove_executors(few, small.inputs, small.large)
+            prove_executors(few, small.two_rows if draft.summed else small.inputs, small.large)
             keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method} cannot convert this {draft.plan.model}: {error}") from error
     engine.adopt(few)
-    engine.example = small.inputs
+    engine.example = small.two_rows
     pick(engine)
     return few
 
@@ -84,6 +84,8 @@ def _notes(draft: Draft, engine: Engine, few: Engine) -> list[str]:
     if engine.traits.coupled:
         names = ", ".join(sorted(engine.traits.coupled))
         notes.append(f"in training, BatchNorm {names} is shared: one set of statistics over the rows of all members")
+    if engine.traits.slots_in_turn:
+        notes.append("in training, slots run one after another, since vmap cannot run this network: each member takes a pass")
     owned = [tensor for name, tensor in named_tensors(few.template) if name in few.owned]
     if few.members > 1 and draft.fresh and owned and not draft.on_meta and all((t == t[:1]).all() for t in owned):
         notes.append("members start equal, with the same values in every tensor, and stay equal if trained on the same data")

@@ -23,6 +23,7 @@ from multitudes.engine import (
 from multitudes.engine.choose import choose, draws_in_trunk
 from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.modules import is_channels_last
+from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
 from multitudes.errors import InputError, RunError
 
@@ -48,14 +49,16 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:
-    """Runs members with summed first layers (MIMO), each on its own inputs. Only vmap can do that."""
-    if not engine.traits.vmap_per_member:
+    """Runs members with summed first layers (MIMO), each on its own inputs: by vmap, or one slot after another."""
+    if engine.traits.vmap_per_member:
+        return EXECUTORS["vmap"](engine, call, per_member=True)
+    if not engine.traits.slots_in_turn:
         why = engine.why.get("vmap", "with equal inputs for all members its result differs from a plain call")
         raise RunError(
-            f"training with different inputs per member needs vmap, which cannot run this model: {why}. "
-            "Change this part of the model, or use another method than MIMO"
+            f"this ensemble cannot train with different inputs per member: {why}. "
+            "Convert the model again, change this part of it, or use another method than MIMO"
         )
-    return EXECUTORS["vmap"](engine, call, per_member=True)
+    return _untraced_slots(engine, call)
 
 
 def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool) -> Any:
@@ -95,4 +98,5 @@ def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
     return members
 
 
+_untraced_slots = torch._disable_dynamo(run_slots_in_turn)  # type: ignore[attr-defined]
 _untraced_loop = torch._disable_dynamo(EXECUTORS["loop"])  # type: ignore[attr-defined]

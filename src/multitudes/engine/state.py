@@ -43,6 +43,10 @@ class Traits:
     """The output in training depends on the seed, even with dropout modules switched off."""
     vmap_per_member: bool = False
     """vmap is proven for calls with `per_member=True`, where each member has different inputs."""
+    slots_in_turn: bool = False
+    """Summed first layers with other inputs for each slot are proven one slot after another (`run_slots_in_turn`)."""
+    slot_norms: frozenset[str] = frozenset()
+    """Shared BatchNorm layers whose input differs between slots, if slots hold different inputs."""
     fold_per_member: bool = False
     """fold is proven for training calls with `per_member=True`, where each member has different inputs."""
     plain_weights: bool = True

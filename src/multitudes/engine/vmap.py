@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from multitudes.engine import tree
@@ -34,12 +34,15 @@ DEVICE_MEMORY = 4 * 2**30
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
-    noise = SharedNoise() if engine.shares and engine.template.training else contextlib.nullcontext()
-    coupled_names = engine.shared_norms if per_member and not engine.summed else engine.traits.coupled
+    slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
+    noise = SharedNoise() if engine.shares and engine.template.training and not slots else contextlib.nullcontext()
+    coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled
+    coupled_names |= engine.traits.slot_norms if slots else frozenset()
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
-    with guard, coupled, noise, _with_autocast(inputs):
-        whole = norms or (engine.summed and per_member)  # sums over all members cannot be computed in chunks
+    padding = PaddedRows() if per_member and _has_padding(engine.template) else contextlib.nullcontext()
+    with guard, coupled, noise, padding, _with_autocast(inputs):
+        whole = norms or slots  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
@@ -141,6 +144,28 @@ class SharedNoise(TorchFunctionMode):
         if func in DROPOUTS:
             return _dropout(DROPOUTS[func], *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class PaddedRows(TorchFunctionMode):
+    """Keeps gradients from the padding rows of embeddings: with other ids for each member, torch does so for member 0 only."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.embedding:
+            return _embedding(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    rows = F.embedding(input, weight, None, *args, **kwargs)
+    if padding_idx is None:
+        return rows
+    return torch.where((input == padding_idx % weight.shape[0])[..., None], rows.detach(), rows)
+
+
+def _has_padding(template: nn.Module) -> bool:
+    return any(getattr(part, "padding_idx", None) is not None for part in template.modules())
 
 
 PRODUCTS = (

@@ -1,4 +1,4 @@
-"""Where inputs go in: layers on them, and what is around and before these."""
+"""Where inputs go in: the layers on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import multitudes as mt
-from multitudes.conversion.anatomy.first_layers import first_layers, norms_before, reaches_around
+from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.structure import observe
 from multitudes.engine.inputs import Inputs
 
@@ -28,15 +28,14 @@ class Latent(nn.Module):
 
 
 class Two(nn.Module):
-    """Two inputs, one of them of whole numbers, and a way around the first layer."""
+    """Two inputs, one of them of whole numbers."""
 
-    def __init__(self, around: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.table, self.layer, self.head, self.around = nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 3), around
+        self.table, self.layer, self.head = nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
-        h = torch.relu(self.table(ids) + self.layer(x))
-        return self.head(h + x if self.around else h)
+        return self.head(torch.relu(self.table(ids) + self.layer(x)))
 
 
 def test_layers_on_the_inputs() -> None:
@@ -55,17 +54,3 @@ def test_a_querys_layer_has_no_slots() -> None:
     ens = mt.ensemble(net, mt.MIMO(members=3), x, seed=0)
     assert summed(ens) == {"k.weight"}
     torch.testing.assert_close(ens.get_parameter("q.weight"), net.q.weight)
-
-
-def test_ways_around() -> None:
-    """The input may not come to the output but through the first layers."""
-    two = Inputs(torch.tensor([0, 4]), torch.randn(2, 8))
-    assert reaches_around(Two(), two, {"layer", "table"}) is None
-    assert "first layer" in str(reaches_around(Two(around=True), two, {"layer", "table"}))
-
-
-def test_norms_before_layers() -> None:
-    """A norm on the input itself, and none behind the first layer."""
-    net = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    structure = observe(net, Inputs(torch.randn(3, 6)))
-    assert norms_before(structure, first_layers(structure)) == {"0"}

@@ -18,7 +18,7 @@ import torch
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
 from multitudes.engine.fold import forbidden, learn_rows, run_fold
-from multitudes.engine.inputs import Inputs, count_rows, stack_slots, take_rows
+from multitudes.engine.inputs import Inputs
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
 from multitudes.engine.proof.outcome import (
@@ -31,6 +31,7 @@ from multitudes.engine.proof.outcome import (
     trainable_copy,
     without_modules,
 )
+from multitudes.engine.proof.slots import different_inputs, prove_slots
 from multitudes.engine.proof.trial import RUNS, Trial, shape_engines
 from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import run_vmap
@@ -71,9 +72,13 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
         if name in engine.untried:
             engine.why[name] = LATER
     engine.row_axes, engine.traits = trial.engine.row_axes, trial.engine.traits
-    if PER_MEMBER in tried or engine.summed:
+    if engine.summed:
+        step("other inputs for each slot")
+        same = trial.loop("train") is trial.loop("eval")
+        prove_slots(engine, inputs, trial.engine, trial.inputs, ("eval",) if same else MODES, quick=large)
+        engine.untried -= {PER_MEMBER}
+    elif PER_MEMBER in tried:
         _prove_per_member(trial, engine)
-    engine.untried -= {PER_MEMBER} if engine.summed else set()
     _check_trainable(trial, engine)
     pick(engine)
 
@@ -130,8 +135,6 @@ def _prove_per_member(trial: Trial, engine: Engine) -> None:
     """Finds whether vmap and fold are right for calls with other inputs for each member."""
     step("other inputs for each member")
     vmap = _vmap_is_right_per_member(trial.engine, trial.inputs)
-    if engine.summed and not vmap and "vmap" in trial.engine.why:
-        engine.why.setdefault("vmap", trial.engine.why["vmap"])
     fold = _fold_is_right_per_member(trial.engine, trial.inputs)
     engine.traits = replace(engine.traits, vmap_per_member=vmap, fold_per_member=fold)
 
@@ -140,9 +143,6 @@ def _check_trainable(trial: Trial, engine: Engine) -> None:
     """Raises an error if members of a network that trains alone could not be trained."""
     if "train" in trial.failed or engine.members == 1:
         return
-    if engine.summed and not engine.traits.vmap_per_member:
-        why = engine.why.get("vmap", "with equal inputs for all members its result differs from a plain call")
-        raise RunError(f"it could not be trained: different inputs per member need vmap, which cannot run this model: {why}")
     if engine.traits.coupled and not {"vmap", "fold"} & set(engine.proven["train"]):
         names = ", ".join(sorted(engine.traits.coupled))
         raise RunError(
@@ -156,11 +156,9 @@ def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
 
     In training, shared norms are taken out of the network for this check.
     """
-    if engine.summed:
-        return _vmap_sums_members(engine, inputs)
     if not all("vmap" in engine.proven[mode] for mode in MODES):
         return False
-    slots = _different_inputs(engine, inputs)
+    slots = different_inputs(engine, inputs)
     for mode in MODES:
         norms = engine.shared_norms if mode == "train" else frozenset()  # with these the loop gives another result
         try:
@@ -176,23 +174,6 @@ def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     return True
 
 
-def _vmap_sums_members(engine: Engine, inputs: Inputs) -> bool:
-    """Checks vmap for summed first layers (MIMO): with equal inputs for all members, it must agree with a plain call."""
-    slots = stack_slots([inputs] * engine.members, engine.batch_axis)
-    for mode in MODES:
-        norms = engine.shared_norms if mode == "train" else frozenset()  # over few rows these amplify rounding errors
-        try:
-            with without_modules(engine.template, norms):
-                plain = run_reference(engine, inputs, mode)
-                summed = run_executor(functools.partial(run_vmap, per_member=True), engine, slots, mode)
-        except Exception as error:
-            engine.why.setdefault("vmap", _reason(error))
-            return False
-        if not plain.random and difference(summed, plain):
-            return False
-    return True
-
-
 def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     """Checks that fold agrees with the loop in training when each member has its own inputs.
 
@@ -200,7 +181,7 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     """
     if not engine.shared_norms or not engine.owned or "fold" not in engine.proven["eval"] or forbidden(engine):
         return False
-    slots, twin = _different_inputs(engine, inputs), replace(engine, template=trainable_copy(engine.template))
+    slots, twin = different_inputs(engine, inputs), replace(engine, template=trainable_copy(engine.template))
     try:
         with without_modules(twin.template, engine.shared_norms):
             loop, fold = (
@@ -209,17 +190,6 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     except Exception:
         return False
     return difference(fold, loop) is None
-
-
-def _different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
-    """Makes other inputs for each member: rows in another order, and one row replaced, so that their mean differs too."""
-    count = count_rows(inputs, engine.batch_axis)
-    calls = []
-    for m in range(engine.members):
-        index = torch.arange(count)
-        index[m % count] = (m + 1) % count
-        calls.append(take_rows(inputs, engine.batch_axis, index.roll(m)))
-    return stack_slots(calls, engine.batch_axis)
 
 
 def first_members(engine: Engine, count: int) -> Engine:

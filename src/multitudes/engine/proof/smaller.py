@@ -32,6 +32,8 @@ class SmallExample:
     """The smallest example on which a model runs the same program."""
 
     inputs: Inputs
+    two_rows: Inputs
+    """The same with two rows, for proofs that need rows to differ."""
     large: bool = False
     """Whether the model is large: trials of it should be few."""
     decisions: Decisions = field(default_factory=Decisions)
@@ -42,23 +44,23 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
     """Returns the smallest example on which the model runs the same program; `inputs` is an example of two rows."""
     at_most = sum(p.numel() for p in model.parameters()) * sum(t[0].numel() if t.ndim else 1 for t in inputs.tensors())
     if at_most <= LARGE:
-        return SmallExample(inputs)
+        return SmallExample(inputs, inputs)
     try:
         tracer = Tracer(model)
         program = tracer.program(inputs)
         decisions, tracer.decisions = tracer.decisions, Decisions()
     except Exception:  # the example does not run: its observation says why
-        return SmallExample(inputs)
+        return SmallExample(inputs, inputs)
     if program.multiply_adds <= LARGE:
-        return SmallExample(inputs)
+        return SmallExample(inputs, inputs)
     for size, places in _equal_axes(inputs, batch_axis).items():
         cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
         inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program)), inputs)
     if batch_norms(model):
-        return SmallExample(inputs, True, decisions)
+        return SmallExample(inputs, inputs, True, decisions)
     one = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
     alone = _covers(tracer, one, program, rows=count_rows(inputs, batch_axis))
-    return SmallExample(one if alone else inputs, True, decisions)
+    return SmallExample(one if alone else inputs, inputs, True, decisions)
 
 
 def _equal_axes(inputs: Inputs, batch_axis: BatchAxis) -> dict[int, list[tuple[int, int]]]:

@@ -1,0 +1,177 @@
+"""Proves how summed first layers (MIMO) run with other inputs for each slot, and that an ensemble with them can train.
+
+One slot after another is the reference: with the same inputs in all slots it must agree with a plain call. vmap must agree
+with it on inputs that differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from multitudes.engine import tree
+from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs, stack_slots, take_rows
+from multitudes.engine.loop import output_axes, run_loop
+from multitudes.engine.modules import batch_norms
+from multitudes.engine.proof.outcome import (
+    close,
+    difference,
+    is_random,
+    restored,
+    run_executor,
+    run_reference,
+    trainable_copy,
+    without_modules,
+)
+from multitudes.engine.slots import members_on_sums, noise_state, run_slots_in_turn, sums_of_slots
+from multitudes.engine.state import MODES, Engine
+from multitudes.engine.vmap import run_vmap
+from multitudes.errors import RunError
+
+
+def prove_slots(
+    engine: Engine, example: Inputs, trial: Engine, inputs: Inputs, modes: Sequence[str] = MODES, quick: bool = False
+) -> None:
+    """Finds how slots with different inputs run, and sets the engine's traits. Raises RunError if they cannot train.
+
+    trial   the engine without dropout, in double precision if it is small; `inputs` is the example for it
+    modes   the modes to try: eval mode is enough if training runs the same program
+    quick   the network is large: on different inputs only outputs are compared, not gradients
+    """
+    _check_rows(trial, inputs)
+    trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
+    engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
+    why = next((text for mode in modes if (text := _obstacle_of_vmap(trial, inputs, mode, quick))), None)
+    why = why or _training_obstacle(engine, example, run_vmap)
+    if why is not None:
+        why = next((text for mode in modes if (text := _obstacle_of_turns(trial, inputs, mode))), None)
+        why = why or _training_obstacle(engine, example, run_slots_in_turn)
+        engine.traits = replace(engine.traits, slots_in_turn=why is None)
+    else:
+        engine.traits = replace(engine.traits, vmap_per_member=True)
+    if why is not None:
+        raise RunError(
+            f"it could not train with a different example in each slot: {why}. "
+            "Change this part of the model, or use another method, such as MultiHead"
+        )
+
+
+def different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
+    """Makes other inputs for each member: rows in another order, and one row replaced, so that their mean differs too."""
+    count = count_rows(inputs, engine.batch_axis)
+    calls = []
+    for m in range(engine.members):
+        index = torch.arange(count)
+        index[m % count] = (m + 1) % count
+        calls.append(take_rows(inputs, engine.batch_axis, index.roll(m)))
+    return stack_slots(calls, engine.batch_axis)
+
+
+def _check_rows(engine: Engine, inputs: Inputs) -> None:
+    """Checks that outputs follow their rows: slots hold examples in different orders. Nodes of one graph do not follow."""
+    count = count_rows(inputs, engine.batch_axis)
+    if count < 2:
+        return
+    order = torch.arange(count).roll(1)
+    with restored(engine.template, "eval"), torch.no_grad():
+        output = run_loop(engine, fresh_inputs(inputs))
+        moved = run_loop(engine, take_rows(inputs, engine.batch_axis, order))
+    for axis, a, b in zip(output_axes(engine, output), tree.tensors(output), tree.tensors(moved), strict=True):
+        if axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count:
+            a = a.index_select(axis + 1, order)
+        if a.shape == b.shape and not close(b, a) and not is_random(engine, inputs, "eval"):
+            raise RunError(
+                "in another order of rows, each row has another output, so rows depend on each other or on their places "
+                "(nodes of one graph?), but MIMO puts examples in different orders into its slots. "
+                "Use another method, such as MultiHead or BatchEnsemble"
+            )
+
+
+def _norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
+    """Names the shared BatchNorm layers whose input differs between members if slots hold different inputs."""
+    if not engine.shared_norms:
+        return frozenset()
+    slots = different_inputs(engine, inputs)
+    seen: dict[str, list[Any]] = {}
+    twin = replace(engine, template=trainable_copy(engine.template))
+    with restored(twin.template, "eval"), torch.no_grad():
+        buffers = {n: b.clone() for n, b in twin.buffers().items() if n not in twin.owned}
+        sums = sums_of_slots(twin, slots, buffers, noise_state())
+        for name, norm in batch_norms(twin.template).items():
+            if name in twin.shared_norms:
+                norm.register_forward_pre_hook(lambda _, args, name=name: seen.setdefault(name, []).append(args[0].clone()))
+        for _ in members_on_sums(twin, slots, sums, buffers, noise_state()):
+            pass
+    differ = set()
+    for name, values in seen.items():
+        once = len(values) // engine.members  # calls of this norm in one pass
+        if any(not torch.equal(a, b) for a, b in zip(values, values[once:], strict=False)):
+            differ.add(name)
+    return frozenset(differ)
+
+
+def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str) -> str | None:
+    """Returns why one slot after another is not right; None if it agrees with a plain call on equal inputs."""
+    if mode == "train" and engine.traits.slot_norms:
+        return f"BatchNorm {min(engine.traits.slot_norms)} sees other rows in each slot, which needs vmap"
+    equal = stack_slots([inputs] * engine.members, engine.batch_axis)
+    try:
+        with _without_norms(engine, mode):
+            plain, slots = run_reference(engine, inputs, mode), run_executor(run_slots_in_turn, engine, equal, mode)
+    except Exception as error:
+        return _text(error)
+    differs = None if plain.random else difference(slots, plain)
+    return differs and f"with equal inputs in all slots, {differs} from that of a plain call"
+
+
+def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str, quick: bool) -> str | None:
+    """Returns why vmap is not right for slots.
+
+    None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs.
+    """
+    equal, other = stack_slots([inputs] * engine.members, engine.batch_axis), different_inputs(engine, inputs)
+    vmap = functools.partial(run_vmap, per_member=True)
+    try:
+        with _without_norms(engine, mode):
+            plain = run_reference(engine, inputs, mode)
+            differs = difference(run_executor(vmap, engine, equal, mode), plain)
+            if quick:
+                differs = differs or _other_outputs(engine, other, mode)
+            else:
+                turns = run_executor(run_slots_in_turn, engine, other, mode)
+                differs = differs or difference(run_executor(vmap, engine, other, mode), turns)
+    except Exception as error:
+        return _text(error)
+    return f"under vmap, {differs}" if differs and not plain.random else None
+
+
+def _other_outputs(engine: Engine, slots: Inputs, mode: str) -> str | None:
+    """Compares the outputs of vmap with those of one slot after another."""
+    outputs = []
+    for executor in (run_slots_in_turn, functools.partial(run_vmap, per_member=True)):
+        with restored(engine.template, mode), torch.no_grad():
+            outputs.append(tree.tensors(executor(engine, fresh_inputs(slots))))
+    return None if all(close(a, b) for a, b in zip(*outputs, strict=True)) else "output differs"
+
+
+def _without_norms(engine: Engine, mode: str) -> Any:
+    """Takes shared BatchNorm layers out of the network in training: over few rows they amplify rounding errors."""
+    return without_modules(engine.template, engine.shared_norms if mode == "train" else frozenset())
+
+
+def _training_obstacle(engine: Engine, example: Inputs, executor: Any) -> str | None:
+    """Takes a training step in the model's own precision and with dropout. Returns its error, or None."""
+    twin = replace(engine, template=trainable_copy(engine.template))
+    try:
+        run_executor(functools.partial(executor, per_member=True), twin, different_inputs(engine, example), "train")
+    except Exception as error:
+        return _text(error)
+    return None
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
