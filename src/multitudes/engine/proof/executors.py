@@ -74,8 +74,10 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
     engine.row_axes, engine.traits = trial.engine.row_axes, trial.engine.traits
     if engine.summed:
         step("other inputs for each slot")
-        same = trial.loop("train") is trial.loop("eval")
-        prove_slots(engine, inputs, trial.engine, trial.inputs, ("eval",) if same else MODES, quick=large)
+        plain = {mode: outcome for mode in MODES if (outcome := trial.loop(mode)) is not None}
+        if trial.loop("train") is trial.loop("eval"):
+            del plain["train"]
+        prove_slots(engine, inputs, trial.engine, trial.inputs, plain, quick=large)
         engine.untried -= {PER_MEMBER}
     elif PER_MEMBER in tried:
         _prove_per_member(trial, engine)

@@ -7,7 +7,7 @@ with it on inputs that differ.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs, stack_slo
 from multitudes.engine.loop import output_axes, run_loop
 from multitudes.engine.modules import batch_norms
 from multitudes.engine.proof.outcome import (
+    Outcome,
     close,
     difference,
     is_random,
@@ -28,27 +29,27 @@ from multitudes.engine.proof.outcome import (
     without_modules,
 )
 from multitudes.engine.slots import members_on_sums, noise_state, run_slots_in_turn, sums_of_slots
-from multitudes.engine.state import MODES, Engine
+from multitudes.engine.state import Engine
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
 
 
 def prove_slots(
-    engine: Engine, example: Inputs, trial: Engine, inputs: Inputs, modes: Sequence[str] = MODES, quick: bool = False
+    engine: Engine, example: Inputs, trial: Engine, inputs: Inputs, plain: Mapping[str, Outcome], quick: bool = False
 ) -> None:
     """Finds how slots with different inputs run, and sets the engine's traits. Raises RunError if they cannot train.
 
     trial   the engine without dropout, in double precision if it is small; `inputs` is the example for it
-    modes   the modes to try: eval mode is enough if training runs the same program
+    plain   the outcome of the loop in each mode to try: eval mode is enough if training runs the same program
     quick   the network is large: on different inputs only outputs are compared, not gradients
     """
-    _check_rows(trial, inputs)
+    _check_rows(trial, inputs, plain["eval"])
     trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
     engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
-    why = next((text for mode in modes if (text := _obstacle_of_vmap(trial, inputs, mode, quick))), None)
+    why = next((text for mode, loop in plain.items() if (text := _obstacle_of_vmap(trial, inputs, mode, loop, quick))), None)
     why = why or _training_obstacle(engine, example, run_vmap)
     if why is not None:
-        why = next((text for mode in modes if (text := _obstacle_of_turns(trial, inputs, mode))), None)
+        why = next((text for mode, loop in plain.items() if (text := _obstacle_of_turns(trial, inputs, mode, loop))), None)
         why = why or _training_obstacle(engine, example, run_slots_in_turn)
         engine.traits = replace(engine.traits, slots_in_turn=why is None)
     else:
@@ -71,16 +72,15 @@ def different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
     return stack_slots(calls, engine.batch_axis)
 
 
-def _check_rows(engine: Engine, inputs: Inputs) -> None:
+def _check_rows(engine: Engine, inputs: Inputs, plain: Outcome) -> None:
     """Checks that outputs follow their rows: slots hold examples in different orders. Nodes of one graph do not follow."""
     count = count_rows(inputs, engine.batch_axis)
     if count < 2:
         return
     order = torch.arange(count).roll(1)
-    with restored(engine.template, "eval"), torch.no_grad():
-        output = run_loop(engine, fresh_inputs(inputs))
+    with restored(engine.template, "eval"), torch.enable_grad():  # as the outcome was computed
         moved = run_loop(engine, take_rows(inputs, engine.batch_axis, order))
-    for axis, a, b in zip(output_axes(engine, output), tree.tensors(output), tree.tensors(moved), strict=True):
+    for axis, a, b in zip(output_axes(engine, moved), plain.values, tree.tensors(moved), strict=True):
         if axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count:
             a = a.index_select(axis + 1, order)
         if a.shape == b.shape and not close(b, a) and not is_random(engine, inputs, "eval"):
@@ -114,21 +114,22 @@ def _norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
     return frozenset(differ)
 
 
-def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str) -> str | None:
+def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str, plain: Outcome) -> str | None:
     """Returns why one slot after another is not right; None if it agrees with a plain call on equal inputs."""
     if mode == "train" and engine.traits.slot_norms:
         return f"BatchNorm {min(engine.traits.slot_norms)} sees other rows in each slot, which needs vmap"
     equal = stack_slots([inputs] * engine.members, engine.batch_axis)
     try:
         with _without_norms(engine, mode):
-            plain, slots = run_reference(engine, inputs, mode), run_executor(run_slots_in_turn, engine, equal, mode)
+            plain = _loop(engine, inputs, mode, plain)
+            slots = run_executor(run_slots_in_turn, engine, equal, mode)
     except Exception as error:
         return _text(error)
     differs = None if plain.random else difference(slots, plain)
     return differs and f"with equal inputs in all slots, {differs} from that of a plain call"
 
 
-def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str, quick: bool) -> str | None:
+def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str, plain: Outcome, quick: bool) -> str | None:
     """Returns why vmap is not right for slots.
 
     None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs.
@@ -137,7 +138,7 @@ def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str, quick: bool) ->
     vmap = functools.partial(run_vmap, per_member=True)
     try:
         with _without_norms(engine, mode):
-            plain = run_reference(engine, inputs, mode)
+            plain = _loop(engine, inputs, mode, plain)
             differs = difference(run_executor(vmap, engine, equal, mode), plain)
             if quick:
                 differs = differs or _other_outputs(engine, other, mode)
@@ -147,6 +148,11 @@ def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str, quick: bool) ->
     except Exception as error:
         return _text(error)
     return f"under vmap, {differs}" if differs and not plain.random else None
+
+
+def _loop(engine: Engine, inputs: Inputs, mode: str, known: Outcome) -> Outcome:
+    """Returns the outcome of the loop; it is run again if norms were taken out of the network."""
+    return run_reference(engine, inputs, mode) if mode == "train" and engine.shared_norms else known
 
 
 def _other_outputs(engine: Engine, slots: Inputs, mode: str) -> str | None:
