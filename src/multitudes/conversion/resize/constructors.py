@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from multitudes.conversion.anatomy.structure import Structure, last_layers
-from multitudes.conversion.resize.audit import changes_lost
+from multitudes.conversion.resize.audit import changes_lost, run_of
 from multitudes.conversion.resize.pruning import is_transformers, width_of
 from multitudes.conversion.resize.recipe import META, Recipe, bound, fields, holds_weights, recorded
+from multitudes.conversion.resize.widths import on_meta
+from multitudes.engine import tree
 from multitudes.engine.modules import named_tensors
+from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError
 
 SECONDS = 5.0
@@ -32,15 +35,25 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
     model, kind = structure.model, type(structure.model)
     if kind.__module__.startswith("torch.nn."):
         return None
+    guessed = False
     if make is not None:
-        recipe = recorded(make, kind, "the factory's arguments")
+        recipe = recorded(make, kind)
     elif is_transformers(model):
-        recipe = bound(kind, (model.config,), {}, "its configuration")
+        recipe = bound(kind, (model.config,), {})
     elif name := _timm_architecture(model):
-        recipe = recorded(lambda: _timm_model(name), kind, "timm's constructor")
+        recipe = recorded(lambda: _timm_model(name), kind)
     else:
-        recipe = _stored(model)
-    return None if recipe is None else _Fit(recipe, structure).fitted()
+        recipe, guessed = _stored(model), True
+    return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
+
+
+def way_of(model: nn.Module, make: Any = None) -> str:
+    """Says what a model is built again by, for messages."""
+    if make is not None:
+        return "the factory's arguments"
+    if is_transformers(model):
+        return "its configuration"
+    return "timm's constructor" if _timm_architecture(model) else "its constructor"
 
 
 def _timm_architecture(model: Any) -> str | None:
@@ -70,7 +83,7 @@ def _stored(model: nn.Module) -> Recipe | None:
         if holds_weights(value) or (isinstance(value, nn.Module) and p.default is not p.empty):
             value = p.default
         arguments[p.name] = 8 if value is p.empty else value
-    return bound(kind, (), arguments, "its constructor")
+    return bound(kind, (), arguments)
 
 
 @dataclasses.dataclass
@@ -79,39 +92,72 @@ class _Fit:
 
     recipe: Recipe
     structure: Structure
-    started: float = dataclasses.field(default_factory=time.monotonic)
+    guessed: bool = False
+    """Whether arguments were read from attributes, which may mean something else."""
+    started: float = dataclasses.field(default_factory=time.thread_time)
 
     def fitted(self) -> Recipe:
         """Returns the recipe that builds the given model to the last shape."""
         recipe, lost = self._best(self.recipe, [self.recipe, dataclasses.replace(self.recipe, added={})])
         if lost:
-            stored = {name: value for name, value in self._stored(recipe)}
+            stored = dict(self._stored(recipe))
             recipe, lost = self._best(recipe, [_with(recipe, stored)], lost)
-        while lost and time.monotonic() < self.started + SECONDS:
+        while lost and time.thread_time() < self.started + SECONDS:
             before = len(lost)
             for name in [*recipe.arguments, *recipe.added]:
                 trials = (_with(recipe, {name: value}) for value in self._candidates(recipe, name))
                 recipe, lost = self._best(recipe, trials, lost)
-                if not lost or time.monotonic() > self.started + SECONDS:
+                if not lost or time.thread_time() > self.started + SECONDS:
                     break
             if len(lost) >= before:
                 break
         if lost:
             raise ConversionError(f"its constructor does not make the given network again: {'; '.join(lost[:2])}")
+        if self.guessed or recipe is not self.recipe:
+            self._check_values(recipe)
         return recipe
+
+    def _check_values(self, recipe: Recipe) -> None:
+        """Checks that the network of a guessed recipe computes what the given model does, with its weights."""
+        model, inputs = self.structure.model, self.structure.inputs
+        tensors = [tensor for _, tensor in named_tensors(model)]
+        if not tensors or any(tensor.is_meta for tensor in tensors):
+            return
+        with seeded(0, model):
+            twin = recipe.build({}, tensors[0].device)
+        twin = twin.to(dtype=tensors[0].dtype) if tensors[0].is_floating_point() else twin
+        twin.load_state_dict(model.state_dict())
+        outputs = []
+        for net in (model, twin):
+            with seeded(0, model):
+                outputs.append(tree.tensors(run_of(net, inputs)[0]))
+        if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=True)):
+            raise ConversionError("its constructor makes a network that computes something else: it was changed afterwards")
 
     def _best(self, recipe: Recipe, trials: Any, lost: list[str] | None = None) -> tuple[Recipe, list[str]]:
         """Returns the recipe among `trials` with the fewest differences to the given model, if fewer than `lost`."""
         for trial in trials:
-            if lost == [] or (lost is not None and time.monotonic() > self.started + SECONDS):
+            if lost == [] or (lost is not None and time.thread_time() > self.started + SECONDS):
                 break
             try:
-                differences = list(changes_lost(self.structure.model, trial.build({}, META)))
+                differences = self._differences(trial.build({}, META))
             except Exception as error:  # constructors may raise anything
                 differences = [f"it fails with {type(error).__name__}: {error}"] * 10**6
             if lost is None or len(differences) < len(lost):
                 recipe, lost = trial, differences
         return recipe, lost or []
+
+    def _differences(self, net: nn.Module) -> list[str]:
+        """Lists differences to the given model; what the forward pass sets is no difference."""
+        differences = list(changes_lost(self.structure.model, net))
+        if 0 < len(differences) < 10:
+            try:
+                call = on_meta(self.structure.inputs)
+                net.eval()(*call.args, **call.kwargs)
+            except Exception:  # not every network runs on the meta device
+                return differences
+            differences = list(changes_lost(self.structure.model, net))
+        return differences
 
     def _stored(self, recipe: Recipe) -> Iterator[tuple[str, Any]]:
         """Yields arguments that the model stores under their names with another value than the recipe's."""

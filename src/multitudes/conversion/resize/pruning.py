@@ -63,9 +63,7 @@ def is_transformers(model: nn.Module) -> bool:
 
 
 @torch.enable_grad()
-def pruned(
-    structure: Structure, ratio: float, choose: Chooser = first_channels, seconds: float = SECONDS
-) -> nn.Module:
+def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels, seconds: float = SECONDS) -> nn.Module:
     """Returns a copy in which every layer but the last ones keeps `ratio` of its channels, with their weights."""
     model, inputs = structure.model, structure.inputs
     new = detached_copy(model, {}).eval()
@@ -83,8 +81,10 @@ def pruned(
             warnings.filterwarnings("ignore", module="torch_pruning")  # its guesses are checked afterwards
             read = _thin(new, ratio, inputs, ends, expected, choose)
     except OutOfTimeError:
-        wrong = [f"finding them takes more than {seconds:g} s. Allow more:  mt.Packed(search_seconds=60)  or  "
-                 "mt.resize(model, ratio, x, search_seconds=60)"]
+        wrong = [
+            f"finding channels that go together takes more than {seconds:g} s. Allow more by mt.Packed(search_seconds=60), "
+            "mt.resize(model, ratio, x, search_seconds=60)"
+        ]
     except Exception:  # torch-pruning may raise anything; what it says is about itself
         wrong = ["forward mixes or reshapes its channels in a way that cannot be followed"]
     try:
@@ -114,10 +114,10 @@ def deadline(seconds: float) -> Iterator[None]:
 
     No thread or signal is needed. Under a profiler, which needs the same hook of Python, there is no deadline.
     """
-    end = time.monotonic() + seconds
+    end = time.thread_time() + seconds
 
     def check(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and time.monotonic() > end:
+        if event == "call" and time.thread_time() > end:
             raise OutOfTimeError
 
     if sys.getprofile() is not None:

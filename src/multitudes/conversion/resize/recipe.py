@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,8 +43,6 @@ class Recipe:
     """The class."""
     arguments: dict[str, Any]
     """The constructor's arguments by name, defaults included; a network among them is a recipe itself."""
-    way: str = "its constructor"
-    """Whose word the arguments are, for messages."""
     make: Callable[[], nn.Module] | None = None
     """Calls the constructor with its first arguments, and may set attributes afterwards; None for the class itself."""
     added: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +105,7 @@ def _constructor(kind: type[nn.Module], arguments: Callable[..., tuple[Any, Any]
             kind.__init__ = own  # type: ignore[method-assign]
 
 
-def recorded(make: Callable[[], nn.Module], kind: type[nn.Module], way: str) -> Recipe | None:
+def recorded(make: Callable[[], nn.Module], kind: type[nn.Module]) -> Recipe | None:
     """Returns the recipe of the network that `make()` builds, observed on the meta device; None if `kind` is not built so."""
     calls: list[tuple[nn.Module, Any, Any]] = []
 
@@ -119,13 +117,11 @@ def recorded(make: Callable[[], nn.Module], kind: type[nn.Module], way: str) -> 
         made = make()
     for net, args, kwargs in calls:
         if net is made:
-            return bound(kind, args, kwargs, way, make)
+            return bound(kind, args, kwargs, make)
     return None
 
 
-def bound(
-    kind: type[nn.Module], args: Any, kwargs: Any, way: str, make: Callable[[], nn.Module] | None = None
-) -> Recipe | None:
+def bound(kind: type[nn.Module], args: Any, kwargs: Any, make: Callable[[], nn.Module] | None = None) -> Recipe | None:
     """Returns a recipe with the arguments by name, and the defaults of those that are left out."""
     signature = inspect.signature(kind.__init__)
     call = signature.bind(None, *args, **kwargs)
@@ -133,7 +129,7 @@ def bound(
     arguments = dict(list(call.arguments.items())[1:])
     if any(holds_weights(value) for value in arguments.values()):
         return None
-    recipe = Recipe(kind, arguments, way, make)
+    recipe = Recipe(kind, arguments, make)
     added = {k: v for k, v in _passed_on(kind).items() if k not in arguments and k not in _keywords(signature, arguments)}
     return dataclasses.replace(recipe, added=added)
 
@@ -178,10 +174,12 @@ def fields(value: Any) -> dict[Any, Any] | None:
         return dict(enumerate(value))
     if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords}
-    if isinstance(value, type) or isinstance(value, (nn.Module, Tensor)):
+    if isinstance(value, (type, nn.Module, Tensor)):
         return None
     if dataclasses.is_dataclass(value) or hasattr(value, "to_dict") or type(value).__name__ == "SimpleNamespace":
-        return vars(value) if hasattr(value, "__dict__") else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return (
+            vars(value) if hasattr(value, "__dict__") else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        )
     return None
 
 
@@ -198,7 +196,6 @@ def _with_numbers(value: Any, path: Path, changes: Mapping[Path, Any], device: t
     if path in changes:
         return changes[path]
     if isinstance(value, Recipe):
-        inner = {(): number for at, number in changes.items() if at[: len(path)] == path}
         inner = {at[len(path) :]: number for at, number in changes.items() if at[: len(path)] == path}
         return value.build(inner, device)
     if isinstance(value, nn.Module):
@@ -229,3 +226,27 @@ def _refilled(value: Any, new: dict[Any, Any]) -> Any:
         if part is not vars(value).get(key, None) if hasattr(value, "__dict__") else True:
             object.__setattr__(made, key, part)
     return made
+
+
+def written(recipe: Recipe, widths: Collection[int]) -> str:
+    """Writes the call of a constructor for a factory: arguments that are among `widths` are multiplied by the ratio."""
+    texts = []
+    for p in list(inspect.signature(recipe.kind.__init__).parameters.values())[1:]:
+        if p.name not in recipe.arguments or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            continue
+        value = recipe.arguments[p.name]
+        text = _text(value, widths)
+        if "ratio" in text or not (p.default is not p.empty and (value is p.default or value == p.default)):
+            texts.append(f"{p.name}={text}")
+    return f"{recipe.kind.__name__}({', '.join(texts)})"
+
+
+def _text(value: Any, widths: Collection[int]) -> str:
+    if isinstance(value, (list, tuple)) and len(value) < 8:
+        inner = ", ".join(_text(part, widths) for part in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+    if type(value) is int and value in widths:
+        return f"round({value} * ratio)"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    return getattr(value, "__name__", "...")

@@ -23,9 +23,9 @@ from multitudes.conversion.anatomy.initialise import build, check_model, is_cons
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, last_layers, run_example
 from multitudes.conversion.resize.audit import changed_outputs, changes_lost, without_channels
-from multitudes.conversion.resize.constructors import recipe_of
-from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
-from multitudes.conversion.resize.recipe import Path, Recipe
+from multitudes.conversion.resize.constructors import recipe_of, way_of
+from multitudes.conversion.resize.pruning import ADVICE, SECONDS, is_transformers, pruned, width_of
+from multitudes.conversion.resize.recipe import Path, Recipe, written
 from multitudes.conversion.resize.widths import Search, Widths, is_head_count
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
@@ -34,7 +34,6 @@ from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
-
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,12 @@ class Resizing:
 
 
 @clean_autograd()
-def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None) -> nn.Module:
+def resize(
+    model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None, search_seconds: float = SECONDS
+) -> nn.Module:
     """Returns a freshly initialised model with every hidden width times `ratio`. Its attribute `resizing` lists rounded widths.
+
+    `search_seconds` limits the search for channels to remove, where the constructor is not known.
 
     >>> import torch, multitudes as mt
     >>> from multitudes.models import ResNet
@@ -70,6 +73,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     (153.6, 154)
     """
     check_value("ratio", ratio, Annotated[float, above(0)])
+    check_value("search_seconds", search_seconds, Annotated[float, above(0)])
     check_model(model)
     seed = checked_seed(seed)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
@@ -78,7 +82,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
             f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
     structure = run_example(net, checked_example(net, example, 0), seed)
-    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed)
+    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed, search_seconds)
 
 
 def resized(
@@ -97,19 +101,36 @@ def resized(
         return reported(structure, new, ratio, "the factory")
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
-    failures = []
+    way = way_of(model, factory)
     try:
         return _rebuilt(structure, factory, ratio, seed)
     except Exception as error:  # constructors may raise anything
-        said = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
-        failures.append(f"by its constructor: {said}")
+        reason = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
+        failure = f"by {way}: {reason}"
+    instead = _advice(structure, factory)
     if ratio > 1:
-        raise ConversionError("\n  ".join([f"{type(model).__name__} cannot be made {ratio:g} times as wide:", *failures, ADVICE]))
+        raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n  {failure}\n{instead}")
     try:
         thin = pruned(structure, ratio, seconds=search_seconds)
     except ConversionError as error:
-        raise ConversionError("\n".join([str(error).removesuffix(f"\n{ADVICE}"), *failures, ADVICE])) from error
+        reasons = str(error).removesuffix(f"\n{ADVICE}")
+        raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
+
+
+def _advice(structure: Structure, factory: Factory | None) -> str:
+    """Writes what to type: a factory of this very network, as far as its arguments are known."""
+    model, call = structure.model, ""
+    try:
+        recipe = Recipe(type(model), model.arguments) if isinstance(model, Network) else recipe_of(structure, factory)
+        ends = last_layers(structure)[0]
+        widths = {width_of(model.get_submodule(name)) for name in structure.layers() if name not in ends}
+        call = written(recipe, widths) if recipe is not None else ""
+    except Exception:  # of a constructor; then the general line is given
+        call = ""
+    if "ratio" not in call or is_transformers(model) or way_of(model, None) == "timm's constructor":
+        return ADVICE
+    return f"Give a factory that makes it at any width:  mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
 
 
 @dataclass
@@ -154,21 +175,21 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
     if isinstance(model, Network):
         with seeded(seed, model), device:
             try:
-                new, same, follows, note, way = model.resized(ratio), model.resized(1.0), set(), "", "its constructor"
+                new, same = model.resized(ratio), model.resized(1.0)
             except Exception as error:  # the constructor of a subclass may raise anything
-                raise ConversionError(f"by its constructor: {type(error).__name__}: {error}") from error
-        problems = [*changes_lost(model, same)]
+                raise ConversionError(f"{type(error).__name__}: {error}") from error
+        follows, note, problems = set(), "", [*changes_lost(model, same)]
     else:
         replay = _replay_of(structure, factory)
         changes = replay.changes(ratio)
         with seeded(seed, model):
             new = replay.recipe.build(changes, device)
-        follows, note, way, problems = replay.widths.follows, replay.widths.note, replay.recipe.way, []
+        follows, note, problems = replay.widths.follows, replay.widths.note, []
     new = _in_place_of(model, new)
     problems = problems or list(_problems(structure, new, ratio, follows, bool(note)))
     if problems:
-        raise ConversionError(f"{'; '.join(problems[:3])}")
-    return reported(structure, new, ratio, way, note)
+        raise ConversionError("; ".join(problems[:3]))
+    return reported(structure, new, ratio, way_of(model, factory), note)
 
 
 def reported(structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "") -> nn.Module:

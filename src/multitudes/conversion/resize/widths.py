@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from multitudes.conversion.anatomy.structure import NORMS, Structure, is_layer, last_layers
+from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize.audit import Run, changed_run, run_of
 from multitudes.conversion.resize.recipe import META, Path, Recipe
 from multitudes.engine.inputs import Inputs
@@ -52,7 +52,7 @@ class Search:
     structure: Structure
     seconds: float = 8.0
     """How long it may take."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,12 @@ class Search:
         self.ends = last_layers(self.structure)[0]
         self.layers = [n for n in self.structure.layers() if n not in self.ends]
         self.inputs = on_meta(self.structure.inputs)
+        self.device = META
         self.before = self._run(self.full)
+        if self.before is None:  # it reads values: so it is tried where it is
+            self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
+            self.inputs = self.structure.inputs
+            self.before = self._run(self.structure.model)
 
     def widths(self) -> Widths:
         """Finds the widths. Raises ConversionError if there are none."""
@@ -111,7 +116,11 @@ class Search:
         """Returns the number of heads that a width must be divisible by: of the same stage, if there is one per stage."""
         counts = []
         for other, value in self.numbers.items():
-            if is_head_count(other) and isinstance(value, int) and other[: _trunk(other)] == path[: _trunk(path)][: _trunk(other)]:
+            if (
+                is_head_count(other)
+                and isinstance(value, int)
+                and other[: _trunk(other)] == path[: _trunk(path)][: _trunk(other)]
+            ):
                 stages = isinstance(other[-1], int)
                 if not stages or not isinstance(path[-1], int) or other[-1] == path[-1]:
                     counts.append(value)
@@ -120,7 +129,7 @@ class Search:
     def _wrong_at(self, scaled: dict[Path, Any]) -> str:
         """Says what is wrong with the network of these widths; "" if nothing is."""
         try:
-            net = self.recipe.build(scaled, META)
+            net = self.recipe.build(scaled, self.device)
         except Exception as error:  # constructors may raise anything
             return f"its constructor fails at that width: {type(error).__name__}: {error}"
         if {name: type(part) for name, part in net.named_modules()} != self.kinds:
@@ -128,15 +137,16 @@ class Search:
         return "; ".join(self._problems(net))
 
     def _run(self, net: nn.Module) -> Run | None:
-        """Runs a network on the meta device; None if it cannot run there."""
+        """Runs a network; None if it cannot run on the meta device."""
         try:
             return run_of(net, self.inputs)
         except Exception:
+            if not any(tensor.is_meta for tensor in self.inputs.tensors()):
+                raise
             return None
 
     def _problems(self, net: nn.Module) -> list[str]:
-        if self.before is None:
-            return []  # the real network is audited in any case
+        assert self.before is not None
         try:
             after = run_of(net, self.inputs)
         except Exception as error:
@@ -144,14 +154,14 @@ class Search:
         return changed_run(self.before, after)
 
     def _left(self) -> float:
-        return self.started + self.seconds - time.monotonic()
+        return self.started + self.seconds - time.thread_time()
 
-    def _doubled(self, paths: Iterable[Path]) -> nn.Module | None:
+    def _doubled(self, paths: Iterable[Path], device: torch.device = META) -> nn.Module | None:
         """Builds the network with these numbers doubled; None if the constructor fails or makes other modules."""
         if self._left() < 0:
             raise ConversionError(f"finding its widths takes more than {self.seconds:g} s")
         try:
-            net = self.recipe.build({path: 2 * self.numbers[path] for path in paths}, META)
+            net = self.recipe.build({path: 2 * self.numbers[path] for path in paths}, device)
         except Exception:  # constructors may raise anything
             return None
         same = {name: type(part) for name, part in net.named_modules()} == self.kinds
@@ -182,7 +192,7 @@ class Search:
                     rest.append(group)
         chosen: list[Path] = []
         covered: set[tuple[str, int]] = set()
-        for _, group, dims in sorted(reach, key=lambda item: (any(map(is_head_count, item[1])), -item[0])):
+        for _, group, dims in sorted(reach, key=lambda item: -item[0]):
             if covered & dims.keys():
                 joint = self._effect([*chosen, *group])
                 if joint is None or not self._is_width(joint):
@@ -221,6 +231,8 @@ class Search:
         sizes = {size for shape in self.shapes.values() for size in shape if size > 1}
         for path in group:
             value = self.numbers[path]
+            if is_head_count(path):
+                continue
             if isinstance(value, float):
                 if 0.1 <= value <= 1e4 and math.isfinite(value):
                     return True
@@ -241,7 +253,7 @@ class Search:
             is_output = axis == output_axis(layer, key)
             if module in self.ends and is_output:
                 return False
-            hidden |= module in self.layers and is_output
+            hidden |= is_output and layer is not None and is_layer(layer)
         return hidden
 
     def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
@@ -261,7 +273,7 @@ class Search:
         raise ConversionError(problems[0])
 
     def _check(self, paths: list[Path]) -> list[str]:
-        net = self._doubled(paths)
+        net = self._doubled(paths, self.device)
         return ["its constructor fails"] if net is None else self._problems(net)
 
 
@@ -285,7 +297,7 @@ def changed_dims(before: Shapes, after: Shapes) -> Dims:
 
 def output_axis(layer: nn.Module | None, key: str) -> int:
     """Returns the axis of a layer's tensor that is the layer's width."""
-    if isinstance(layer, nn.Embedding) or (getattr(layer, "transposed", False) and key == "weight"):
+    if hasattr(layer, "embedding_dim") or (getattr(layer, "transposed", False) and key == "weight"):
         return 1
     if type(layer).__name__ == "Conv1D" and key == "weight":  # transformers: [inputs, outputs]
         return 1
