@@ -39,11 +39,9 @@ def changed_run(run: Run, new_run: Run) -> list[str]:
     (before, heads), (after, heads_now) = run, new_run
     changes = []
     outputs = dict(tree.leaves(after))
-    first = next((name for name, leaf in tree.leaves(before) if isinstance(leaf, Tensor)), "")
-    for name, tensor in tree.leaves(before):
+    for name, tensor in _fixed(before).items():
         shape = getattr(outputs.get(name), "shape", None)
-        hidden = name != first and "hidden_state" in name
-        if isinstance(tensor, Tensor) and shape != tensor.shape and not hidden:
+        if shape != tensor.shape:
             where = f"the output {name}" if name else "the output"
             changes.append(f"{where} is {list(shape or ())} instead of {list(tensor.shape)}")
     if [count for count, *_ in heads] != [count for count, *_ in heads_now]:
@@ -53,15 +51,28 @@ def changed_run(run: Run, new_run: Run) -> list[str]:
     return changes
 
 
+def fixed_outputs(output: Any) -> list[torch.Size]:
+    """Returns the shapes of outputs that do not follow the width of the network."""
+    return [tensor.shape for tensor in _fixed(output).values()]
+
+
+def _fixed(output: Any) -> dict[str, Tensor]:
+    """Returns the output tensors by name, without hidden states and caches of attention beside the first output."""
+    tensors = {name: leaf for name, leaf in tree.leaves(output) if isinstance(leaf, Tensor)}
+    first = next(iter(tensors), "")
+    return {n: t for n, t in tensors.items() if n == first or not ("hidden_state" in n or "past_key_values" in n)}
+
+
 def _heads(maps: Maps) -> str:
     return "/".join(map(str, sorted({count for count, _, _ in maps}))) or "no"
 
 
-def run_of(net: nn.Module, inputs: Inputs) -> Run:
-    """Runs a copy of a network in eval mode, and records its attention maps."""
+def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
+    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps."""
     softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
+    probe = detached_copy(net, {}) if copied else net
     with torch.no_grad(), plain_attention(), softmaxes:
-        output = detached_copy(net, {}).eval()(*call.args, **call.kwargs)
+        output = probe.eval()(*call.args, **call.kwargs)
     return output, softmaxes.maps
 
 
@@ -166,7 +177,8 @@ def without_channels(model: nn.Module, new: nn.Module, inputs: Inputs, names: Se
         before, after, elsewhere = (run.get(name) for run in runs)
         if before is None or after is None or elsewhere is None:
             continue
-        along = before[0].shape != after[0].shape
+        shapes = [[tensor.shape for _, tensor in named_tensors(net.get_submodule(name))] for net in (model, new)]
+        along = shapes[0] == shapes[1] and before[0].shape != after[0].shape
         no_data = not before[1].is_meta and torch.equal(before[1], elsewhere[1]) and torch.equal(before[0], elsewhere[0])
         if along or no_data:
             no_channels.add(name)

@@ -21,7 +21,7 @@ from multitudes.engine.modules import named_tensors
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError
 
-SECONDS = 5.0
+SECONDS = 3.0
 """How long the arguments of a constructor may be looked for."""
 
 Arguments = dict[str, Any]
@@ -150,7 +150,7 @@ class _Fit:
     def _differences(self, net: nn.Module) -> list[str]:
         """Lists differences to the given model; what the forward pass sets is no difference."""
         differences = list(changes_lost(self.structure.model, net))
-        if 0 < len(differences) < 10:
+        if differences and not any("(tensor)" in difference for difference in differences):
             try:
                 call = on_meta(self.structure.inputs)
                 net.eval()(*call.args, **call.kwargs)
@@ -192,8 +192,10 @@ class _Fit:
         if isinstance(value, bool):
             return [not value]
         if isinstance(value, float):
-            rates = {v for part in self.structure.model.modules() for v in vars(part).values() if type(v) is float}
-            return sorted(rates, reverse=True)
+            modules = list(self.structure.model.modules())
+            rates = {v for part in modules for v in vars(part).values() if type(v) is float}
+            ratios = {part.out_features / part.in_features for part in modules if isinstance(part, nn.Linear)}
+            return [*sorted(rates, reverse=True), *sorted(ratios)[:50]]
         if type(value) is int:
             ends = {width_of(self.structure.model.get_submodule(end)) for end in last_layers(self.structure)[0]}
             sizes = {size for _, tensor in named_tensors(self.structure.model) for size in tensor.shape}

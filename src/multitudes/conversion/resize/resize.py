@@ -24,7 +24,7 @@ from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, last_layers, run_example
 from multitudes.conversion.resize.audit import changed_outputs, changes_lost, without_channels
 from multitudes.conversion.resize.constructors import recipe_of, way_of
-from multitudes.conversion.resize.pruning import ADVICE, SECONDS, is_transformers, pruned, width_of
+from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Path, Recipe, written
 from multitudes.conversion.resize.widths import Search, Widths, is_head_count
 from multitudes.engine.inputs import checked_example
@@ -34,6 +34,10 @@ from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
+
+
+ROUNDING = 16
+"""The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +124,25 @@ def resized(
 
 def _advice(structure: Structure, factory: Factory | None) -> str:
     """Writes what to type: a factory of this very network, as far as its arguments are known."""
-    model, call = structure.model, ""
+    model = structure.model
+    if isinstance(model, Network):
+        said = ", ".join(f"{key}={value!r}" for key, value in model.arguments.items() if key != "width")
+        call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
+        return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
     try:
-        recipe = Recipe(type(model), model.arguments) if isinstance(model, Network) else recipe_of(structure, factory)
+        recipe = recipe_of(structure, factory)
         ends = last_layers(structure)[0]
         widths = {width_of(model.get_submodule(name)) for name in structure.layers() if name not in ends}
         call = written(recipe, widths) if recipe is not None else ""
     except Exception:  # of a constructor; then the general line is given
         call = ""
-    if "ratio" not in call or is_transformers(model) or way_of(model, None) == "timm's constructor":
+    if "ratio" not in call or way_of(model) != "its constructor":
         return ADVICE
-    return f"Give a factory that makes it at any width:  mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
+    return f"Give a factory that makes it at any width:  {_example(call)}"
+
+
+def _example(call: str) -> str:
+    return f"mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
 
 
 @dataclass
@@ -178,7 +190,7 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
                 new, same = model.resized(ratio), model.resized(1.0)
             except Exception as error:  # the constructor of a subclass may raise anything
                 raise ConversionError(f"{type(error).__name__}: {error}") from error
-        follows, note, problems = set(), "", [*changes_lost(model, same)]
+        follows, note, problems = None, "", [*changes_lost(model, same)]
     else:
         replay = _replay_of(structure, factory)
         changes = replay.changes(ratio)
@@ -243,7 +255,7 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _problems(
-    structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] = (), heads_follow: bool = False
+    structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] | None = None, heads_follow: bool = False
 ) -> Iterator[str]:
     """Reports problems with a resized network: other modules, other outputs, layers as wide as before."""
     model = structure.model
@@ -261,10 +273,11 @@ def _problems(
     yield from _unchanged(structure, new, ratio, follows)
 
 
-def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Collection[str]) -> Iterator[str]:
+def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] | None) -> Iterator[str]:
     """Reports layers whose width should have changed and did not.
 
-    Layers of `follows` are known to follow the widths: what leaves them as they are is their constructor's rounding.
+    `follows` names the layers that are known to follow the widths: what leaves a narrow one as it is, is its constructor's
+    rounding, and every other hidden layer keeps its width.
     """
     model = structure.model
     ends = last_layers(structure)[0]
@@ -272,13 +285,15 @@ def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Coll
     same = []
     for name in structure.layers():
         layer, other = model.get_submodule(name), new.get_submodule(name)
-        shapes = [[t.shape for _, t in named_tensors(part)] for part in (layer, other)]
         width = width_of(layer)
-        fixed = name in ends or name in follows or width in heads or abs(width * ratio - width) < 1
-        if not fixed and shapes[0] == shapes[1]:
+        fixed = name in ends or width in heads or abs(width * ratio - width) < 1
+        kept = [t.shape for _, t in named_tensors(layer)] == [t.shape for _, t in named_tensors(other)]
+        if follows is not None:
+            kept = name not in follows or (kept and abs(width * ratio - width) > ROUNDING)
+        if kept and not fixed:
             same.append(name)
-    for name in [name for name in same if name not in without_channels(model, new, structure.inputs, same)] if same else []:
-        yield f"{name} is as wide as before"
+    excused = without_channels(model, new, structure.inputs, same) if same else set()
+    yield from (f"{name} is as wide as before" for name in same if name not in excused)
 
 
 def _is_int(value: Any) -> bool:

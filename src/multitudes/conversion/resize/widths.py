@@ -20,7 +20,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import Run, changed_run, run_of
+from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
+from multitudes.conversion.resize.pruning import width_of
 from multitudes.conversion.resize.recipe import META, Path, Recipe
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import named_tensors, owning_module
@@ -32,6 +33,9 @@ Dims = dict[tuple[str, int], tuple[int, int]]
 """Sizes that a change of arguments changes: by tensor and axis, before and after."""
 
 
+UNEVEN = "square matrices would no longer be square"
+
+
 @dataclass
 class Widths:
     """The arguments of a recipe that are widths, and what follows from them."""
@@ -39,7 +43,7 @@ class Widths:
     paths: dict[Path, Any]
     """The widths: where they stand among the arguments, and their values."""
     follows: set[str]
-    """Layers that become wider if the widths are doubled."""
+    """Layers whose width doubles, or nearly so, if the widths are doubled."""
     note: str = ""
     """What else changes with the widths."""
 
@@ -50,7 +54,7 @@ class Search:
 
     recipe: Recipe
     structure: Structure
-    seconds: float = 8.0
+    seconds: float = 5.0
     """How long it may take."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
@@ -69,26 +73,38 @@ class Search:
             self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
             self.inputs = self.structure.inputs
             self.before = self._run(self.structure.model)
+        assert self.before is not None
+        outputs = {size for shape in fixed_outputs(self.before[0]) for size in shape}
+        self.ends = {end for end in self.ends if width_of(self.full.get_submodule(end)) in outputs}
 
     def widths(self) -> Widths:
         """Finds the widths. Raises ConversionError if there are none."""
         chosen, rest = self._reaching()
-        chosen = self._completed(chosen, rest)
+        if len(self._following(chosen)) < len(self.layers):
+            chosen = self._completed(chosen, rest)
         if not chosen:
             raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
         chosen, note = self._running(chosen, rest)
-        net = self._doubled(chosen)
-        assert net is not None
-        follows = {n for n in self.layers if _own_shapes(self.full, n) != _own_shapes(net, n)}
-        return Widths({path: self.numbers[path] for path in chosen}, follows, note)
+        return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
+
+    def _following(self, chosen: list[Path]) -> set[str]:
+        """Names the hidden layers whose width doubles with these numbers."""
+        net = self._doubled(chosen) if chosen else None
+        if net is None:
+            return set()
+        return {name for name in self.layers if _follows(self.full.get_submodule(name), net.get_submodule(name))}
 
     def changes(self, widths: Widths, ratio: float) -> dict[Path, Any]:
         """Returns the scaled widths: as near as the constructor and the forward pass accept."""
-        problem = ""
+        problem, uneven = "its widths cannot be rounded so that they are legal and near the ratio", None
         for multiple, scaled in self._roundings(widths, ratio):
-            problem = self._wrong_at(scaled)
-            if not problem:
+            wrong = self._wrong_at(scaled)
+            if not wrong:
                 return self._exact(widths, ratio, scaled) if multiple != 1 else scaled
+            uneven = scaled if wrong == UNEVEN and uneven is None else uneven
+            problem = wrong
+        if uneven is not None:
+            return uneven
         raise ConversionError(problem)
 
     def _roundings(self, widths: Widths, ratio: float) -> Iterator[tuple[int, dict[Path, Any]]]:
@@ -98,7 +114,8 @@ class Search:
             for path, value in widths.paths.items():
                 divisor = max(multiple, 1) * (self._heads(path) if multiple != 1 else 1)
                 scaled[path] = value * ratio if isinstance(value, float) else nearest(value * ratio, divisor)
-            if scaled not in seen:
+            far = any(_is_far(widths.paths[path], value, ratio) for path, value in scaled.items())
+            if scaled not in seen and not far:
                 seen.append(scaled)
                 yield multiple, scaled
 
@@ -134,12 +151,19 @@ class Search:
             return f"its constructor fails at that width: {type(error).__name__}: {error}"
         if {name: type(part) for name, part in net.named_modules()} != self.kinds:
             return "its constructor adds or removes modules at that width"
-        return "; ".join(self._problems(net))
+        problems = self._problems(net)
+        return "; ".join(problems) or ("" if self._is_even(net) else UNEVEN)
+
+    def _is_even(self, net: nn.Module) -> bool:
+        """Whether matrices that are square stay square: a width that heads do not divide makes them uneven."""
+        shapes = shapes_of(net)
+        pairs = [(shape, shapes[name]) for name, shape in self.shapes.items() if owning_module(name) not in self.ends]
+        return all(b[0] == b[1] for a, b in pairs if len(a) == len(b) == 2 and a[0] == a[1])
 
     def _run(self, net: nn.Module) -> Run | None:
         """Runs a network; None if it cannot run on the meta device."""
         try:
-            return run_of(net, self.inputs)
+            return run_of(net, self.inputs, copied=net is self.structure.model)
         except Exception:
             if not any(tensor.is_meta for tensor in self.inputs.tensors()):
                 raise
@@ -148,7 +172,7 @@ class Search:
     def _problems(self, net: nn.Module) -> list[str]:
         assert self.before is not None
         try:
-            after = run_of(net, self.inputs)
+            after = run_of(net, self.inputs, copied=False)
         except Exception as error:
             return [f"it does not run at that width: {type(error).__name__}: {error}"]
         return changed_run(self.before, after)
@@ -282,8 +306,15 @@ def shapes_of(net: nn.Module) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(net)}
 
 
-def _own_shapes(net: nn.Module, name: str) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for _, tensor in named_tensors(net.get_submodule(name))]
+def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
+    """Whether a layer's width doubles, or nearly so; of a layer without a known width, whether any size changes."""
+    width = width_of(layer)
+    return width_of(doubled) >= 1.5 * width if width else shapes_of(layer) != shapes_of(doubled)
+
+
+def _is_far(value: float, scaled: float, ratio: float) -> bool:
+    """Whether a rounded width is nearer to the given width than to the one that was asked for."""
+    return abs(value * ratio - value) >= 1 and abs(math.log(scaled / value)) < abs(math.log(ratio)) / 2
 
 
 def changed_dims(before: Shapes, after: Shapes) -> Dims:
@@ -320,15 +351,13 @@ def _role(key: Any) -> Any:
 
 
 def split(group: tuple[Path, ...]) -> list[tuple[Path, ...]]:
-    """Splits a group by the last index, else into single numbers; a single number cannot be split."""
-    if len(group) == 1:
-        return []
+    """Splits a group of list entries by their last index, else into single numbers; other groups cannot be split."""
     by_last: dict[Any, list[Path]] = {}
     for path in group:
         by_last.setdefault(path[-1], []).append(path)
     if 1 < len(by_last) < len(group):
         return [tuple(part) for part in by_last.values()]
-    return [(path,) for path in group]
+    return [(path,) for path in group] if 1 < len(by_last) <= 8 else []
 
 
 def is_head_count(path: Path) -> bool:
