@@ -102,15 +102,13 @@ class _Fit:
         if lost:
             stored = dict(self._stored(recipe))
             recipe, lost = self._best(recipe, [_with(recipe, stored)], lost)
-        while lost and time.thread_time() < self.started + SECONDS:
+        before = 0
+        while lost and len(lost) != before and time.thread_time() < self.started + SECONDS:
             before = len(lost)
-            for name in [*recipe.arguments, *recipe.added]:
-                trials = (_with(recipe, {name: value}) for value in self._candidates(recipe, name))
-                recipe, lost = self._best(recipe, trials, lost)
-                if not lost or time.thread_time() > self.started + SECONDS:
-                    break
-            if len(lost) >= before:
-                break
+            for likely in (True, False):  # the likely values of all arguments are tried first
+                for name in [*recipe.arguments, *recipe.added]:
+                    trials = (_with(recipe, {name: value}) for value in self._candidates(recipe, name, likely))
+                    recipe, lost = self._best(recipe, trials, lost)
         if lost:
             raise ConversionError(f"its constructor does not make the given network again: {'; '.join(lost[:2])}")
         if self.guessed or recipe is not self.recipe:
@@ -166,15 +164,16 @@ class _Fit:
             if _plain(other) and other != value and (value is None or _alike(value, other)):
                 yield name, other
 
-    def _candidates(self, recipe: Recipe, name: str) -> Iterator[Any]:
-        """Yields other values of an argument: from attributes of that name in any module, and by value."""
+    def _candidates(self, recipe: Recipe, name: str, likely: bool) -> Iterator[Any]:
+        """Yields other values of an argument: likely ones from attributes of that name and from outputs, or any by value."""
         value = {**recipe.added, **recipe.arguments}[name]
         seen: list[Any] = [value]
-        for other in [*self._attributes(name), *self._values(value)]:
+        ends = self._ends() if type(value) is int else []
+        for other in [*self._attributes(name), *ends] if likely else self._values(value):
             if other not in seen and (value is None or _alike(value, other)):
                 seen.append(other)
                 yield other
-        if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
+        if not likely and isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
             for index, entry in enumerate(value):
                 for other in self._lengths():
                     if other != entry:
@@ -197,10 +196,13 @@ class _Fit:
             ratios = {part.out_features / part.in_features for part in modules if isinstance(part, nn.Linear)}
             return [*sorted(rates, reverse=True), *sorted(ratios)[:50]]
         if type(value) is int:
-            ends = {width_of(self.structure.model.get_submodule(end)) for end in last_layers(self.structure)[0]}
             sizes = {size for _, tensor in named_tensors(self.structure.model) for size in tensor.shape}
-            return [*ends, *self._lengths(), *sorted(sizes - ends)[:200]]
+            return [*self._lengths(), *sorted(sizes)[:200]]
         return []
+
+    def _ends(self) -> list[int]:
+        """Lists the widths of the last layers: numbers of classes."""
+        return sorted({width_of(self.structure.model.get_submodule(end)) for end in last_layers(self.structure)[0]})
 
     def _lengths(self) -> list[int]:
         """Lists the lengths of containers in the model: numbers of blocks or stages."""

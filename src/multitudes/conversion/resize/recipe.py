@@ -54,7 +54,7 @@ class Recipe:
         new = _with_numbers(known, (), changes, device)
         passed_on = new.pop("", {})
         signature = inspect.signature(self.kind.__init__)
-        call = inspect.BoundArguments(signature, {next(iter(signature.parameters)): None, **new})  # type: ignore[arg-type]
+        call = inspect.BoundArguments(signature, {next(iter(signature.parameters)): None, **new})
         args, kwargs = call.args[1:], {**call.kwargs, **passed_on}
         with device, _NoValues() if device == META else nullcontext():
             if self.make is None:
@@ -110,7 +110,7 @@ def recorded(make: Callable[[], nn.Module], kind: type[nn.Module]) -> Recipe | N
     calls: list[tuple[nn.Module, Any, Any]] = []
 
     def observe(net: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        calls.append((net, args, kwargs))
+        calls.append((net, *_with_numbers((args, kwargs), (), {}, META)))  # a copy: constructors may change their arguments
         return args, kwargs
 
     with META, _NoValues(), _constructor(kind, observe):
@@ -146,7 +146,7 @@ def _passed_on(kind: type[nn.Module]) -> dict[str, Any]:
     for parent in kind.__mro__:
         if "__init__" not in vars(parent) or parent is nn.Module:
             continue
-        parameters = inspect.signature(parent.__init__).parameters.values()
+        parameters = inspect.signature(vars(parent)["__init__"]).parameters.values()
         if parent is not kind:
             defaults = {p.name: p.default for p in parameters if p.default is not p.empty} | defaults
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -10,7 +10,7 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -26,7 +26,7 @@ from multitudes.conversion.resize.audit import changed_outputs, changes_lost, wi
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Path, Recipe, written
-from multitudes.conversion.resize.widths import Search, Widths, is_head_count
+from multitudes.conversion.resize.widths import ROUNDING, Search, Widths, is_head_count
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.proof.outcome import clean_autograd
@@ -35,9 +35,8 @@ from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
 
-
-ROUNDING = 16
-"""The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
+FEW = 0.1
+"""The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _advice(structure: Structure, factory: Factory | None) -> str:
         call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
         return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
     try:
-        recipe = recipe_of(structure, factory)
+        recipe = recipe_of(structure, factory)  # type: ignore[arg-type]
         ends = last_layers(structure)[0]
         widths = {width_of(model.get_submodule(name)) for name in structure.layers() if name not in ends}
         call = written(recipe, widths) if recipe is not None else ""
@@ -184,6 +183,7 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
     """Builds the network again with other widths. Raises ConversionError if that is not possible, or not right."""
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
+    new: nn.Module
     if isinstance(model, Network):
         with seeded(seed, model), device:
             try:
@@ -293,7 +293,19 @@ def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Coll
         if kept and not fixed:
             same.append(name)
     excused = without_channels(model, new, structure.inputs, same) if same else set()
-    yield from (f"{name} is as wide as before" for name in same if name not in excused)
+    same = [name for name in same if name not in excused]
+    if follows is None or not _few(model, new, same):
+        yield from (f"{name} is as wide as before" for name in same)
+
+
+def _few(model: nn.Module, new: nn.Module, names: Sequence[str]) -> bool:
+    """Whether layers read thinner inputs and hold few weights, so that their width is a constant of the architecture.
+
+    Attention with heads of a fixed size is such a case. The layers are reported among the rounded ones.
+    """
+    before, sizes = ([sum(t.numel() for _, t in named_tensors(net.get_submodule(n))) for n in names] for net in (model, new))
+    thinner = all(a > b for a, b in zip(before, sizes, strict=True))
+    return thinner and sum(sizes) < FEW * sum(t.numel() for _, t in named_tensors(new))
 
 
 def _is_int(value: Any) -> bool:

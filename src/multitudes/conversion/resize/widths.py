@@ -33,6 +33,9 @@ Dims = dict[tuple[str, int], tuple[int, int]]
 """Sizes that a change of arguments changes: by tensor and axis, before and after."""
 
 
+ROUNDING = 16
+"""The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
+
 UNEVEN = "square matrices would no longer be square"
 
 
@@ -54,7 +57,7 @@ class Search:
 
     recipe: Recipe
     structure: Structure
-    seconds: float = 5.0
+    seconds: float = 8.0
     """How long it may take."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
@@ -216,7 +219,7 @@ class Search:
                     rest.append(group)
         chosen: list[Path] = []
         covered: set[tuple[str, int]] = set()
-        for _, group, dims in sorted(reach, key=lambda item: -item[0]):
+        for _, group, dims in sorted(reach, key=lambda item: (-item[0], len(item[1]))):
             if covered & dims.keys():
                 joint = self._effect([*chosen, *group])
                 if joint is None or not self._is_width(joint):
@@ -307,9 +310,9 @@ def shapes_of(net: nn.Module) -> Shapes:
 
 
 def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
-    """Whether a layer's width doubles, or nearly so; of a layer without a known width, whether any size changes."""
+    """Whether a layer's width doubles, or nearly so; of a narrow layer or one of unknown width, whether any size changes."""
     width = width_of(layer)
-    return width_of(doubled) >= 1.5 * width if width else shapes_of(layer) != shapes_of(doubled)
+    return width_of(doubled) >= 1.5 * width if width > ROUNDING else shapes_of(layer) != shapes_of(doubled)
 
 
 def _is_far(value: float, scaled: float, ratio: float) -> bool:
