@@ -98,7 +98,7 @@ class _Fit:
 
     def fitted(self) -> Recipe:
         """Returns the recipe that builds the given model to the last shape."""
-        recipe, lost = self._best(self.recipe, [self.recipe, dataclasses.replace(self.recipe, added={})])
+        recipe, lost = self._best(self.recipe, [self.recipe, _without_defaults(self.recipe)])
         if lost:
             stored = dict(self._stored(recipe))
             recipe, lost = self._best(recipe, [_with(recipe, stored)], lost)
@@ -214,6 +214,11 @@ def _with(recipe: Recipe, values: Arguments) -> Recipe:
     arguments = {name: values.get(name, value) for name, value in recipe.arguments.items()}
     added = {name: values.get(name, value) for name, value in recipe.added.items()}
     return dataclasses.replace(recipe, arguments=arguments, added=added)
+
+
+def _without_defaults(recipe: Recipe) -> Recipe:
+    """Returns a recipe that passes on the given keywords alone."""
+    return dataclasses.replace(recipe, added={name: value for name, value in recipe.added.items() if name in recipe.given})
 
 
 def _plain(value: Any) -> bool:

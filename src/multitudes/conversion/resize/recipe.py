@@ -46,7 +46,9 @@ class Recipe:
     make: Callable[[], nn.Module] | None = None
     """Calls the constructor with its first arguments, and may set attributes afterwards; None for the class itself."""
     added: dict[str, Any] = field(default_factory=dict)
-    """Defaults of arguments that the constructor passes on to its parent class as keywords."""
+    """Keywords that the constructor passes on to its parent class, and the defaults of others that it could pass on."""
+    given: frozenset[str] = frozenset()
+    """Names of the keywords that were given."""
 
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""
@@ -129,9 +131,10 @@ def bound(kind: type[nn.Module], args: Any, kwargs: Any, make: Callable[[], nn.M
     arguments = dict(list(call.arguments.items())[1:])
     if any(holds_weights(value) for value in arguments.values()):
         return None
-    recipe = Recipe(kind, arguments, make)
-    added = {k: v for k, v in _passed_on(kind).items() if k not in arguments and k not in _keywords(signature, arguments)}
-    return dataclasses.replace(recipe, added=added)
+    keywords = dict(_keywords(signature, arguments))
+    others = {name: value for name, value in arguments.items() if value is not _keywords(signature, arguments)}
+    added = {name: value for name, value in _passed_on(kind).items() if name not in others} | keywords
+    return Recipe(kind, others, make, added, frozenset(keywords))
 
 
 def _keywords(signature: inspect.Signature, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

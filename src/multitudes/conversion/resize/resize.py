@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import Structure, last_layers, run_example
+from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
 from multitudes.conversion.resize.audit import changed_outputs, changes_lost, without_channels
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
@@ -283,7 +283,9 @@ def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Coll
     ends = last_layers(structure)[0]
     heads = {value for part in model.modules() for key, value in vars(part).items() if is_head_count((key,)) and _is_int(value)}
     same = []
-    for name in structure.layers():
+    called = structure.layers()
+    every = [name for name, part in model.named_modules() if is_layer(part)]  # weights may be used without calling a layer
+    for name in called if follows is None else every:
         layer, other = model.get_submodule(name), new.get_submodule(name)
         width = width_of(layer)
         fixed = name in ends or width in heads or abs(width * ratio - width) < 1

@@ -68,7 +68,7 @@ class Search:
         self.shapes = shapes_of(self.full)
         self.kinds = {name: type(part) for name, part in self.full.named_modules()}
         self.ends = last_layers(self.structure)[0]
-        self.layers = [n for n in self.structure.layers() if n not in self.ends]
+        self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
         self.inputs = on_meta(self.structure.inputs)
         self.device = META
         self.before = self._run(self.full)
