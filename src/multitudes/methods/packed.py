@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS
 from multitudes.conversion.anatomy.structure import Structure, block_starts
-from multitudes.conversion.resize.pruning import ADVICE, Chooser, pruned
+from multitudes.conversion.resize.pruning import ADVICE, SECONDS, Chooser, pruned
 from multitudes.conversion.resize.resize import Resizing, reported, resized
 from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Given, Layout, Method
-from multitudes.settings import Count, at_least, check_rules
+from multitudes.settings import Count, above, at_least, check_rules
 
 CHANNELS_PER_GROUP = 64
 
@@ -46,6 +46,9 @@ class Packed(Method):
 
     pretrained: bool = False
     """Whether each member keeps a subset of the given model's trained channels, instead of fresh weights."""
+
+    search_seconds: Annotated[float, above(0)] = SECONDS
+    """How long to search for channels to remove, if the network cannot be built again by its constructor."""
 
     of: Count | None = None
     """Set by `subset`: the number of members that α was divided by."""
@@ -74,7 +77,7 @@ class Packed(Method):
                 raise InputError("Packed(pretrained=True) needs a trained model: give it instead of the factory")
             return self.start(given, given.model, 0)
         same = self.ratio == 1
-        thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed)
+        thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed, self.search_seconds)
         return self._grouped(thin, given)
 
     @property
@@ -86,7 +89,11 @@ class Packed(Method):
         """Makes member m from a subset of the given model's channels, chosen by the member's seed."""
         choose = important_and_random(member_seed(given.seed, m))
         try:
-            thin = pruned(given.structure, self.ratio, choose) if self.ratio < 1 else detached_copy(given.model, {})
+            thin = (
+                pruned(given.structure, self.ratio, choose, self.search_seconds)
+                if self.ratio < 1
+                else detached_copy(given.model, {})
+            )
         except ConversionError as error:
             what = str(error).replace(
                 ADVICE, "Use Packed(pretrained=False), which starts with fresh weights and also takes a factory"

@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from nets import sequences as seq
 from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes import models
 from multitudes.conversion.anatomy.structure import observe
-from multitudes.conversion.resize.constructors import by_config, by_constructor, by_timm
+from multitudes.conversion.resize.constructors import recipe_of
 from multitudes.models.network import nearest
 
 
@@ -203,31 +200,29 @@ def test_on_the_meta_device() -> None:
     assert thin.config.hidden_size == 12
 
 
-@settings(max_examples=6)
-@given(heads=st.integers(1, 5), size=st.integers(1, 9), inner=st.integers(1, 40), sixteenths=st.integers(1, 40))
-def test_heads_stay_and_divide_the_width(heads: int, size: int, inner: int, sixteenths: int) -> None:
+@pytest.mark.parametrize(("heads", "size", "inner", "ratio"), [(3, 8, 40, 0.3), (5, 7, 17, 1.4), (4, 9, 33, 0.7)])
+def test_heads_stay_and_divide_the_width(heads: int, size: int, inner: int, ratio: float) -> None:
     """Whatever is asked, the stream is the nearest multiple of the heads, and other widths the nearest number."""
-    ratio = sixteenths / 16
     sizes = {"hidden_size": heads * size, "num_hidden_layers": 1, "num_attention_heads": heads, "intermediate_size": inner}
     with torch.device("meta"):
-        new = by_config(hf.ViTModel(hf.ViTConfig(**sizes, **PATCHES)), ratio)
-    assert new is not None
+        model = hf.ViTForImageClassification(hf.ViTConfig(**sizes, **PATCHES))
+    new = mt.resize(model, ratio, IMAGE.to("meta"))
     assert new.config.num_attention_heads == heads
     assert new.config.hidden_size == nearest(heads * size * ratio, heads)
     assert new.config.intermediate_size == nearest(inner * ratio)
 
 
-@settings(max_examples=4)
-@given(stages=st.lists(st.integers(1, 20), min_size=1, max_size=4), sixteenths=st.integers(1, 40), as_tuple=st.booleans())
-def test_lists_of_widths_are_resized_one_by_one(stages: list[int], sixteenths: int, as_tuple: bool) -> None:
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_of_widths_are_resized_one_by_one(kind: type) -> None:
     """Each to its nearest product; a list stays one."""
-    count, ratio = len(stages), sixteenths / 16
+    stages = kind([6, 10, 19])
+    config = hf.ResNetConfig(embedding_size=4, hidden_sizes=stages, depths=[1, 1, 1], layer_type="basic")
+    config.hidden_sizes = stages
     with torch.device("meta"):
-        model = hf.ResNetModel(hf.ResNetConfig(embedding_size=4, hidden_sizes=stages, depths=[1] * count, layer_type="basic"))
-    model.config.hidden_sizes = tuple(stages) if as_tuple else stages
-    new = by_config(model, ratio)
-    assert new is not None
-    assert new.config.hidden_sizes == type(model.config.hidden_sizes)(nearest(width * ratio) for width in stages)
+        model = hf.ResNetForImageClassification(config)
+    new = mt.resize(model, 0.7, IMAGE.to("meta"))
+    assert new.config.hidden_sizes == kind([4, 7, 13])
+    assert new.config.embedding_size == 3
 
 
 def with_another_head() -> nn.Module:
@@ -262,23 +257,21 @@ def test_a_change_that_the_configuration_does_not_know_is_not_lost(change: str, 
 
 
 def test_our_networks_by_their_arguments() -> None:
-    """At any width, on the device where they are; other networks have no such way."""
+    """At any width, on the device where they are."""
     with torch.device("meta"):
         net = models.ResNet(18, classes=7, stem="imagenet", width=0.5, channels=1)
-    new = by_constructor(net, 0.5, torch.device("meta"))
+    new = mt.resize(net, 0.5, torch.empty(2, 1, 32, 32, device="meta"))
     assert isinstance(new, models.ResNet)
+    assert new.resizing.way == "its constructor"
     assert new.arguments == {**net.arguments, "width": 0.25}
     assert all(tensor.is_meta for tensor in new.state_dict().values())
-    assert by_constructor(seq.ViT(), 0.5) is None
 
 
-@pytest.mark.parametrize("way", [by_constructor, by_config, by_timm])
-def test_unknown_networks_have_no_such_way(way: Callable[[nn.Module, float], nn.Module | None]) -> None:
-    """Neither a plain module, nor one that merely calls something its config."""
+def test_torch_layers_have_no_recipe() -> None:
+    """Also one that merely calls something its config."""
     net = nn.Linear(2, 3)
-    assert way(net, 0.5) is None
     net.config, net.pretrained_cfg = {"hidden_size": 3}, {"architecture": "linear"}  # type: ignore[assignment]
-    assert way(net, 0.5) is None
+    assert recipe_of(observe(net, mt.Inputs(torch.randn(2, 2)))) is None
 
 
 class Mixer(nn.Module):
@@ -330,19 +323,27 @@ def test_timm_networks_by_their_constructor(mixer: type[nn.Module], ratio: float
 
 def test_timm_is_left_as_it_was(mixer: type[nn.Module]) -> None:
     """The constructor is only replaced while the network is made, also where that fails."""
-    home = sys.modules["timm.models.mixer"]
-    by_timm(mixer(), 2)
-    assert home.Tiny is mixer  # type: ignore[attr-defined]
-    model = mixer()
+    before = dict(vars(mixer))
+    model, x = mixer(), torch.randn(2, 3, 4)
+    mt.resize(model, 2, x)
+    assert dict(vars(mixer)) == before
     model.pretrained_cfg["architecture"] = "none"
-    with pytest.raises(KeyError):
-        by_timm(model, 2)
-    assert home.Tiny is mixer  # type: ignore[attr-defined]
+    with pytest.raises(mt.ConversionError, match="by timm's constructor: KeyError"):
+        mt.resize(model, 2, x)
+    assert dict(vars(mixer)) == before
 
 
-def test_a_timm_network_with_other_settings_is_not_made_as_before(mixer: type[nn.Module]) -> None:
-    """A rate that the user gave to create_model is not known to the architecture: kept by channels, or refused."""
-    model = mixer(num_classes=7, drop=0.3)
-    with pytest.raises(mt.ConversionError, match=r"by timm's constructor: drop.*0.1.* instead of .*0.3"):
+@pytest.mark.parametrize("ratio", [0.5, 2])
+def test_what_the_user_gave_to_timm_is_kept(mixer: type[nn.Module], ratio: float) -> None:
+    """A rate and a number of classes that the architecture does not know are found by value."""
+    new = mt.resize(mixer(num_classes=7, drop=0.3), ratio, torch.randn(2, 3, 4))
+    assert (new.resizing.way, new.drop.p, new.head.out_features) == ("timm's constructor", 0.3, 7)
+
+
+def test_a_timm_network_that_was_changed_is_not_made_as_before(mixer: type[nn.Module]) -> None:
+    """A layer that no argument gives is kept by channels, or the network refused."""
+    model = mixer(num_classes=7)
+    model.drop = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
+    with pytest.raises(mt.ConversionError, match=r"by timm's constructor: .*drop.* instead of .*Sequential"):
         mt.resize(model, 2, torch.randn(2, 3, 4))
-    assert mt.resize(model, 0.5, torch.randn(2, 3, 4)).drop.p == 0.3
+    assert len(mt.resize(model, 0.5, torch.randn(2, 3, 4)).drop) == 2

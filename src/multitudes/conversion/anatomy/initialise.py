@@ -44,11 +44,23 @@ def check_model(model: Any) -> None:
         raise InputError(f"model={model!r}: give an nn.Module, or a factory such as lambda ratio: Net(width=round(64 * ratio))")
 
 
+def takes_ratio(factory: Any) -> bool:
+    """Whether a factory has a parameter for the width ratio; one without parameters makes the model as it is."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a builtin function
+        return True
+    return any(p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD for p in parameters)
+
+
 def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
-    """Calls the factory for a model at this width ratio, with torch seeded by `seed`."""
+    """Calls the factory for a model at this width ratio, with torch seeded by `seed`.
+
+    A factory without parameters is called as it is: its network has the ratio 1.
+    """
     with seeded(seed):
         try:
-            model = factory(ratio)
+            model = factory(ratio) if takes_ratio(factory) else factory()  # type: ignore[call-arg]
         except TypeError as error:
             if "argument" not in str(error):
                 raise

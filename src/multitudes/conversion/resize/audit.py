@@ -7,7 +7,7 @@ as before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,36 +16,63 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.modules import detached_copy, plain_attention
+from multitudes.engine.modules import detached_copy, named_tensors, plain_attention
 
 ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 """Norms over several channels: their outputs change, rightly, if channels are removed."""
 
 
+Maps = list[tuple[int, int, int]]
+"""A triple per attention: number of maps (rows × heads), their height and width."""
+
+Run = tuple[Any, Maps]
+"""An output in eval mode, and the attention maps on the way."""
+
+
 def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
     """Reports outputs whose shape changed, and a changed number of attention heads. Hidden states may change their shape."""
-    (before, heads), (after, heads_now) = (attention_maps(net, inputs) for net in (model, new))
+    yield from changed_run(run_of(model, inputs), run_of(new, inputs))
+
+
+def changed_run(run: Run, new_run: Run) -> list[str]:
+    """Lists what differs between the runs of two networks: see `changed_outputs`."""
+    (before, heads), (after, heads_now) = run, new_run
+    changes = []
     outputs = dict(tree.leaves(after))
-    first = next((name for name, leaf in tree.leaves(before) if isinstance(leaf, Tensor)), "")
-    for name, tensor in tree.leaves(before):
+    for name, tensor in _fixed(before).items():
         shape = getattr(outputs.get(name), "shape", None)
-        hidden = name != first and "hidden_state" in name
-        if isinstance(tensor, Tensor) and shape != tensor.shape and not hidden:
+        if shape != tensor.shape:
             where = f"the output {name}" if name else "the output"
-            yield f"{where} is {list(shape or ())} instead of {list(tensor.shape)}"
-    if heads != heads_now:
-        yield f"attention would have another number of heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
+            changes.append(f"{where} is {list(shape or ())} instead of {list(tensor.shape)}")
+    if [count for count, *_ in heads] != [count for count, *_ in heads_now]:
+        changes.append(
+            f"attention would have another number of heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
+        )
+    return changes
 
 
-def _heads(shapes: list[tuple[int, int, int]]) -> str:
-    return "/".join(map(str, sorted({count for count, _, _ in shapes}))) or "no"
+def fixed_outputs(output: Any) -> list[torch.Size]:
+    """Returns the shapes of outputs that do not follow the width of the network."""
+    return [tensor.shape for tensor in _fixed(output).values()]
 
 
-def attention_maps(net: nn.Module, inputs: Inputs) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Returns the output in eval mode, and a triple per attention: number of maps (rows × heads), their height and width."""
+def _fixed(output: Any) -> dict[str, Tensor]:
+    """Returns the output tensors by name, without hidden states and caches of attention beside the first output."""
+    tensors = {name: leaf for name, leaf in tree.leaves(output) if isinstance(leaf, Tensor)}
+    first = next(iter(tensors), "")
+    return {n: t for n, t in tensors.items() if n == first or not ("hidden_state" in n or "past_key_values" in n)}
+
+
+def _heads(maps: Maps) -> str:
+    return "/".join(map(str, sorted({count for count, _, _ in maps}))) or "no"
+
+
+def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
+    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps."""
     softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
+    probe = detached_copy(net, {}) if copied else net
     with torch.no_grad(), plain_attention(), softmaxes:
-        output = detached_copy(net, {}).eval()(*call.args, **call.kwargs)
+        output = probe.eval()(*call.args, **call.kwargs)
     return output, softmaxes.maps
 
 
@@ -54,7 +81,7 @@ class _SoftmaxShapes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maps: list[tuple[int, int, int]] = []
+        self.maps: Maps = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -135,3 +162,76 @@ def _modules_with_attention(model: nn.Module, inputs: Inputs) -> list[nn.Module]
     with torch.no_grad(), plain_attention(), softmaxes:
         net(*call.args, **call.kwargs)
     return innermost
+
+
+def without_channels(model: nn.Module, new: nn.Module, inputs: Inputs, names: Sequence[str]) -> set[str]:
+    """Names the layers whose width is none of the network's channels.
+
+    These are layers that work along another axis (the channels of their input are thinner, and they are not), and layers that
+    do not see the data: they compute a table from positions.
+    """
+    other = inputs.refill([_another(tensor) for tensor in inputs.tensors()])
+    runs = [_calls(net, call, names) for net, call in ((model, inputs), (new, inputs), (model, other))]
+    no_channels = set()
+    for name in names:
+        before, after, elsewhere = (run.get(name) for run in runs)
+        if before is None or after is None or elsewhere is None:
+            continue
+        shapes = [[tensor.shape for _, tensor in named_tensors(net.get_submodule(name))] for net in (model, new)]
+        along = shapes[0] == shapes[1] and before[0].shape != after[0].shape
+        no_data = not before[1].is_meta and torch.equal(before[1], elsewhere[1]) and torch.equal(before[0], elsewhere[0])
+        if along or no_data:
+            no_channels.add(name)
+    return no_channels
+
+
+def _another(tensor: Tensor) -> Tensor:
+    """Returns other values of the same range."""
+    return tensor.flip(0).roll(1, -1) if tensor.ndim else tensor
+
+
+def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the input and output of some layers."""
+    calls: dict[str, tuple[Tensor, Tensor]] = {}
+    probe, call = detached_copy(net, {}).eval(), fresh_inputs(inputs)
+    for name in names:
+
+        def keep(_: Any, args: Any, output: Any, name: str = name) -> None:
+            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                calls[name] = (args[0], output)
+
+        probe.get_submodule(name).register_forward_hook(keep)
+    with torch.no_grad(), plain_attention():
+        probe(*call.args, **call.kwargs)
+    return calls
+
+
+def changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
+    """Reports changes made to the model after construction, which `same`, the model rebuilt at ratio 1, does not have."""
+    before, after = _described(model), _described(same)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield f"{name or 'the model'} would be {after.get(name, 'lost')} instead of {before.get(name, 'nothing')}"
+
+
+def _described(model: nn.Module) -> dict[str, Any]:
+    """Describes modules by type, attributes and number of hooks, and tensors by shape, under their names."""
+    descriptions: dict[str, Any] = {}
+    for name, part in model.named_modules():
+        attributes = {k: _comparable(v) for k, v in vars(part).items() if k[0] != "_" and k not in ("training", "resizing")}
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))
+        with_hooks = f" with {hooks} hooks" if hooks else ""
+        descriptions[name] = f"{type(part).__name__}({part.extra_repr()}) {attributes}{with_hooks}"
+    return descriptions | {f"{name} (tensor)": list(tensor.shape) for name, tensor in named_tensors(model)}
+
+
+def _comparable(value: Any) -> Any:
+    """Returns the comparable part of an attribute: numbers, strings, functions by name, and collections of these."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_comparable, value)) if type(value) in (list, tuple) else None
+    if isinstance(value, dict):
+        return {str(key): _comparable(part) for key, part in value.items()}
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", None)

@@ -1,100 +1,242 @@
-"""Rebuild a network at another width: our own models by their arguments, transformers by configuration, timm by constructor."""
+"""Rebuild a network at another width by running its constructor again: ours, transformers', timm's, or the user's own."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import inspect
-import math
-import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from multitudes.conversion.resize.pruning import is_transformers
-from multitudes.models.network import nearest
+from multitudes.conversion.anatomy.structure import Structure, last_layers
+from multitudes.conversion.resize.audit import changes_lost, run_of
+from multitudes.conversion.resize.pruning import is_transformers, width_of
+from multitudes.conversion.resize.recipe import META, Recipe, bound, fields, holds_weights, recorded
+from multitudes.conversion.resize.widths import on_meta
+from multitudes.engine import tree
+from multitudes.engine.modules import named_tensors
+from multitudes.engine.seeds import seeded
+from multitudes.errors import ConversionError
 
-CPU = torch.device("cpu")
+SECONDS = 3.0
+"""How long the arguments of a constructor may be looked for."""
 
-STREAMS = "hidden_size d_model n_embd dim embed_dim embedding_size hidden_sizes embed_dims dims".split()
-"""Entries of a configuration that are widths divisible by the number of heads."""
-
-INNER = """intermediate_size d_ff ffn_dim n_inner hidden_dim encoder_ffn_dim decoder_ffn_dim neck_hidden_sizes d_inner
-    mlp_dim pooler_hidden_size decoder_hidden_size d_kv""".split()
-"""Entries of a configuration that are other widths."""
-
-HEADS = "num_attention_heads num_heads n_head n_heads encoder_attention_heads decoder_attention_heads".split()
-"""Entries of a configuration that are numbers of heads."""
+Arguments = dict[str, Any]
 
 
-def by_constructor(model: nn.Module, ratio: float, device: torch.device = CPU) -> nn.Module | None:
-    """Rebuilds one of our models with scaled widths; None for other models."""
-    from multitudes.models.network import Network
+def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None) -> Recipe | None:
+    """Returns what a model was built with, proved by building it again; None if that cannot be known.
 
-    if not isinstance(model, Network):
+    `make` is the user's factory without arguments. Raises ConversionError if the constructor makes another network.
+    """
+    model, kind = structure.model, type(structure.model)
+    if kind.__module__.startswith("torch.nn."):
         return None
-    with device:
-        return model.resized(ratio)
+    guessed = False
+    if make is not None:
+        recipe = recorded(make, kind)
+    elif is_transformers(model):
+        recipe = bound(kind, (model.config,), {})
+    elif name := _timm_architecture(model):
+        recipe = recorded(lambda: _timm_model(name), kind)
+    else:
+        recipe, guessed = _stored(model), True
+    return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
 
 
-def by_config(model: Any, ratio: float, device: torch.device = CPU) -> nn.Module | None:
-    """Rebuilds a transformers model from its configuration with scaled widths and the same heads; None for other models."""
-    if not is_transformers(model):
-        return None
-    with device:
-        return type(model)(_scaled_config(model.config, ratio))
+def way_of(model: nn.Module, make: Any = None) -> str:
+    """Says what a model is built again by, for messages."""
+    if make is not None:
+        return "the factory's arguments"
+    if is_transformers(model):
+        return "its configuration"
+    return "timm's constructor" if _timm_architecture(model) else "its constructor"
 
 
-def _scaled_config(config: Any, ratio: float) -> Any:
-    new = copy.deepcopy(config)
-    heads = [_as_list(getattr(config, name)) for name in HEADS if getattr(config, name, None)]
-    for name, value in vars(config).items():
-        if hasattr(value, "to_dict"):
-            setattr(new, name, _scaled_config(value, ratio))
-        elif name == "head_dim" and value:
-            setattr(new, name, nearest(value * ratio, 2))
-        elif name in (*STREAMS, *INNER) and value and not isinstance(value, (bool, float, str)):
-            widths = []
-            for stage, width in enumerate(_as_list(value)):
-                divisor = math.lcm(*(counts[min(stage, len(counts) - 1)] for counts in heads)) if name in STREAMS else 1
-                widths.append(nearest(width * ratio, divisor))
-            setattr(new, name, type(value)(widths) if isinstance(value, (list, tuple)) else widths[0])
-    return new
-
-
-def by_timm(model: Any, ratio: float, device: torch.device = CPU) -> nn.Module | None:
-    """Rebuilds a timm model by its constructor, if the constructor takes widths; None for other models."""
+def _timm_architecture(model: Any) -> str | None:
     config = getattr(model, "pretrained_cfg", None) or {}
     name = config.get("architecture") if isinstance(config, dict) else getattr(config, "architecture", None)
-    if not type(model).__module__.startswith("timm.") or not name:
-        return None
-    from unittest.mock import patch
+    return name if type(model).__module__.startswith("timm.") else None
 
+
+def _timm_model(name: str) -> nn.Module:
     import timm
 
-    arguments = inspect.signature(type(model)).parameters
-    heads = next((part.num_heads for part in model.modules() if isinstance(getattr(part, "num_heads", None), int)), 1)
-    changed: dict[str, Any] = {}
-    for key in STREAMS:
-        value = getattr(model, key, getattr(model, "num_features", None) if key == "embed_dim" else None)
-        if key in arguments and isinstance(value, (int, list, tuple)):
-            widths = [nearest(w * ratio, heads) for w in _as_list(value)]
-            changed[key] = widths[0] if isinstance(value, int) else type(value)(widths)
-    if not changed:
+    model: nn.Module = timm.create_model(name)
+    return model
+
+
+def _stored(model: nn.Module) -> Recipe | None:
+    """Returns a recipe with the arguments that a model stores under their names, and with defaults; unknown ones are 8."""
+    kind = type(model)
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return None
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
-    changed["num_classes"] = getattr(classifier, "out_features", getattr(model, "num_classes", 1000))
-    size = next((part.img_size for part in model.modules() if getattr(part, "img_size", None)), None)
-    if "img_size" in arguments and size is not None:
-        changed["img_size"] = size
-    kind, module = type(model), sys.modules[type(model).__module__]
-
-    def resized(*args: Any, **kwargs: Any) -> nn.Module:
-        return kind(*args, **{**kwargs, **changed})
-
-    with device, patch.object(module, kind.__name__, resized):  # most of timm's functions fix the widths and take none
-        return timm.create_model(name)
+    arguments: Arguments = {}
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            continue
+        value = getattr(model, p.name, p.default)
+        if holds_weights(value) or (isinstance(value, nn.Module) and p.default is not p.empty):
+            value = p.default
+        arguments[p.name] = 8 if value is p.empty else value
+    return bound(kind, (), arguments)
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+@dataclasses.dataclass
+class _Fit:
+    """Finds the arguments with which a recipe builds the given model."""
+
+    recipe: Recipe
+    structure: Structure
+    guessed: bool = False
+    """Whether arguments were read from attributes, which may mean something else."""
+    started: float = dataclasses.field(default_factory=time.thread_time)
+
+    def fitted(self) -> Recipe:
+        """Returns the recipe that builds the given model to the last shape."""
+        recipe, lost = self._best(self.recipe, [self.recipe, _without_defaults(self.recipe)])
+        if lost:
+            stored = dict(self._stored(recipe))
+            recipe, lost = self._best(recipe, [_with(recipe, stored)], lost)
+        before = 0
+        while lost and len(lost) != before and time.thread_time() < self.started + SECONDS:
+            before = len(lost)
+            for likely in (True, False):  # the likely values of all arguments are tried first
+                for name in [*recipe.arguments, *recipe.added]:
+                    trials = (_with(recipe, {name: value}) for value in self._candidates(recipe, name, likely))
+                    recipe, lost = self._best(recipe, trials, lost)
+        if lost:
+            raise ConversionError(f"its constructor does not make the given network again: {'; '.join(lost[:2])}")
+        if self.guessed or recipe is not self.recipe:
+            self._check_values(recipe)
+        return recipe
+
+    def _check_values(self, recipe: Recipe) -> None:
+        """Checks that the network of a guessed recipe computes what the given model does, with its weights."""
+        model, inputs = self.structure.model, self.structure.inputs
+        tensors = [tensor for _, tensor in named_tensors(model)]
+        if not tensors or any(tensor.is_meta for tensor in tensors):
+            return
+        with seeded(0, model):
+            twin = recipe.build({}, tensors[0].device)
+        twin = twin.to(dtype=tensors[0].dtype) if tensors[0].is_floating_point() else twin
+        twin.load_state_dict(model.state_dict())
+        outputs = []
+        for net in (model, twin):
+            with seeded(0, model):
+                outputs.append(tree.tensors(run_of(net, inputs)[0]))
+        if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=True)):
+            raise ConversionError("its constructor makes a network that computes something else: it was changed afterwards")
+
+    def _best(self, recipe: Recipe, trials: Any, lost: list[str] | None = None) -> tuple[Recipe, list[str]]:
+        """Returns the recipe among `trials` with the fewest differences to the given model, if fewer than `lost`."""
+        for trial in trials:
+            if lost == [] or (lost is not None and time.thread_time() > self.started + SECONDS):
+                break
+            try:
+                differences = self._differences(trial.build({}, META))
+            except Exception as error:  # constructors may raise anything
+                differences = [f"it fails with {type(error).__name__}: {error}"] * 10**6
+            if lost is None or len(differences) < len(lost):
+                recipe, lost = trial, differences
+        return recipe, lost or []
+
+    def _differences(self, net: nn.Module) -> list[str]:
+        """Lists differences to the given model; what the forward pass sets is no difference."""
+        differences = list(changes_lost(self.structure.model, net))
+        if differences and not any("(tensor)" in difference for difference in differences):
+            try:
+                call = on_meta(self.structure.inputs)
+                net.eval()(*call.args, **call.kwargs)
+            except Exception:  # not every network runs on the meta device
+                return differences
+            differences = list(changes_lost(self.structure.model, net))
+        return differences
+
+    def _stored(self, recipe: Recipe) -> Iterator[tuple[str, Any]]:
+        """Yields arguments that the model stores under their names with another value than the recipe's."""
+        for name, value in {**recipe.added, **recipe.arguments}.items():
+            other = getattr(self.structure.model, name, value)
+            if _plain(other) and other != value and (value is None or _alike(value, other)):
+                yield name, other
+
+    def _candidates(self, recipe: Recipe, name: str, likely: bool) -> Iterator[Any]:
+        """Yields other values of an argument: likely ones from attributes of that name and from outputs, or any by value."""
+        value = {**recipe.added, **recipe.arguments}[name]
+        seen: list[Any] = [value]
+        ends = self._ends() if type(value) is int else []
+        for other in [*self._attributes(name), *ends] if likely else self._values(value):
+            if other not in seen and (value is None or _alike(value, other)):
+                seen.append(other)
+                yield other
+        if not likely and isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
+            for index, entry in enumerate(value):
+                for other in self._lengths():
+                    if other != entry:
+                        yield type(value)([*value[:index], other, *value[index + 1 :]])
+
+    def _attributes(self, name: str) -> Iterator[Any]:
+        for part in self.structure.model.modules():
+            other = vars(part).get(name)
+            if other is not None and _plain(other):
+                yield other
+                if isinstance(other, (list, tuple)) and len(set(other)) == 1:
+                    yield other[0]
+
+    def _values(self, value: Any) -> list[Any]:
+        if isinstance(value, bool):
+            return [not value]
+        if isinstance(value, float):
+            modules = list(self.structure.model.modules())
+            rates = {v for part in modules for v in vars(part).values() if type(v) is float}
+            ratios = {part.out_features / part.in_features for part in modules if isinstance(part, nn.Linear)}
+            return [*sorted(rates, reverse=True), *sorted(ratios)[:50]]
+        if type(value) is int:
+            sizes = {size for _, tensor in named_tensors(self.structure.model) for size in tensor.shape}
+            return [*self._lengths(), *sorted(sizes)[:200]]
+        return []
+
+    def _ends(self) -> list[int]:
+        """Lists the widths of the last layers: numbers of classes."""
+        return sorted({width_of(self.structure.model.get_submodule(end)) for end in last_layers(self.structure)[0]})
+
+    def _lengths(self) -> list[int]:
+        """Lists the lengths of containers in the model: numbers of blocks or stages."""
+        kinds = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+        return sorted({len(part) for part in self.structure.model.modules() if isinstance(part, kinds)})
+
+
+def _with(recipe: Recipe, values: Arguments) -> Recipe:
+    arguments = {name: values.get(name, value) for name, value in recipe.arguments.items()}
+    added = {name: values.get(name, value) for name, value in recipe.added.items()}
+    return dataclasses.replace(recipe, arguments=arguments, added=added)
+
+
+def _without_defaults(recipe: Recipe) -> Recipe:
+    """Returns a recipe that passes on the given keywords alone."""
+    return dataclasses.replace(recipe, added={name: value for name, value in recipe.added.items() if name in recipe.given})
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value consists of numbers, strings and None."""
+    if isinstance(value, (list, tuple, dict)):
+        return all(_plain(part) for part in (fields(value) or {}).values())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether two values may stand for the same argument; a pair may stand for a number, as sizes of images do."""
+    if isinstance(value, bool) or isinstance(other, bool):
+        return isinstance(value, bool) and isinstance(other, bool)
+    numbers = (int, float)
+    pair = (list, tuple)
+    return (
+        type(value) is type(other)
+        or (isinstance(value, numbers) and isinstance(other, numbers) and type(value) is float)
+        or (isinstance(value, (*numbers, *pair)) and isinstance(other, pair))
+        or (isinstance(value, pair) and isinstance(other, pair))
+    )

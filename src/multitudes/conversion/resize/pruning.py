@@ -9,8 +9,11 @@ and which. A result that runs may still be wrong, so the width of every layer is
 from __future__ import annotations
 
 import math
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import attention_maps, changed_outputs, inputs_of, reads_wrong_channels
+from multitudes.conversion.resize.audit import changed_outputs, inputs_of, reads_wrong_channels, run_of
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy
@@ -28,6 +31,9 @@ from multitudes.models.network import nearest
 
 Chooser = Callable[[Tensor, int], list[int]]
 """choose(importance, count): the channels to keep, `count` of them."""
+
+SECONDS = 10.0
+"""How long the search for channels that can be removed may take."""
 
 ADVICE = "Instead of the model, give a factory that makes it at any width:  lambda ratio: Net(width=round(64 * ratio))"
 
@@ -57,26 +63,35 @@ def is_transformers(model: nn.Module) -> bool:
 
 
 @torch.enable_grad()
-def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels) -> nn.Module:
+def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels, seconds: float = SECONDS) -> nn.Module:
     """Returns a copy in which every layer but the last ones keeps `ratio` of its channels, with their weights."""
     model, inputs = structure.model, structure.inputs
     new = detached_copy(model, {}).eval()
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     ends = last_layers(structure)[0]
-    if is_transformers(model) and attention_maps(model, inputs)[1]:  # finding its channels may take forever
+    if is_transformers(model) and run_of(model, inputs)[1]:  # finding its channels may take forever
         raise ConversionError(
             f"{type(model).__name__} cannot be thinned by channels: its attention is from the transformers library.\n{ADVICE}"
         )
     expected: dict[str, int] = {name: width_of(model.get_submodule(name)) for name in ends}
+    wrong = []
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), deadline(seconds):
             warnings.filterwarnings("ignore", module="torch_pruning")  # its guesses are checked afterwards
             read = _thin(new, ratio, inputs, ends, expected, choose)
-        wrong = [*_tie_again(model, new), *_wrong(structure, new, expected)]
+    except OutOfTimeError:
+        wrong = [
+            f"finding channels that go together takes more than {seconds:g} s. Allow more by mt.Packed(search_seconds=60), "
+            "mt.resize(model, ratio, x, search_seconds=60)"
+        ]
+    except Exception:  # torch-pruning may raise anything; what it says is about itself
+        wrong = ["forward mixes or reshapes its channels in a way that cannot be followed"]
+    try:
+        wrong = wrong or [*_tie_again(model, new), *_wrong(structure, new, expected)]
         if choose is not first_channels and not wrong:
             wrong = list(reads_wrong_channels(model, new, read, inputs))
-    except Exception as error:  # torch-pruning, or the thinned network, may raise anything
+    except Exception as error:  # the thinned network may raise anything
         wrong = [f"the thinned network does not run: {type(error).__name__}: {error}"]
     if wrong:
         reasons = "\n  ".join(wrong[:12])
@@ -87,6 +102,32 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels)
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(model.get_parameter(name).requires_grad)
     return new
+
+
+class OutOfTimeError(Exception):
+    """A computation has taken longer than it may."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Ends the computation in a with-block by OutOfTimeError after some seconds, at the next call of a Python function.
+
+    No thread or signal is needed. Under a profiler, which needs the same hook of Python, there is no deadline.
+    """
+    end = time.thread_time() + seconds
+
+    def check(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and time.thread_time() > end:
+            raise OutOfTimeError
+
+    if sys.getprofile() is not None:
+        yield
+        return
+    sys.setprofile(check)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def _thin(
@@ -212,7 +253,7 @@ def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> It
         layer = new.get_submodule(name)
         label, width = f"{name} ({type(layer).__name__})", width_of(layer)
         if name not in expected:
-            yield f"{label} cannot be thinned: torch-pruning finds no channels to remove"
+            yield f"{label} has no channels that could be removed"
         elif expected[name] != width:
             yield f"{label} has {width} channels instead of {expected[name]}"
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):

@@ -10,31 +10,33 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised
+from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
-from multitudes.conversion.anatomy.structure import Structure, last_layers, run_example
-from multitudes.conversion.resize.audit import changed_outputs
-from multitudes.conversion.resize.constructors import HEADS, by_config, by_constructor, by_timm
-from multitudes.conversion.resize.pruning import ADVICE, pruned, width_of
+from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
+from multitudes.conversion.resize.audit import changed_outputs, changes_lost, without_channels
+from multitudes.conversion.resize.constructors import recipe_of, way_of
+from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
+from multitudes.conversion.resize.recipe import Path, Recipe, written
+from multitudes.conversion.resize.widths import ROUNDING, Search, Widths, is_head_count
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
+from multitudes.models.network import Network
 from multitudes.settings import above, check_value
 
-Way = Callable[[Any, float, torch.device], nn.Module | None]
-"""way(model, ratio, device): the model at another width; None if the way does not apply to it."""
-
-WAYS: dict[str, Way] = {"its constructor": by_constructor, "its configuration": by_config, "timm's constructor": by_timm}
+FEW = 0.1
+"""The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,25 @@ class Resizing:
     """Layers with a rounded width: the exact product, and the width."""
     grouped: dict[str, int] = field(default_factory=dict)
     """Layers that Packed divided into groups, and the number of groups."""
+    note: str = ""
+    """What else follows the width."""
 
     def __str__(self) -> str:
         text = f"resized to {self.ratio:g} of the width by {self.way}"
         if self.rounded:
             shown = [f"{name} {exact:g} → {width}" for name, (exact, width) in self.rounded.items()]
             text += f"; rounded: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+        text += f"; {self.note}" if self.note else ""
         return text + (f"; {len(self.grouped)} layers in groups" if self.grouped else "")
 
 
 @undisturbed
-def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None) -> nn.Module:
+def resize(
+    model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None, search_seconds: float = SECONDS
+) -> nn.Module:
     """Returns a freshly initialised model with every hidden width times `ratio`. Its attribute `resizing` lists rounded widths.
+
+    `search_seconds` limits the search for channels to remove, where the constructor is not known.
 
     >>> import torch, multitudes as mt
     >>> from multitudes.models import ResNet
@@ -67,6 +76,7 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
     (153.6, 154)
     """
     check_value("ratio", ratio, Annotated[float, above(0)])
+    check_value("search_seconds", search_seconds, Annotated[float, above(0)])
     check_model(model)
     seed = checked_seed(seed)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
@@ -75,13 +85,15 @@ def resize(model: nn.Module | Factory, ratio: float, example: Any, *, seed: int 
             f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
     structure = run_example(net, checked_example(net, example, 0), seed)
-    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed)
+    return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed, search_seconds)
 
 
-def resized(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
+def resized(
+    structure: Structure, factory: Factory | None, ratio: float, seed: int, search_seconds: float = SECONDS
+) -> nn.Module:
     """Resizes an observed model, or calls its factory at this ratio."""
     model = structure.model
-    if factory is not None:
+    if factory is not None and takes_ratio(factory):
         new = build(factory, ratio, seed)
         problems = list(_problems(structure, new, ratio))
         if problems:
@@ -92,46 +104,107 @@ def resized(structure: Structure, factory: Factory | None, ratio: float, seed: i
         return reported(structure, new, ratio, "the factory")
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
-    failures = []
-    for name, way in WAYS.items():
-        rebuilt: nn.Module | None = None
-        try:
-            rebuilt, problems = _by_way(way, structure, ratio, seed)
-        except Exception as error:  # constructors of other libraries may raise anything
-            problems = [f"{type(error).__name__}: {error}"]
-        if problems:
-            failures.append(f"  by {name}: {'; '.join(problems[:3])}")
-        elif rebuilt is not None:
-            return reported(structure, rebuilt, ratio, name)
-    if ratio > 1:
-        why = "\n".join(failures) or "  its constructor is unknown (known: our models, transformers, timm)"
-        raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n{why}\n{ADVICE}")
+    way = way_of(model, factory)
     try:
-        thin = pruned(structure, ratio)
+        return _rebuilt(structure, factory, ratio, seed)
+    except Exception as error:  # constructors may raise anything
+        reason = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
+        failure = f"by {way}: {reason}"
+    instead = _advice(structure, factory)
+    if ratio > 1:
+        raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n  {failure}\n{instead}")
+    try:
+        thin = pruned(structure, ratio, seconds=search_seconds)
     except ConversionError as error:
         reasons = str(error).removesuffix(f"\n{ADVICE}")
-        raise ConversionError("\n".join([reasons, *failures, ADVICE])) from error
+        raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
 
 
-def _by_way(way: Way, structure: Structure, ratio: float, seed: int) -> tuple[nn.Module | None, list[str]]:
-    """Tries one way to resize. Returns the new model (None if the way does not apply), and a list of its problems."""
+def _advice(structure: Structure, factory: Factory | None) -> str:
+    """Writes what to type: a factory of this very network, as far as its arguments are known."""
+    model = structure.model
+    if isinstance(model, Network):
+        said = ", ".join(f"{key}={value!r}" for key, value in model.arguments.items() if key != "width")
+        call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
+        return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
+    try:
+        recipe = recipe_of(structure, factory)  # type: ignore[arg-type]
+        ends = last_layers(structure)[0]
+        widths = {width_of(model.get_submodule(name)) for name in structure.layers() if name not in ends}
+        call = written(recipe, widths) if recipe is not None else ""
+    except Exception:  # of a constructor; then the general line is given
+        call = ""
+    if "ratio" not in call or way_of(model) != "its constructor":
+        return ADVICE
+    return f"Give a factory that makes it at any width:  {_example(call)}"
+
+
+def _example(call: str) -> str:
+    return f"mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
+
+
+@dataclass
+class Replay:
+    """A recipe, and the widths among its arguments."""
+
+    recipe: Recipe
+    search: Search
+    widths: Widths
+    scaled: dict[float, dict[Path, Any]] = field(default_factory=dict)
+    """The widths at ratios that were asked for."""
+
+    def changes(self, ratio: float) -> dict[Path, Any]:
+        """Returns the arguments to change for this ratio."""
+        if ratio not in self.scaled:
+            self.scaled[ratio] = self.search.changes(self.widths, ratio)
+        return self.scaled[ratio]
+
+
+_REPLAYS: WeakKeyDictionary[Any, Replay] = WeakKeyDictionary()
+"""By factory: its members are made one by one, and the search is the same for all."""
+
+
+def _replay_of(structure: Structure, factory: Any) -> Replay:
+    """Finds what a model was built with, and which of it are widths."""
+    replay = _REPLAYS.get(factory) if factory is not None else None
+    if replay is None:
+        recipe = recipe_of(structure, factory)
+        if recipe is None:
+            raise ConversionError("what it was built with is not known")
+        search = Search(recipe, structure)
+        replay = Replay(recipe, search, search.widths())
+        if factory is not None:
+            _REPLAYS[factory] = replay
+    return replay
+
+
+def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
+    """Builds the network again with other widths. Raises ConversionError if that is not possible, or not right."""
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
-    with seeded(seed):
-        new = way(model, ratio, device)
-        if new is None:
-            return None, []
-        try:
-            same = way(model, 1.0, torch.device("meta"))
-        except (RuntimeError, NotImplementedError):  # a constructor that reads values cannot run on the meta device
-            same = way(model, 1.0, device)
-    assert same is not None
+    new: nn.Module
+    if isinstance(model, Network):
+        with seeded(seed), device:
+            try:
+                new, same = model.resized(ratio), model.resized(1.0)
+            except Exception as error:  # the constructor of a subclass may raise anything
+                raise ConversionError(f"{type(error).__name__}: {error}") from error
+        follows, note, problems = None, "", [*changes_lost(model, same)]
+    else:
+        replay = _replay_of(structure, factory)
+        changes = replay.changes(ratio)
+        with seeded(seed):
+            new = replay.recipe.build(changes, device)
+        follows, note, problems = replay.widths.follows, replay.widths.note, []
     new = _in_place_of(model, new)
-    return new, [*_changes_lost(model, same)] or [*_problems(structure, new, ratio)]
+    problems = problems or list(_problems(structure, new, ratio, follows, bool(note)))
+    if problems:
+        raise ConversionError("; ".join(problems[:3]))
+    return reported(structure, new, ratio, way_of(model, factory), note)
 
 
-def reported(structure: Structure, new: nn.Module, ratio: float, way: str) -> nn.Module:
+def reported(structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "") -> nn.Module:
     """Sets the attribute `resizing` of the new model, and returns it in the memory layout of the given model."""
     model = structure.model
     ends = last_layers(structure)[0]
@@ -141,7 +214,7 @@ def reported(structure: Structure, new: nn.Module, ratio: float, way: str) -> nn
         if width != exact and name not in ends:
             rounded[name] = (exact, width)
     if not hasattr(new, "resizing"):  # the model may have a module of that name
-        new.resizing = Resizing(ratio, way, rounded)  # type: ignore[assignment]
+        new.resizing = Resizing(ratio, way, rounded, note=note)  # type: ignore[assignment]
     return in_layout_of(model, new)
 
 
@@ -181,38 +254,9 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
-def _changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
-    """Reports changes made to the model after construction, which `same`, the model rebuilt at ratio 1, does not have."""
-    before, after = _described(model), _described(same)
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield f"{name or 'the model'} would be {after.get(name, 'lost')} instead of {before.get(name, 'nothing')}"
-
-
-def _described(model: nn.Module) -> dict[str, Any]:
-    """Describes modules by type, attributes and number of hooks, and tensors by shape, under their names."""
-    descriptions: dict[str, Any] = {}
-    for name, part in model.named_modules():
-        attributes = {k: _comparable(v) for k, v in vars(part).items() if k[0] != "_" and k not in ("training", "resizing")}
-        attributes = {k: v for k, v in attributes.items() if v is not None}
-        hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))
-        with_hooks = f" with {hooks} hooks" if hooks else ""
-        descriptions[name] = f"{type(part).__name__}({part.extra_repr()}) {attributes}{with_hooks}"
-    return descriptions | {f"{name} (tensor)": list(tensor.shape) for name, tensor in named_tensors(model)}
-
-
-def _comparable(value: Any) -> Any:
-    """Returns the comparable part of an attribute: numbers, strings, functions by name, and collections of these."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_comparable, value)) if type(value) in (list, tuple) else None
-    if isinstance(value, dict):
-        return {str(key): _comparable(part) for key, part in value.items()}
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    return getattr(value, "__qualname__", None)
-
-
-def _problems(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
+def _problems(
+    structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] | None = None, heads_follow: bool = False
+) -> Iterator[str]:
     """Reports problems with a resized network: other modules, other outputs, layers as wide as before."""
     model = structure.model
     ours, theirs = ({n: type(part) for n, part in net.named_modules()} for net in (model, new))
@@ -221,21 +265,50 @@ def _problems(structure: Structure, new: nn.Module, ratio: float) -> Iterator[st
         yield f"module {min(names) or '(the model)'} is missing or has another type"
         return
     try:
-        yield from changed_outputs(model, new, structure.inputs)
+        changes = list(changed_outputs(model, new, structure.inputs))
     except Exception as error:
         yield f"it does not run: {type(error).__name__}: {error}"
         return
-    yield from _unchanged(structure, new, ratio)
+    yield from (change for change in changes if not (heads_follow and "number of heads" in change))
+    yield from _unchanged(structure, new, ratio, follows)
 
 
-def _unchanged(structure: Structure, new: nn.Module, ratio: float) -> Iterator[str]:
-    """Reports layers whose width should have changed and did not."""
+def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] | None) -> Iterator[str]:
+    """Reports layers whose width should have changed and did not.
+
+    `follows` names the layers that are known to follow the widths: what leaves a narrow one as it is, is its constructor's
+    rounding, and every other hidden layer keeps its width.
+    """
     model = structure.model
     ends = last_layers(structure)[0]
-    heads = {getattr(part, name, None) for part in model.modules() for name in HEADS}
-    for name in structure.layers():
+    heads = {value for part in model.modules() for key, value in vars(part).items() if is_head_count((key,)) and _is_int(value)}
+    same = []
+    called = structure.layers()
+    every = [name for name, part in model.named_modules() if is_layer(part)]  # weights may be used without calling a layer
+    for name in called if follows is None else every:
         layer, other = model.get_submodule(name), new.get_submodule(name)
-        shapes = [[t.shape for _, t in named_tensors(part)] for part in (layer, other)]
         width = width_of(layer)
-        if name not in ends and width not in heads and shapes[0] == shapes[1] and abs(width * ratio - width) >= 1:
-            yield f"{name} is as wide as before"
+        fixed = name in ends or width in heads or abs(width * ratio - width) < 1
+        kept = [t.shape for _, t in named_tensors(layer)] == [t.shape for _, t in named_tensors(other)]
+        if follows is not None:
+            kept = name not in follows or (kept and abs(width * ratio - width) > ROUNDING)
+        if kept and not fixed:
+            same.append(name)
+    excused = without_channels(model, new, structure.inputs, same) if same else set()
+    same = [name for name in same if name not in excused]
+    if follows is None or not _few(model, new, same):
+        yield from (f"{name} is as wide as before" for name in same)
+
+
+def _few(model: nn.Module, new: nn.Module, names: Sequence[str]) -> bool:
+    """Whether layers read thinner inputs and hold few weights, so that their width is a constant of the architecture.
+
+    Attention with heads of a fixed size is such a case. The layers are reported among the rounded ones.
+    """
+    before, sizes = ([sum(t.numel() for _, t in named_tensors(net.get_submodule(n))) for n in names] for net in (model, new))
+    thinner = all(a > b for a, b in zip(before, sizes, strict=True))
+    return thinner and sum(sizes) < FEW * sum(t.numel() for _, t in named_tensors(new))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,255 @@
+"""Recipes: what a network was built with, so that its constructor can be run again with other widths.
+
+A recipe is a class and the arguments of its constructor. transformers keep their configuration; timm's architectures are
+created again while the constructor is observed, and so is a factory without arguments; other networks often store their
+arguments as attributes of the same names. Arguments that are not stored are looked for by value. Whether a recipe is right is
+not believed but tried: the network that it builds must be the given one, module by module and tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from multitudes.engine.modules import named_tensors
+
+Path = tuple[Any, ...]
+"""Where a number stands among the arguments: names of arguments and fields, keys and indices, from outside to inside."""
+
+META = torch.device("meta")
+
+IN_PLACE = frozenset(
+    """normal_ uniform_ fill_ zero_ clamp_ clip_ erfinv_ copy_ mul_ add_ sub_ div_ bernoulli_ random_ exponential_ log_ exp_
+    orthogonal_ kaiming_normal_ kaiming_uniform_ xavier_normal_ xavier_uniform_ trunc_normal_ ones_ zeros_ constant_""".split()
+)
+"""Operations that only set values."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A class and the arguments of its constructor."""
+
+    kind: type[nn.Module]
+    """The class."""
+    arguments: dict[str, Any]
+    """The constructor's arguments by name, defaults included; a network among them is a recipe itself."""
+    make: Callable[[], nn.Module] | None = None
+    """Calls the constructor with its first arguments, and may set attributes afterwards; None for the class itself."""
+    added: dict[str, Any] = field(default_factory=dict)
+    """Keywords that the constructor passes on to its parent class, and the defaults of others that it could pass on."""
+    given: frozenset[str] = frozenset()
+    """Names of the keywords that were given."""
+
+    def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
+        """Builds the network on a device, with other numbers at some paths."""
+        known = {**self.arguments, **({"": self.added} if self.added else {})}
+        new = _with_numbers(known, (), changes, device)
+        passed_on = new.pop("", {})
+        signature = inspect.signature(self.kind.__init__)
+        call = inspect.BoundArguments(signature, {next(iter(signature.parameters)): None, **new})
+        args, kwargs = call.args[1:], {**call.kwargs, **passed_on}
+        with device, _NoValues() if device == META else nullcontext():
+            if self.make is None:
+                return self.kind(*args, **kwargs)
+            with _constructor(self.kind, lambda *_: (args, kwargs)):
+                return self.make()
+
+    def numbers(self) -> dict[Path, Any]:
+        """Returns all whole numbers and fractions among the arguments, by path."""
+        return dict(_numbers({**self.arguments, **({"": self.added} if self.added else {})}, ()))
+
+
+class _NoValues(TorchFunctionMode):
+    """Leaves out the operations that initialise weights: on the meta device they do nothing, slowly."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensor = args[0] if args else (kwargs or {}).get("tensor")
+        if getattr(func, "__name__", "") in IN_PLACE and isinstance(tensor, Tensor) and tensor.is_meta:
+            return tensor
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _constructor(kind: type[nn.Module], arguments: Callable[..., tuple[Any, Any]]) -> Iterator[None]:
+    """Lets a class's constructor run with the arguments that `arguments(net, args, kwargs)` returns, in a with-block."""
+    own = kind.__init__
+    depth = 0
+
+    @functools.wraps(own)
+    def observed(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        if depth == 0:
+            args, kwargs = arguments(self, args, kwargs)
+        depth += 1
+        try:
+            own(self, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    inherited = "__init__" not in vars(kind)
+    kind.__init__ = observed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if inherited:
+            del kind.__init__
+        else:
+            kind.__init__ = own  # type: ignore[method-assign]
+
+
+def recorded(make: Callable[[], nn.Module], kind: type[nn.Module]) -> Recipe | None:
+    """Returns the recipe of the network that `make()` builds, observed on the meta device; None if `kind` is not built so."""
+    calls: list[tuple[nn.Module, Any, Any]] = []
+
+    def observe(net: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        calls.append((net, *_with_numbers((args, kwargs), (), {}, META)))  # a copy: constructors may change their arguments
+        return args, kwargs
+
+    with META, _NoValues(), _constructor(kind, observe):
+        made = make()
+    for net, args, kwargs in calls:
+        if net is made:
+            return bound(kind, args, kwargs, make)
+    return None
+
+
+def bound(kind: type[nn.Module], args: Any, kwargs: Any, make: Callable[[], nn.Module] | None = None) -> Recipe | None:
+    """Returns a recipe with the arguments by name, and the defaults of those that are left out."""
+    signature = inspect.signature(kind.__init__)
+    call = signature.bind(None, *args, **kwargs)
+    call.apply_defaults()
+    arguments = dict(list(call.arguments.items())[1:])
+    if any(holds_weights(value) for value in arguments.values()):
+        return None
+    keywords = dict(_keywords(signature, arguments))
+    others = {name: value for name, value in arguments.items() if value is not _keywords(signature, arguments)}
+    added = {name: value for name, value in _passed_on(kind).items() if name not in others} | keywords
+    return Recipe(kind, others, make, added, frozenset(keywords))
+
+
+def _keywords(signature: inspect.Signature, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the keywords that a constructor takes beside its named arguments."""
+    name = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    return arguments.get(name, {}) if name else {}
+
+
+def _passed_on(kind: type[nn.Module]) -> dict[str, Any]:
+    """Returns the defaults of keywords that a constructor passes on to its parent's."""
+    defaults: dict[str, Any] = {}
+    for parent in kind.__mro__:
+        if "__init__" not in vars(parent) or parent is nn.Module:
+            continue
+        parameters = inspect.signature(vars(parent)["__init__"]).parameters.values()
+        if parent is not kind:
+            defaults = {p.name: p.default for p in parameters if p.default is not p.empty} | defaults
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return defaults
+
+
+def holds_weights(value: Any) -> bool:
+    """Whether an argument is, or holds, a module with tensors, or a tensor: a second network must not share them."""
+    if isinstance(value, nn.Module):
+        return bool(named_tensors(value))
+    if isinstance(value, Tensor):
+        return True
+    inner = fields(value)
+    return inner is not None and any(holds_weights(part) for part in inner.values())
+
+
+def fields(value: Any) -> dict[Any, Any] | None:
+    """Returns the parts of a collection, dataclass, configuration or partial function, by key; None for other values."""
+    if isinstance(value, Recipe):
+        return value.arguments
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    if isinstance(value, functools.partial):
+        return {**dict(enumerate(value.args)), **value.keywords}
+    if isinstance(value, (type, nn.Module, Tensor)):
+        return None
+    if dataclasses.is_dataclass(value) or hasattr(value, "to_dict") or type(value).__name__ == "SimpleNamespace":
+        return (
+            vars(value) if hasattr(value, "__dict__") else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        )
+    return None
+
+
+def _numbers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+    for key, part in (fields(value) or {}).items():
+        if not (isinstance(key, str) and key.startswith("_")):
+            yield from _numbers(part, (*path, key))
+
+
+def _with_numbers(value: Any, path: Path, changes: Mapping[Path, Any], device: torch.device) -> Any:
+    """Copies a value, with other numbers at some paths; modules without weights are copied, all else is kept."""
+    if path in changes:
+        return changes[path]
+    if isinstance(value, Recipe):
+        inner = {at[len(path) :]: number for at, number in changes.items() if at[: len(path)] == path}
+        return value.build(inner, device)
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value)
+    inner_values = fields(value)
+    if inner_values is None:
+        return value
+    new = {key: _with_numbers(part, (*path, key), changes, device) for key, part in inner_values.items()}
+    if isinstance(value, dict):
+        return new if type(value) is dict else _refilled(value, new)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*new.values())
+    if isinstance(value, (list, tuple)):
+        return type(value)(new.values())
+    if isinstance(value, functools.partial):
+        args = [new[i] for i in range(len(value.args))]
+        return functools.partial(value.func, *args, **{k: new[k] for k in value.keywords})
+    return _refilled(value, new)
+
+
+def _refilled(value: Any, new: dict[Any, Any]) -> Any:
+    """Copies a dict of its own kind, a dataclass or a configuration, with other entries or fields."""
+    made = copy.copy(value)
+    if isinstance(made, dict):
+        made.update(new)
+        return made
+    for key, part in new.items():
+        if part is not vars(value).get(key, None) if hasattr(value, "__dict__") else True:
+            object.__setattr__(made, key, part)
+    return made
+
+
+def written(recipe: Recipe, widths: Collection[int]) -> str:
+    """Writes the call of a constructor for a factory: arguments that are among `widths` are multiplied by the ratio."""
+    texts = []
+    for p in list(inspect.signature(recipe.kind.__init__).parameters.values())[1:]:
+        if p.name not in recipe.arguments or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            continue
+        value = recipe.arguments[p.name]
+        text = _text(value, widths)
+        if "ratio" in text or not (p.default is not p.empty and (value is p.default or value == p.default)):
+            texts.append(f"{p.name}={text}")
+    return f"{recipe.kind.__name__}({', '.join(texts)})"
+
+
+def _text(value: Any, widths: Collection[int]) -> str:
+    if isinstance(value, (list, tuple)) and len(value) < 8:
+        inner = ", ".join(_text(part, widths) for part in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+    if type(value) is int and value in widths:
+        return f"round({value} * ratio)"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    return getattr(value, "__name__", "...")

@@ -1,0 +1,379 @@
+"""Find the widths among a constructor's arguments, by trying: double a number, build on the meta device, look what doubles.
+
+A width is a number that doubles the outputs of hidden layers, and nothing else: numbers of classes, of blocks, of input
+channels, sizes of kernels and images do other things. Doubling never breaks a divisibility, and costs nothing on the meta
+device. Two numbers whose product is a width (`dim` and `mlp_ratio`) would double it twice, so only the one that reaches more
+layers is taken. At the ratio that was asked for, widths are rounded to what the constructor and the forward pass accept.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
+from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
+from multitudes.conversion.resize.pruning import width_of
+from multitudes.conversion.resize.recipe import META, Path, Recipe
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import named_tensors, owning_module
+from multitudes.errors import ConversionError
+from multitudes.models.network import nearest
+
+Shapes = dict[str, tuple[int, ...]]
+Dims = dict[tuple[str, int], tuple[int, int]]
+"""Sizes that a change of arguments changes: by tensor and axis, before and after."""
+
+
+ROUNDING = 16
+"""The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
+
+UNEVEN = "square matrices would no longer be square"
+
+
+@dataclass
+class Widths:
+    """The arguments of a recipe that are widths, and what follows from them."""
+
+    paths: dict[Path, Any]
+    """The widths: where they stand among the arguments, and their values."""
+    follows: set[str]
+    """Layers whose width doubles, or nearly so, if the widths are doubled."""
+    note: str = ""
+    """What else changes with the widths."""
+
+
+@dataclass
+class Search:
+    """A search for the widths in a recipe."""
+
+    recipe: Recipe
+    structure: Structure
+    seconds: float = 8.0
+    """How long it may take."""
+    started: float = field(default_factory=time.thread_time)
+    effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.full = self.recipe.build({}, META)
+        self.numbers = self.recipe.numbers()
+        self.shapes = shapes_of(self.full)
+        self.kinds = {name: type(part) for name, part in self.full.named_modules()}
+        self.ends = last_layers(self.structure)[0]
+        self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
+        self.inputs = on_meta(self.structure.inputs)
+        self.device = META
+        self.before = self._run(self.full)
+        if self.before is None:  # it reads values: so it is tried where it is
+            self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
+            self.inputs = self.structure.inputs
+            self.before = self._run(self.structure.model)
+        assert self.before is not None
+        outputs = {size for shape in fixed_outputs(self.before[0]) for size in shape}
+        self.ends = {end for end in self.ends if width_of(self.full.get_submodule(end)) in outputs}
+
+    def widths(self) -> Widths:
+        """Finds the widths. Raises ConversionError if there are none."""
+        chosen, rest = self._reaching()
+        if len(self._following(chosen)) < len(self.layers):
+            chosen = self._completed(chosen, rest)
+        if not chosen:
+            raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
+        chosen, note = self._running(chosen, rest)
+        return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
+
+    def _following(self, chosen: list[Path]) -> set[str]:
+        """Names the hidden layers whose width doubles with these numbers."""
+        net = self._doubled(chosen) if chosen else None
+        if net is None:
+            return set()
+        return {name for name in self.layers if _follows(self.full.get_submodule(name), net.get_submodule(name))}
+
+    def changes(self, widths: Widths, ratio: float) -> dict[Path, Any]:
+        """Returns the scaled widths: as near as the constructor and the forward pass accept."""
+        problem, uneven = "its widths cannot be rounded so that they are legal and near the ratio", None
+        for multiple, scaled in self._roundings(widths, ratio):
+            wrong = self._wrong_at(scaled)
+            if not wrong:
+                return self._exact(widths, ratio, scaled) if multiple != 1 else scaled
+            uneven = scaled if wrong == UNEVEN and uneven is None else uneven
+            problem = wrong
+        if uneven is not None:
+            return uneven
+        raise ConversionError(problem)
+
+    def _roundings(self, widths: Widths, ratio: float) -> Iterator[tuple[int, dict[Path, Any]]]:
+        seen = []
+        for multiple in (1, 0, 2, 4, 8, 16, 32, 64):
+            scaled = {}
+            for path, value in widths.paths.items():
+                divisor = max(multiple, 1) * (self._heads(path) if multiple != 1 else 1)
+                scaled[path] = value * ratio if isinstance(value, float) else nearest(value * ratio, divisor)
+            far = any(_is_far(widths.paths[path], value, ratio) for path, value in scaled.items())
+            if scaled not in seen and not far:
+                seen.append(scaled)
+                yield multiple, scaled
+
+    def _exact(self, widths: Widths, ratio: float, rounded: dict[Path, Any]) -> dict[Path, Any]:
+        """Returns rounded widths with as many exact ones as possible, since not all must be divisible."""
+        scaled = dict(rounded)
+        for group in groups(widths.paths):
+            exact = {p: nearest(widths.paths[p] * ratio) for p in group if not isinstance(widths.paths[p], float)}
+            trial = {**scaled, **exact}
+            if trial != scaled and self._left() > 0 and not self._wrong_at(trial):
+                scaled = trial
+        return scaled
+
+    def _heads(self, path: Path) -> int:
+        """Returns the number of heads that a width must be divisible by: of the same stage, if there is one per stage."""
+        counts = []
+        for other, value in self.numbers.items():
+            if (
+                is_head_count(other)
+                and isinstance(value, int)
+                and other[: _trunk(other)] == path[: _trunk(path)][: _trunk(other)]
+            ):
+                stages = isinstance(other[-1], int)
+                if not stages or not isinstance(path[-1], int) or other[-1] == path[-1]:
+                    counts.append(value)
+        return math.lcm(*(c for c in counts if c > 0)) if counts else 1
+
+    def _wrong_at(self, scaled: dict[Path, Any]) -> str:
+        """Says what is wrong with the network of these widths; "" if nothing is."""
+        try:
+            net = self.recipe.build(scaled, self.device)
+        except Exception as error:  # constructors may raise anything
+            return f"its constructor fails at that width: {type(error).__name__}: {error}"
+        if {name: type(part) for name, part in net.named_modules()} != self.kinds:
+            return "its constructor adds or removes modules at that width"
+        problems = self._problems(net)
+        return "; ".join(problems) or ("" if self._is_even(net) else UNEVEN)
+
+    def _is_even(self, net: nn.Module) -> bool:
+        """Whether matrices that are square stay square: a width that heads do not divide makes them uneven."""
+        shapes = shapes_of(net)
+        pairs = [(shape, shapes[name]) for name, shape in self.shapes.items() if owning_module(name) not in self.ends]
+        return all(b[0] == b[1] for a, b in pairs if len(a) == len(b) == 2 and a[0] == a[1])
+
+    def _run(self, net: nn.Module) -> Run | None:
+        """Runs a network; None if it cannot run on the meta device."""
+        try:
+            return run_of(net, self.inputs, copied=net is self.structure.model)
+        except Exception:
+            if not any(tensor.is_meta for tensor in self.inputs.tensors()):
+                raise
+            return None
+
+    def _problems(self, net: nn.Module) -> list[str]:
+        assert self.before is not None
+        try:
+            after = run_of(net, self.inputs, copied=False)
+        except Exception as error:
+            return [f"it does not run at that width: {type(error).__name__}: {error}"]
+        return changed_run(self.before, after)
+
+    def _left(self) -> float:
+        return self.started + self.seconds - time.thread_time()
+
+    def _doubled(self, paths: Iterable[Path], device: torch.device = META) -> nn.Module | None:
+        """Builds the network with these numbers doubled; None if the constructor fails or makes other modules."""
+        if self._left() < 0:
+            raise ConversionError(f"finding its widths takes more than {self.seconds:g} s")
+        try:
+            net = self.recipe.build({path: 2 * self.numbers[path] for path in paths}, device)
+        except Exception:  # constructors may raise anything
+            return None
+        same = {name: type(part) for name, part in net.named_modules()} == self.kinds
+        return net if same and shapes_of(net).keys() == self.shapes.keys() else None
+
+    def _effect(self, paths: Iterable[Path]) -> Dims | None:
+        """Returns the sizes that change if these numbers are doubled; None if modules change too."""
+        key = tuple(paths)
+        if key not in self.effects:
+            net = self._doubled(key)
+            self.effects[key] = None if net is None else changed_dims(self.shapes, shapes_of(net))
+        return self.effects[key]
+
+    def _reaching(self) -> tuple[list[Path], list[tuple[Path, ...]]]:
+        """Returns the numbers that are widths taken alone, and groups of numbers that are not."""
+        reach: list[tuple[int, tuple[Path, ...], Dims]] = []
+        rest: list[tuple[Path, ...]] = []
+        queue = [group for group in groups(self.numbers) if self._may_be_width(group)]
+        while queue:
+            group = queue.pop(0)
+            dims = self._effect(group)
+            if dims is not None and self._is_width(dims):
+                reach.append((len(dims), group, dims))
+            else:
+                parts = split(group) if dims is None or dims else []
+                queue = [part for part in parts if self._may_be_width(part)] + queue
+                if not parts:
+                    rest.append(group)
+        chosen: list[Path] = []
+        covered: set[tuple[str, int]] = set()
+        for _, group, dims in sorted(reach, key=lambda item: (-item[0], len(item[1]))):
+            if covered & dims.keys():
+                joint = self._effect([*chosen, *group])
+                if joint is None or not self._is_width(joint):
+                    rest.append(group)
+                    continue
+            chosen += group
+            covered |= dims.keys()
+        return chosen, rest
+
+    def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
+        """Adds numbers that are widths only together: with those that were chosen, or in pairs."""
+        failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
+        for group in list(failing):
+            if self._adds([*chosen, *group], chosen):
+                chosen = [*chosen, *group]
+                failing.remove(group)
+        for i, one in enumerate(failing):
+            for other in failing[i + 1 :]:
+                if self._adds([*chosen, *one, *other], chosen):
+                    return self._completed([*chosen, *one, *other], [g for g in rest if g not in (one, other)])
+        return chosen
+
+    def _adds(self, paths: list[Path], chosen: list[Path]) -> bool:
+        """Whether these numbers are widths together, and reach more than those that were chosen."""
+        dims = self._effect(paths)
+        before = self._effect(chosen) if chosen else {}
+        return dims is not None and self._is_width(dims) and (before is None or dims.keys() > before.keys())
+
+    def _is_exact(self, group: tuple[Path, ...]) -> bool:
+        """Whether numbers are fractions, or widths of tensors by value."""
+        sizes = {size for shape in self.shapes.values() for size in shape}
+        return all(isinstance(self.numbers[p], float) or self.numbers[p] in sizes for p in group)
+
+    def _may_be_width(self, group: tuple[Path, ...]) -> bool:
+        """Whether some number of a group divides the width of a tensor, or is a fraction of usual size."""
+        sizes = {size for shape in self.shapes.values() for size in shape if size > 1}
+        for path in group:
+            value = self.numbers[path]
+            if is_head_count(path):
+                continue
+            if isinstance(value, float):
+                if 0.1 <= value <= 1e4 and math.isfinite(value):
+                    return True
+            elif value in sizes or (value > 3 and any(size % value == 0 for size in sizes)):
+                return True
+        return False
+
+    def _is_width(self, dims: Dims) -> bool:
+        """Whether a change of sizes is what a doubled width does."""
+        hidden = False
+        for (name, axis), (before, after) in dims.items():
+            module, key = owning_module(name), name.rpartition(".")[2]
+            layer = self.full.get_submodule(module) if module in self.kinds else None
+            if after < before or after > 2 * before + 8 or after >= 3 * before:
+                return False
+            if isinstance(layer, _ConvNd) and key == "weight" and axis > 1:
+                return False
+            is_output = axis == output_axis(layer, key)
+            if module in self.ends and is_output:
+                return False
+            hidden |= is_output and layer is not None and is_layer(layer)
+        return hidden
+
+    def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
+        """Drops numbers whose doubling changes the outputs, and adds sizes of heads so that the number of heads stays."""
+        problems = self._check(chosen)
+        if not problems:
+            return chosen, ""
+        for group in [g for g in rest if self._effect(g) == {}]:
+            if not self._check([*chosen, *group]):
+                return [*chosen, *group], ""
+        for group in groups(chosen)[::-1]:
+            fewer = [path for path in chosen if path not in group]
+            if fewer and not self._check(fewer):
+                return fewer, ""
+        if all("heads" in problem for problem in problems):
+            return chosen, "the size of attention heads stays, their number follows the width"
+        raise ConversionError(problems[0])
+
+    def _check(self, paths: list[Path]) -> list[str]:
+        net = self._doubled(paths, self.device)
+        return ["its constructor fails"] if net is None else self._problems(net)
+
+
+def shapes_of(net: nn.Module) -> Shapes:
+    """Returns the shape of every tensor, by name."""
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(net)}
+
+
+def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
+    """Whether a layer's width doubles, or nearly so; of a narrow layer or one of unknown width, whether any size changes."""
+    width = width_of(layer)
+    return width_of(doubled) >= 1.5 * width if width > ROUNDING else shapes_of(layer) != shapes_of(doubled)
+
+
+def _is_far(value: float, scaled: float, ratio: float) -> bool:
+    """Whether a rounded width is nearer to the given width than to the one that was asked for."""
+    return abs(value * ratio - value) >= 1 and abs(math.log(scaled / value)) < abs(math.log(ratio)) / 2
+
+
+def changed_dims(before: Shapes, after: Shapes) -> Dims:
+    """Returns the sizes that differ; a tensor with another number of axes counts as zero wide."""
+    dims = {}
+    for name, shape in before.items():
+        other = after[name] if len(after[name]) == len(shape) else (0,) * len(shape)
+        dims.update({(name, axis): (a, b) for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b})
+    return dims
+
+
+def output_axis(layer: nn.Module | None, key: str) -> int:
+    """Returns the axis of a layer's tensor that is the layer's width."""
+    if hasattr(layer, "embedding_dim") or (getattr(layer, "transposed", False) and key == "weight"):
+        return 1
+    if type(layer).__name__ == "Conv1D" and key == "weight":  # transformers: [inputs, outputs]
+        return 1
+    return 0
+
+
+def groups(paths: Iterable[Path]) -> list[tuple[Path, ...]]:
+    """Groups numbers of the same role: entries of one list, or the same field of several stages."""
+    alike: dict[Path, list[Path]] = {}
+    for path in paths:
+        indices = [i for i, key in enumerate(path) if isinstance(key, int)]
+        last = indices[-1] if len(indices) > 1 and indices[-1] == len(path) - 1 and indices[-2] == len(path) - 2 else None
+        role = tuple(_role(key) if i != last else key for i, key in enumerate(path))
+        alike.setdefault(role, []).append(path)
+    return [tuple(group) for group in alike.values()]
+
+
+def _role(key: Any) -> Any:
+    return "*" if isinstance(key, int) else re.sub(r"\d+", "*", str(key))
+
+
+def split(group: tuple[Path, ...]) -> list[tuple[Path, ...]]:
+    """Splits a group of list entries by their last index, else into single numbers; other groups cannot be split."""
+    by_last: dict[Any, list[Path]] = {}
+    for path in group:
+        by_last.setdefault(path[-1], []).append(path)
+    if 1 < len(by_last) < len(group):
+        return [tuple(part) for part in by_last.values()]
+    return [(path,) for path in group] if 1 < len(by_last) <= 8 else []
+
+
+def is_head_count(path: Path) -> bool:
+    """Whether an argument is a number of attention heads, by its name."""
+    name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
+    return "head" in name and not re.search("dim|size|channel|width|hidden|conv|init|scale|drop|bias|d_head|per_head", name)
+
+
+def _trunk(path: Path) -> int:
+    """Returns how many keys of a path name the object that the argument belongs to."""
+    return len(path) - 1 - isinstance(path[-1], int)
+
+
+def on_meta(inputs: Inputs) -> Inputs:
+    """Returns the example without values."""
+    return inputs.refill([tensor.to(META) for tensor in inputs.tensors()])
