@@ -121,13 +121,13 @@ class _Fit:
         tensors = [tensor for _, tensor in named_tensors(model)]
         if not tensors or any(tensor.is_meta for tensor in tensors):
             return
-        with seeded(0, model):
+        with seeded(0):
             twin = recipe.build({}, tensors[0].device)
         twin = twin.to(dtype=tensors[0].dtype) if tensors[0].is_floating_point() else twin
         twin.load_state_dict(model.state_dict())
         outputs = []
         for net in (model, twin):
-            with seeded(0, model):
+            with seeded(0):
                 outputs.append(tree.tensors(run_of(net, inputs)[0]))
         if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=True)):
             raise ConversionError("its constructor makes a network that computes something else: it was changed afterwards")
