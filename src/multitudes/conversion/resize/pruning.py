@@ -25,7 +25,7 @@ from multitudes.conversion.anatomy.structure import Structure, is_layer, last_la
 from multitudes.conversion.resize.audit import changed_outputs, inputs_of, reads_wrong_channels, run_of
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import detached_copy, owning_module
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
 
@@ -256,6 +256,10 @@ def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> It
             yield f"{label} has no channels that could be removed"
         elif expected[name] != width:
             yield f"{label} has {width} channels instead of {expected[name]}"
+    read = {owning_module(name) for name in structure.read_elsewhere} - set(layers)
+    for name in sorted(name for name in read if is_layer(model.get_submodule(name))):
+        if width_of(new.get_submodule(name)) == width_of(model.get_submodule(name)):
+            yield f"{name} ({type(model.get_submodule(name)).__name__}) is used without being called, and keeps its width"
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):
         yield "it has no channels to remove: every layer is an output or too narrow"
     yield from changed_outputs(model, new, structure.inputs)
