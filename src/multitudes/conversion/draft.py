@@ -16,6 +16,7 @@ from multitudes.conversion.anatomy.structure import Structure, own_tensors
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
 from multitudes.engine.converted import Formed
+from multitudes.engine.draws import set_draws
 from multitudes.engine.inputs import BatchAxis, count_rows
 from multitudes.engine.modules import (
     Factory,
@@ -187,8 +188,8 @@ def make_draft(
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
     structure = given.structure if draft.network is given.model else given.observed(draft.network)
-    if given.small.inputs is not given.inputs:
-        method.fit_shapes(draft.network, given.inputs, batch_axis)
+    if given.small.inputs is not given.inputs and method.fit_shapes(draft.network, given.inputs, batch_axis):
+        set_draws(draft.network, 0)
     return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
 
 

@@ -120,11 +120,17 @@ def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, 
 def drawn_member(network: nn.Module, seed: int) -> nn.Module:
     """Returns a copy of the network that has this seed and the draws made from it."""
     new = detached_copy(network, {})
-    tensors = dict(named_tensors(new))
-    for name, value in draw_all(new, [seed]).items():
-        tensors[name].copy_(value[0])
-    tensors[SEEDS].fill_(seed)
+    set_draws(new, seed)
+    new.get_buffer(SEEDS).fill_(seed)
     return new
+
+
+def set_draws(network: nn.Module, seed: int) -> None:
+    """Replaces the draws of a network of one member, in place, by those of this seed; their shapes may have changed."""
+    registers = registers_of(network)
+    for name, value in draw_all(network, [seed]).items():
+        for register, key in registers[name]:
+            register[key] = value[0]
 
 
 def run_with(layer: Any, weights: Mapping[str, Tensor], forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

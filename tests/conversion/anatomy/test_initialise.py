@@ -125,12 +125,13 @@ def test_a_factory_initialises_each_member() -> None:
 
 
 def test_a_factory_gets_the_width_ratio() -> None:
-    """It is called with 1.0; a factory that takes no argument or returns no module is refused."""
+    """It is called with 1.0, or without an argument if it takes none; a factory that returns no module is refused."""
     ratios: list[float] = []
     build(lambda ratio: ratios.append(ratio) or nn.Linear(2, 2), 1.0, 0)
     assert ratios == [1.0]
+    assert isinstance(build(lambda: nn.Linear(2, 2), 1.0, 0), nn.Linear)
     with pytest.raises(mt.InputError, match="lambda ratio"):
-        build(lambda: nn.Linear(2, 2), 1.0, 0)
+        build(lambda ratio, width: nn.Linear(2, width), 1.0, 0)  # type: ignore[arg-type,misc]
     with pytest.raises(mt.InputError, match="returned a dict"):
         build(lambda ratio: {}, 1.0, 0)
 
