@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs, axes
-from multitudes.engine.modules import detached_copy, join_name, named_tensors, registers_of
+from multitudes.engine.modules import detached_copy, join_name, registers_of
 from multitudes.engine.seeds import member_seeds
 from multitudes.engine.state import SEEDS, Engine
 from multitudes.errors import InputError

@@ -301,12 +301,13 @@ def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Coll
 
 
 def _few(model: nn.Module, new: nn.Module, names: Sequence[str]) -> bool:
-    """Whether layers read thinner inputs and hold few weights, so that their width is a constant of the architecture.
+    """Whether layers read thinner inputs or are tables, and hold few weights: then their width is the architecture's constant.
 
     Attention with heads of a fixed size is such a case. The layers are reported among the rounded ones.
     """
     before, sizes = ([sum(t.numel() for _, t in named_tensors(net.get_submodule(n))) for n in names] for net in (model, new))
-    thinner = all(a > b for a, b in zip(before, sizes, strict=True))
+    tables = [isinstance(model.get_submodule(name), nn.Embedding) for name in names]
+    thinner = all(a > b or table for a, b, table in zip(before, sizes, tables, strict=True))
     return thinner and sum(sizes) < FEW * sum(t.numel() for _, t in named_tensors(new))
 
 

@@ -22,7 +22,9 @@ SIZES = (16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def two_rows(inputs: Inputs, batch_axis: BatchAxis) -> Inputs:
-    """Returns the first two rows of an example, or all of it if it has no more."""
+    """Returns the first two rows of an example; all of it if it has no more, or a tensor without rows, which may name rows."""
+    if None in axes(inputs, batch_axis):
+        return inputs
     few = min(count_rows(inputs, batch_axis), 2)
     return take_rows(inputs, batch_axis, torch.arange(few))
 

@@ -259,7 +259,7 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
     parts = torch.stack([(gradient[name] * direction).sum() for name, direction in directions.items()])
     expected, scale = float(parts.sum()), float(parts.norm())
     slopes = []
-    for step in (1e-5, 1e-7):  # the smaller one in case a kink of the network lies within the larger
+    for step in (1e-2, 1e-3, 1e-5, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
         ends = []
         for sign in (step, -2 * step):
             with torch.no_grad():
@@ -274,7 +274,7 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
     if min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(scale, abs(expected)) + 1e-9:
         return None
     where = names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
-    return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[0]:.4g}"
+    return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[1]:.4g}"
 
 
 def start(subject: Subject) -> str | None:
@@ -316,15 +316,18 @@ def _other_scale(mine: Tensor, given: Tensor, method: str) -> str | None:
 
 
 def _equal_members(subject: Subject) -> str | None:
-    """Names two members with the same outputs, unless no output depends on what they own."""
+    """Names two members with the same outputs, unless no output depends on what they own.
+
+    Of members that are draws, some may be equal by chance, but not all.
+    """
     outputs = [output for output in subject.outputs if output.is_floating_point()]
-    for m in range(1, subject.ensemble.members):
-        if any(gap(output[m], output[0]) > 1e-7 for output in outputs):
-            continue
-        if all(bool((output == output[0].flatten()[0]).all()) for output in outputs):
-            continue  # a head that starts at zero: every member says the same
-        return f"members 0 and {m} are equal"
-    return None
+    if all(bool((output == output[0].flatten()[0]).all()) for output in outputs):
+        return None  # a head that starts at zero: every member says the same
+    others = range(1, subject.ensemble.members)
+    equal = [m for m in others if not any(gap(output[m], output[0]) > 1e-7 for output in outputs)]
+    if not equal or (subject.ensemble.method.draws and len(equal) < len(others)):
+        return None
+    return f"members 0 and {equal[0]} are equal"
 
 
 def size(subject: Subject, outputs: int) -> str | None:

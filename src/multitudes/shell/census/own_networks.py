@@ -106,10 +106,10 @@ class AttentionUNet(nn.Module):
 class Recurrent(nn.Module):
     """A classifier of sequences by LSTM or GRU: ``[B, T]`` ids → ``[B, K]``."""
 
-    def __init__(self, kind: Callable[..., nn.RNNBase], width: int = 16, both: bool = False) -> None:
+    def __init__(self, kind: str = "LSTM", width: int = 16, both: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, width)
-        self.cell: Any = kind(width, width, num_layers=2, batch_first=True, bidirectional=both)
+        self.cell: Any = getattr(nn, kind)(width, width, num_layers=2, batch_first=True, bidirectional=both)
         self.head = nn.Linear(2 * width if both else width, CLASSES)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -229,9 +229,9 @@ CATALOGUE: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Inputs
     "convnet_3d": (ConvNet3d, _floats(1, 8, 8, 8)),
     "unet": (UNet, _floats(3, 16, 16)),
     "unet_attention": (AttentionUNet, _floats(3, 16, 16)),
-    "lstm": (lambda: Recurrent(nn.LSTM), _ids),
-    "lstm_bidirectional": (lambda: Recurrent(nn.LSTM, both=True), _ids),
-    "gru": (lambda: Recurrent(nn.GRU), _ids),
+    "lstm": (lambda: Recurrent("LSTM"), _ids),
+    "lstm_bidirectional": (lambda: Recurrent("LSTM", both=True), _ids),
+    "gru": (lambda: Recurrent("GRU"), _ids),
     "vit_by_hand": (VisionTransformer, _floats(3, 16, 16)),
     "transformer_encoder": (TokenTransformer, _ids),
     "nested_residual": (NestedResidual, _floats(3, 16, 16)),
