@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from multitudes.conversion.check import self_check
 from multitudes.conversion.draft import Draft, make_draft
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
-from multitudes.engine.inputs import BatchAxis
+from multitudes.engine.inputs import BatchAxis, count_rows, fresh_inputs
 from multitudes.engine.modules import Factory, on_meta
+from multitudes.engine.proof.outcome import restored
+from multitudes.engine.run import run
+from multitudes.engine.state import Engine
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
@@ -88,10 +92,31 @@ def ensemble(
         step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
+        if not draft.on_meta:
+            _check_step(draft, engine)
         if check and not draft.on_meta:
             self_check(draft)
         base = on_meta(draft.given.model)
     return Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=_with_proof(proved, draft, timed))
+
+
+def _check_step(draft: Draft, engine: Engine) -> None:
+    """Refuses a network that does not run if each row goes to one member, where the method trains so."""
+    method, example = draft.method, draft.given.small.two_rows
+    count = count_rows(example, draft.batch_axis)
+    batch = method.batch(example, torch.zeros(count), torch.Generator().manual_seed(0), False, count)
+    if batch.kwargs.get("rows") is None:
+        return
+    step("a training step by rows")
+    try:
+        with restored(engine.template, "train"), torch.no_grad():
+            run(engine, fresh_inputs(example), False, batch.kwargs["rows"])
+    except Exception as error:
+        instead = f" Let every member see all rows: {type(method).__name__}(feed='all')" if hasattr(method, "feed") else ""
+        raise ConversionError(
+            f"{method} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it fails: "
+            f"{' '.join(str(error).split())[:200]}.{instead}"
+        ) from error
 
 
 def _with_proof(planned: Plan, draft: Draft, timed: Steps) -> Plan:

@@ -45,22 +45,30 @@ class Inputs:
         return Inputs(*args, **kwargs)
 
     def described(self) -> dict[str, Any]:
-        """Describes the call as JSON: structure, constants, shapes and dtypes, without tensor values."""
+        """Describes the call as JSON: structure, constants, shapes, dtypes, and the values of small tensors of whole numbers.
+
+        Ids, masks and edges decide what many networks run; other values are left out.
+        """
         return {"args": [_described(a) for a in self.args], "kwargs": {k: _described(v) for k, v in self.kwargs.items()}}
 
     @classmethod
     def like(cls, description: Mapping[str, Any], device: torch.device) -> Inputs:
-        """Builds a call from its description. Float and bool tensors are filled with ones, integer tensors with zeros."""
+        """Builds a call from its description. Without values, float and bool tensors are filled with ones, others with 0."""
         args = [_like(a, device) for a in description["args"]]
         return cls(*args, **{key: _like(value, device) for key, value in description["kwargs"].items()})
 
+
+FEW_VALUES = 4096
+"""Tensors of whole numbers with at most so many entries are described with their values."""
 
 KINDS = {"list": list, "tuple": tuple, "dict": dict}
 
 
 def _described(value: Any) -> dict[str, Any]:
     if isinstance(value, Tensor):
-        return {"kind": "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        described = {"kind": "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        whole = not value.is_floating_point() and not value.is_complex() and not value.is_meta
+        return {**described, "values": value.tolist()} if whole and value.numel() <= FEW_VALUES else described
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"kind": "plain", "value": value}
     if type(value) in (list, tuple):
@@ -74,6 +82,8 @@ def _like(description: Mapping[str, Any], device: torch.device) -> Any:
     kind = description["kind"]
     if kind == "tensor":
         dtype = getattr(torch, description["dtype"])
+        if "values" in description:
+            return torch.tensor(description["values"], dtype=dtype, device=device).reshape(description["shape"])
         make = torch.ones if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else torch.zeros
         return make(description["shape"], dtype=dtype, device=device)  # an integer may be an index, and 0 is always a valid one
     if kind == "plain":

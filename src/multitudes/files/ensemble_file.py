@@ -102,7 +102,7 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
         raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}. Pass a model like the saved one")
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
-    network = method.prepare(Given(base, inputs, factory, int(about["seed"]), _at(source, about)))
+    network = method.prepare(Given(base, inputs, factory, int(about["seed"]), _at(source, about), about["batch_axis"]))
     for name in about["plan"].get("keep", ()):
         method.bake(network.get_submodule(name))
     method.fit_shapes(network, inputs, about["batch_axis"])

@@ -83,10 +83,6 @@ def test_a_pair_has_limits_and_a_census_goes_on(own: str, tmp_path: Path) -> Non
     assert [result.network for result in again] == ["fine"]
 
 
-NOT_YET = "files: loaded under torch.inference_mode()"
-"""What pairs of the sample still break."""
-
-
 @pytest.mark.slow
 def test_the_sample_of_networks_by_hand(tmp_path: Path) -> None:
     """The command, from its arguments to its page."""
@@ -96,7 +92,7 @@ def test_the_sample_of_networks_by_hand(tmp_path: Path) -> None:
     printed = json.loads(result.stdout)
     found = read_results(tmp_path / "c.jsonl")
     wrong = {(r.network, r.method): r.reason for r in found.values() if r.outcome != "ok"}
-    assert {key: reason for key, reason in wrong.items() if not reason.startswith(NOT_YET)} == {}
+    assert wrong == {}
     assert {method for _, _, method in found} == {kind.__name__ for kind in mt.Method.all() if "multitudes" in kind.__module__}
     assert sum(tried for row in printed["rates"].values() for _, tried in row.values()) == len(found)
     assert "vit_by_hand" in (tmp_path / "c.html").read_text()

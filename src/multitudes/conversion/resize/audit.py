@@ -210,20 +210,29 @@ def changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
     """Reports changes made to the model after construction, which `same`, the model rebuilt at ratio 1, does not have."""
     before, after = _described(model), _described(same)
     for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield f"{name or 'the model'} would be {after.get(name, 'lost')} instead of {before.get(name, 'nothing')}"
+        ours, theirs = before.get(name, {"": "nothing"}), after.get(name, {"": "lost"})
+        keys = [key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)]
+        if keys:
+            keys = [""] if name not in before or name not in after else sorted(keys)[:2]
+            shown = [", ".join(_shown(key, values) for key in keys) for values in (theirs, ours)]
+            yield f"{name or 'the model'} would be {shown[0]} instead of {shown[1]}"
 
 
-def _described(model: nn.Module) -> dict[str, Any]:
+def _shown(key: str, values: dict[str, Any]) -> str:
+    """Writes one entry of a description, at most 80 characters."""
+    text = f"{key}={values.get(key)!r}" if key else str(values[""])
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _described(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Describes modules by type, attributes and number of hooks, and tensors by shape, under their names."""
-    descriptions: dict[str, Any] = {}
+    descriptions: dict[str, dict[str, Any]] = {}
     for name, part in model.named_modules():
         attributes = {k: _comparable(v) for k, v in vars(part).items() if k[0] != "_" and k not in ("training", "resizing")}
-        attributes = {k: v for k, v in attributes.items() if v is not None}
         hooks = sum(len(value) for key, value in vars(part).items() if key.endswith("_hooks"))
-        with_hooks = f" with {hooks} hooks" if hooks else ""
-        descriptions[name] = f"{type(part).__name__}({part.extra_repr()}) {attributes}{with_hooks}"
-    return descriptions | {f"{name} (tensor)": list(tensor.shape) for name, tensor in named_tensors(model)}
+        description = {"": f"{type(part).__name__}({part.extra_repr()})", "hooks": hooks or None, **attributes}
+        descriptions[name] = {key: value for key, value in description.items() if value is not None}
+    return descriptions | {f"{name} (tensor)": {"": list(tensor.shape)} for name, tensor in named_tensors(model)}
 
 
 def _comparable(value: Any) -> Any:

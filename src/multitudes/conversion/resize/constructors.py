@@ -86,6 +86,10 @@ def _stored(model: nn.Module) -> Recipe | None:
     return bound(kind, (), arguments)
 
 
+COUNTED = ("depth", "layers", "blocks", "stages")
+"""Words in the names of arguments that are numbers of modules, not widths."""
+
+
 @dataclasses.dataclass
 class _Fit:
     """Finds the arguments with which a recipe builds the given model."""
@@ -169,6 +173,8 @@ class _Fit:
         value = {**recipe.added, **recipe.arguments}[name]
         seen: list[Any] = [value]
         ends = self._ends() if type(value) is int else []
+        if type(value) is int and any(word in name for word in COUNTED):
+            ends = self._lengths()
         for other in [*self._attributes(name), *ends] if likely else self._values(value):
             if other not in seen and (value is None or _alike(value, other)):
                 seen.append(other)
@@ -198,6 +204,10 @@ class _Fit:
         if type(value) is int:
             sizes = {size for _, tensor in named_tensors(self.structure.model) for size in tensor.shape}
             return [*self._lengths(), *sorted(sizes)[:200]]
+        if isinstance(value, str):
+            parts = list(self.structure.model.modules())
+            words = {v for part in parts for v in vars(part).values() if isinstance(v, str)}
+            return sorted(words | {type(part).__name__ for part in parts})[:50]
         return []
 
     def _ends(self) -> list[int]:

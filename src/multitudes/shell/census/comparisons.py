@@ -246,6 +246,28 @@ def _owned(parameter: Tensor, plain: Sequence[Tensor | None]) -> bool:
     return all(each is not None and torch.equal(each, mine) for each, mine in zip(plain, parameter, strict=True))
 
 
+def _differentiable(module: nn.Module, inputs: Inputs) -> bool:
+    """Whether the gradient of a plain network along a random direction is the slope of its outputs."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = [p for p in module.parameters() if p.is_floating_point()]
+    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) * p.detach().abs().mean() for p in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    total = _weighted(run(module, inputs, True), False)
+    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    expected = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+    slopes = []
+    for step in (1e-3, 1e-5):
+        ends = []
+        for sign in (step, -2 * step, step):
+            with torch.no_grad():
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    parameter.add_(direction, alpha=sign)
+                ends.append(float(_weighted(run(module, inputs), False)))
+        slopes.append((ends[0] - ends[1]) / (2 * step))
+    return min(abs(slope - expected) for slope in slopes) <= 1e-2 * max(abs(expected), max(abs(s) for s in slopes), 1e-9)
+
+
 def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | None:
     """Compares the gradient along a random direction in these tensors with the slope of the plain members' outputs."""
     gradient = _gradients(ensemble, inputs, True)
@@ -273,6 +295,8 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
         slopes.append((ends[0] - ends[1]) / (2 * step))
     if min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(scale, abs(expected)) + 1e-9:
         return None
+    if not _differentiable(ensemble.member(0).eval(), inputs):
+        return None  # the network's own gradient is not its slope
     where = names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
     return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[1]:.4g}"
 
@@ -318,14 +342,14 @@ def _other_scale(mine: Tensor, given: Tensor, method: str) -> str | None:
 def _equal_members(subject: Subject) -> str | None:
     """Names two members with the same outputs, unless no output depends on what they own.
 
-    Of members that are draws, some may be equal by chance, but not all.
+    Members that are draws may be equal by chance, unless there is but one draw.
     """
     outputs = [output for output in subject.outputs if output.is_floating_point()]
     if all(bool((output == output[0].flatten()[0]).all()) for output in outputs):
         return None  # a head that starts at zero: every member says the same
     others = range(1, subject.ensemble.members)
     equal = [m for m in others if not any(gap(output[m], output[0]) > 1e-7 for output in outputs)]
-    if not equal or (subject.ensemble.method.draws and len(equal) < len(others)):
+    if not equal or (subject.ensemble.method.draws and subject.ensemble.effective_size > 1):
         return None
     return f"members 0 and {equal[0]} are equal"
 

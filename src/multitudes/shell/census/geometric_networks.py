@@ -20,18 +20,19 @@ FAMILIES = {"gcn": "GCN", "gat": "GAT", "graphsage": "GraphSAGE", "gin": "GIN"}
 class NodeClassifier(nn.Module):
     """Layers of message passing written one by one, with a linear head: ``[N, F]`` and edges ``[2, E]`` → ``[N, K]``."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, width: int = WIDTH) -> None:
         super().__init__()
+        self.kind = kind
         nets = import_module("torch_geometric.nn")
         if kind == "GINConv":
             first, second = (
-                nets.GINConv(nn.Sequential(nn.Linear(size, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))
-                for size in (FEATURES, WIDTH)
+                nets.GINConv(nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, width)))
+                for size in (FEATURES, width)
             )
         else:
-            first, second = (getattr(nets, kind)(size, WIDTH) for size in (FEATURES, WIDTH))
+            first, second = (getattr(nets, kind)(size, width) for size in (FEATURES, width))
         self.first, self.second = first, second
-        self.norm, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.norm, self.head = nn.BatchNorm1d(width), nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Passes messages twice."""

@@ -31,7 +31,10 @@ MEMBERS = 2
 PACKED = {"members": 4, "alpha": 2}
 """Packed at about the size of one network."""
 
-IMPOSSIBLE: dict[tuple[str, str], str] = {}
+NODES = "nodes of one graph depend on each other, so no other example can stand in another slot"
+IMPOSSIBLE: dict[tuple[str, str], str] = {
+    ("MIMO", family): NODES for family in ("GCN", "GAT", "GraphSAGE", "GIN", "GCNConv", "GATConv", "SAGEConv", "GINConv")
+}
 """Pairs that no implementation could convert, by method and family, with the reason."""
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")

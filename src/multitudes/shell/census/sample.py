@@ -13,7 +13,7 @@ SAMPLE: dict[str, dict[str, tuple[str, ...]]] = {
             "Single", "TreeNet",
         ),
         "unet": ("MultiHead", "Deep"),
-        "lstm": ("Deep", "MultiHead"),
+        "lstm": ("Deep", "Packed", "BatchEnsemble"),
         "vit_by_hand": ("EMP", "BatchEnsemble"),
         "convnet_1d": ("Masksembles", "TreeNet"),
         "convnet_3d": ("MIMO", "MCDropout"),
@@ -26,7 +26,8 @@ SAMPLE: dict[str, dict[str, tuple[str, ...]]] = {
         "test_convnext": ("BatchEnsemble",),
     },
     "transformers": {
-        "BertForSequenceClassification": ("Deep", "MultiHead"),
+        "BertForSequenceClassification": ("Packed", "MIMO"),
+        "GPT2ForSequenceClassification": ("Deep", "MultiHead"),
         "ViTForImageClassification": ("MIMO", "DropConnect"),
         "ResNetForImageClassification": ("ECMP", "TreeNet"),
     },

@@ -1,0 +1,112 @@
+"""Times conversions: four networks by every method, on one core with two rows, beside the time of one training step.
+
+python benchmarks/conversion.py [--networks resnet50 vit] [--methods packed emp]
+
+It needs timm and transformers. Seconds are those of the process, without the members' own tensors and their initialisation;
+memory is what the conversion takes at its peak beyond these tensors, beside what one training step of the ensemble takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import multitudes as mt
+from multitudes.engine.modules import named_tensors
+from multitudes.shell.census.timm_networks import declare_operators
+
+OWN = ("the members' tensors",)
+"""Steps that make the members' tensors."""
+
+
+def make(name: str) -> tuple[torch.nn.Module, Any]:
+    """Returns a network in eval mode and an example of two rows."""
+    if name == "bert":
+        from transformers import BertConfig, BertForSequenceClassification
+
+        ids = torch.randint(1, 1000, (2, 128))
+        return BertForSequenceClassification(BertConfig()), mt.Inputs(ids, attention_mask=torch.ones_like(ids))
+    import timm
+
+    names = {"resnet50": "resnet50", "vit": "vit_small_patch16_224", "convnext": "convnext_tiny"}
+    return timm.create_model(names[name]), torch.randn(2, 3, 224, 224)
+
+
+def peak(function: Callable[[], Any]) -> tuple[Any, float]:
+    """Runs a function. Returns its result, and how many gigabytes the process grew at most in the meantime."""
+    gc.collect()
+    before, most, done = resident(), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            most[0] = max(most[0], resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        result = function()
+    finally:
+        done.set()
+        watcher.join()
+    return result, (max(most[0], resident()) - before) / 2**30
+
+
+def resident() -> float:
+    """Returns the bytes of memory that the process holds."""
+    return float(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def step(ens: mt.Ensemble, x: Any) -> None:
+    """Runs one forward and backward in training mode."""
+    call = mt.Inputs.of(x)
+    out = ens.train()(*call.args, **call.kwargs)
+    logits = out if isinstance(out, torch.Tensor) else out.logits
+    logits.float().square().mean().backward()
+
+
+def main() -> None:
+    """Prints one line per network and method."""
+    methods = {kind.__name__.lower(): kind for kind in mt.Method.all()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="*", default=["resnet50", "vit", "convnext", "bert"])
+    parser.add_argument("--methods", nargs="*", default=sorted(methods))
+    chosen = parser.parse_args()
+    operators = declare_operators()  # held: torch forgets what nobody holds
+    torch.set_num_threads(1)
+    print(f"{'network':<10} {'method':<14} {'seconds':>8} {'of tensors':>11} {'GB beyond':>10} {'step, GB':>9}  executors")
+    for network in chosen.networks:
+        net, x = make(network)
+        for name in chosen.methods:
+            convert(network, net, x, methods[name]())
+    del operators
+
+
+def convert(network: str, net: torch.nn.Module, x: Any, method: mt.Method) -> None:
+    """Converts a network, and prints what it took."""
+    start = time.process_time()
+    try:
+        ens, grown = peak(lambda: mt.ensemble(net, method, x, seed=0))
+    except mt.MultitudesError as error:
+        print(f"{network:<10} {type(method).__name__:<14} refused: {str(error).splitlines()[0][:90]}", flush=True)
+        return
+    seconds, steps = time.process_time() - start, ens.plan.seconds
+    share = sum(steps.get(name, 0.0) for name in OWN) / max(sum(steps.values()), 1e-9)
+    tensors = sum(t.numel() * t.element_size() for _, t in named_tensors(ens.template)) / 2**30
+    _, one_step = peak(lambda: step(ens, x))
+    used = ", ".join(dict.fromkeys(ens.plan.executor.values()))
+    print(
+        f"{network:<10} {type(method).__name__:<14} {seconds * (1 - share):8.1f} {seconds * share:11.1f} "
+        f"{grown - tensors:10.2f} {one_step:9.2f}  {used}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
