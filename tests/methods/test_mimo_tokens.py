@@ -206,3 +206,26 @@ def test_what_could_not_train_is_refused_at_conversion() -> None:
     """Shared statistics over slots need vmap, and a branch on values forbids it."""
     with pytest.raises(mt.ConversionError, match=r"could not train .*norm.*MultiHead"):
         mt.ensemble(Masked(branch=True).double(), mt.MIMO(members=M), mt.Inputs(IDS, MASK), seed=0)
+
+
+class TiedAliases(nn.Module):
+    """Holds its table twice; forward calls one of them, as encoder-decoder networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.words, self.head = nn.Embedding(WORDS, SIZE), nn.Embedding(WORDS, SIZE), nn.Linear(SIZE, 3)
+        self.words.weight = self.shared.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.words(ids).tanh().mean(1))
+
+
+def test_a_member_has_one_table_under_all_its_names() -> None:
+    """Its state dict fits the given network, also under the name that forward does not call."""
+    net = TiedAliases().double()
+    ens = mt.ensemble(net, mt.MIMO(members=M), IDS, seed=0).eval()
+    member = ens.member(0)
+    assert member.shared.weight is member.words.weight
+    plain = TiedAliases().double().eval()
+    plain.load_state_dict(member.state_dict())
+    assert_same(plain(IDS).detach(), ens(IDS)[0].detach())

@@ -106,11 +106,16 @@ class MIMO(Method):
         return True
 
     def bake(self, member: nn.Module) -> None:
-        """Sums the weights of the slots."""
+        """Sums the weights of the slots, under each of their names."""
         joined: dict[int, nn.Parameter] = {}
+        held = {id(tensor): tensor for tensor in member.parameters()}  # so that no new tensor gets the id of an old one
         for layer in list(member.modules()):
             if isinstance(layer, Slotted):
                 layer.join(joined)
+        for part in member.modules():  # a table may be tied to a module that forward does not call
+            for key, tensor in part._parameters.items():
+                part._parameters[key] = joined.get(id(tensor), tensor)
+        del held
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
         """Shuffles the batch for each slot; a fraction `rho` at the end is the same in all slots."""
