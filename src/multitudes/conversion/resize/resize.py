@@ -270,18 +270,15 @@ def _problems(
         yield f"it does not run: {type(error).__name__}: {error}"
         return
     yield from (change for change in changes if not (heads_follow and "number of heads" in change))
-    yield from _wider(model, new, ratio)
+    yield from _too_large(model, new, ratio)
     yield from _unchanged(structure, new, ratio, follows)
 
 
-def _wider(model: nn.Module, new: nn.Module, ratio: float) -> Iterator[str]:
-    """Reports tensors of a thinner network that have an axis longer than in the given one."""
-    shapes = {name: tensor.shape for name, tensor in named_tensors(model)}
-    for name, tensor in named_tensors(new) if ratio < 1 else ():
-        if len(tensor.shape) == len(shapes.get(name, ())) and any(
-            a > b for a, b in zip(tensor.shape, shapes[name], strict=True)
-        ):
-            yield f"{name} would be {list(tensor.shape)}, larger than the given {list(shapes[name])}"
+def _too_large(model: nn.Module, new: nn.Module, ratio: float) -> Iterator[str]:
+    """Reports a thinner network with nearly as many weights as the given one, or more: other numbers than widths changed."""
+    given, thin = (sum(p.numel() for p in net.parameters()) for net in (model, new))
+    if ratio < 1 and thin > (1 + ratio) / 2 * given:
+        yield f"it would have {thin:,} parameters where the given network has {given:,}"
 
 
 def _unchanged(structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] | None) -> Iterator[str]:
