@@ -165,8 +165,10 @@ class Attempt:
         other = made(self.network, seed=5)
         before = untouched.state(other, subject.inputs)
         with way():
-            outputs = comparisons.run(load(file, other).eval(), subject.inputs)
-        if changed := untouched.changes(before, untouched.state(other, subject.inputs)):
+            ensemble = load(file, other).eval()
+            changed = untouched.changes(before, untouched.state(other, subject.inputs))
+            outputs = comparisons.run(ensemble, subject.inputs)  # this may draw random numbers
+        if changed:
             return f"changed {', '.join(changed[:4])}"
         largest = max((comparisons.gap(a, b) for a, b in zip(outputs, subject.outputs, strict=True)), default=0.0)
         return f"outputs differ by {largest:.1e} of the largest" if largest > comparisons.DOUBLE else None
