@@ -162,3 +162,22 @@ class TestPrecision:
             assert not torch.is_autocast_enabled("cpu")
         with torch.inference_mode(), clean_autograd():
             assert not torch.is_inference_mode_enabled()
+
+
+def test_a_model_that_casts_to_single_precision_is_tried_in_single_precision() -> None:
+    """Its results are no more precise than that, whatever it is given; a table in single precision is no such cast."""
+
+    class Norm(nn.Module):
+        def __init__(self, casts: bool) -> None:
+            super().__init__()
+            self.layer, self.casts = nn.Linear(4, 3), casts
+            self.table = torch.arange(3.0, dtype=torch.float32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return h.float().tanh().to(h.dtype) if self.casts else h * self.table
+
+    for casts, dtype in ((True, torch.float32), (False, torch.float64)):
+        ens = mt.ensemble(Norm(casts).float(), mt.Deep(members=M), torch.randn(B, 4, dtype=torch.float32))
+        trial, _ = in_double(ens.engine, mt.Inputs(torch.randn(B, 4, dtype=torch.float32)))
+        assert {p.dtype for p in trial.template.parameters()} == {dtype}

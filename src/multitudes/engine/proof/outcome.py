@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
@@ -61,12 +62,29 @@ def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
         return None
     double = replace(engine, template=trainable_copy(engine.template, torch.float64))
     wide = inputs.refill([_widened(t.detach()) for t in inputs.tensors()])
+    narrowing = _Narrowing()
     try:
-        with restored(double.template, "eval"), torch.no_grad():
+        with restored(double.template, "eval"), torch.no_grad(), narrowing:
             run_loop(double, fresh_inputs(wide))
     except Exception:  # the model needs its own precision somewhere
         return None
-    return double, wide
+    return None if narrowing.seen else (double, wide)
+
+
+class _Narrowing(TorchDispatchMode):
+    """Notes whether forward casts double precision to single: then its results are no more precise than single ones."""
+
+    seen = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket is torch.ops.aten._to_copy:
+            self.seen |= args[0].dtype == torch.float64 and result.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        return result
 
 
 def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
