@@ -112,10 +112,10 @@ def _check_step(draft: Draft, engine: Engine) -> None:
         with restored(engine.template, "train"), torch.no_grad():
             run(engine, fresh_inputs(example), False, batch.kwargs["rows"])
     except Exception as error:
-        instead = f" Let every member see all rows: {type(method).__name__}(feed='all')" if hasattr(method, "feed") else ""
+        other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(
             f"{method} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it fails: "
-            f"{' '.join(str(error).split())[:200]}.{instead}"
+            f"{' '.join(str(error).split())[:200]}. Run every member on all rows: {type(method).__name__}({other})"
         ) from error
 
 

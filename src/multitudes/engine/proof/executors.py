@@ -21,6 +21,7 @@ from multitudes.engine.fold import forbidden, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
+from multitudes.engine.proof.independence import quick_leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
     clean_autograd,
@@ -77,7 +78,7 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
         plain = {mode: outcome for mode in MODES if (outcome := trial.loop(mode)) is not None}
         if trial.loop("train") is trial.loop("eval"):
             del plain["train"]
-        prove_slots(engine, inputs, trial.engine, trial.inputs, plain, quick=large)
+        prove_slots(engine, inputs, trial.engine, trial.inputs, plain, "train" not in trial.failed, quick=large)
         engine.untried -= {PER_MEMBER}
     elif PER_MEMBER in tried:
         _prove_per_member(trial, engine)
@@ -245,8 +246,13 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
         loop = _loop_without_coupled(trial, mode)
     if loop.random:
         return _noise_obstacle(RUNS[name], engine, trial.inputs, mode)
-    differs = trial.difference(name, "loop", mode, engine.traits.coupled if mode == "train" else frozenset())
-    return differs and f"{differs} from the loop's"
+    coupled = engine.traits.coupled if mode == "train" else frozenset()
+    if differs := trial.difference(name, "loop", mode, coupled):
+        return f"{differs} from the loop's"
+    if coupled:  # these mix members on purpose
+        return None
+    tried = quick_leaks(trial.copy, trial.inputs, mode, trial.outcome(name, mode).values, name, RUNS[name])
+    return next((leak for _, leak in tried if leak), None)
 
 
 def _loop_without_coupled(trial: Trial, mode: str) -> Outcome:

@@ -57,9 +57,9 @@ def leaks(
 
 
 def quick_leaks(
-    copy: Callable[[], Engine], inputs: Inputs, mode: str, before: list[Tensor]
+    copy: Callable[[], Engine], inputs: Inputs, mode: str, before: list[Tensor], name: str = "loop", run: Executor = run_loop
 ) -> Iterator[tuple[str, str | None]]:
-    """Tests as `leaks` does, in two runs of the loop: NaN in the first member, and another last member.
+    """Tests as `leaks` does, in two runs of an executor: NaN in the first member, and another last member.
 
     copy    makes an engine for one run
     before  the outputs without a change, computed with gradients
@@ -75,14 +75,14 @@ def quick_leaks(
         try:
             for _, t in named:
                 t.detach()[m].copy_(_other(t.detach()[m], how))
-            after = _values(engine, inputs, mode, run_loop, 0, gradients=True)
+            after = _values(engine, inputs, mode, run, 0, gradients=True)
         except Exception:
-            yield f"{how}, loop, {mode}", None if how == "NaN" else FAILS
+            yield f"{how}, {name}, {mode}", None if how == "NaN" else FAILS
             continue
         finally:
             for (_, t), before_change in zip(named, stored, strict=True):
                 t.detach()[m].copy_(before_change)
-        yield f"{how}, loop, {mode}", _affected(before, after, m)
+        yield f"{how}, {name}, {mode}", _affected(before, after, m)
 
 
 def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int, gradients: bool = False) -> list[Tensor]:

@@ -35,22 +35,29 @@ from multitudes.errors import RunError
 
 
 def prove_slots(
-    engine: Engine, example: Inputs, trial: Engine, inputs: Inputs, plain: Mapping[str, Outcome], quick: bool = False
+    engine: Engine,
+    example: Inputs,
+    trial: Engine,
+    inputs: Inputs,
+    plain: Mapping[str, Outcome],
+    trains: bool = True,
+    quick: bool = False,
 ) -> None:
     """Finds how slots with different inputs run, and sets the engine's traits. Raises RunError if they cannot train.
 
     trial   the engine without dropout, in double precision if it is small; `inputs` is the example for it
     plain   the outcome of the loop in each mode to try: eval mode is enough if training runs the same program
+    trains  whether the given network runs in training mode on the example; if not, its ensemble need not either
     quick   the network is large: on different inputs only outputs are compared, not gradients
     """
     _check_rows(trial, inputs, plain["eval"])
     trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
     engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
     why = next((text for mode, loop in plain.items() if (text := _obstacle_of_vmap(trial, inputs, mode, loop, quick))), None)
-    why = why or _training_obstacle(engine, example, run_vmap)
+    why = why or (_training_obstacle(engine, example, run_vmap) if trains else None)
     if why is not None:
         why = next((text for mode, loop in plain.items() if (text := _obstacle_of_turns(trial, inputs, mode, loop))), None)
-        why = why or _training_obstacle(engine, example, run_slots_in_turn)
+        why = why or (_training_obstacle(engine, example, run_slots_in_turn) if trains else None)
         engine.traits = replace(engine.traits, slots_in_turn=why is None)
     else:
         engine.traits = replace(engine.traits, vmap_per_member=True)

@@ -15,7 +15,7 @@ from multitudes.engine.inputs import BatchAxis, Inputs, axes, count_rows, take_r
 from multitudes.engine.modules import batch_norms
 from multitudes.engine.program import Decisions, Program, Tracer
 
-LARGE = 3e8
+LARGE = 1e8
 """Multiply-adds of two rows from which on a smaller example pays: below, finding it takes longer than the proof."""
 SIZES = (16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Sizes that are tried for the axes of an input, the smallest first."""
