@@ -21,7 +21,7 @@ from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
 from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors
 from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
-from multitudes.engine.proof.smaller import two_rows
+from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
 from multitudes.engine.undisturbed import undisturbed
@@ -432,8 +432,8 @@ class Ensemble(nn.Module):
         known = self.engine.example
         if known is not None:
             return known.refill([tensor.to(device) for tensor in known.tensors()])
-        like = two_rows(Inputs.like(self._plan.example, device), self.engine.batch_axis)
-        return checked_example(self.template, like, self.engine.batch_axis)
+        example = checked_example(self.template, Inputs.like(self._plan.example, device), self.engine.batch_axis)
+        return smaller(self.member(0), example, self.engine.batch_axis).two_rows
 
     def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")

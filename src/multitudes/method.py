@@ -21,9 +21,9 @@ from multitudes.conversion.anatomy.structure import Structure as Structure
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
-from multitudes.engine.inputs import BatchAxis, Inputs, checked_example, stack_slots, take_rows
+from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
-from multitudes.engine.proof.smaller import SmallExample, smaller, two_rows
+from multitudes.engine.proof.smaller import SmallExample, smaller
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
 from multitudes.settings import Count, check_settings
@@ -71,8 +71,7 @@ class Given:
     def small(self) -> SmallExample:
         """The smallest example on which the model runs the same operations."""
         step("a smaller example")
-        few = checked_example(self.model, two_rows(self.inputs, self.batch_axis), self.batch_axis)
-        return smaller(self.model, few, self.batch_axis)
+        return smaller(self.model, self.inputs, self.batch_axis)
 
     @functools.cached_property
     def structure(self) -> Structure:

@@ -38,7 +38,7 @@ from multitudes.engine.proof.outcome import (
     trainable_copy,
     without_dropout,
 )
-from multitudes.engine.proof.smaller import smaller, two_rows
+from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.state import Engine
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
@@ -83,7 +83,7 @@ def check(ensemble: Ensemble, x: Any) -> Check:
     ensemble does not change. Of a large network two members are tried, on a smaller batch that runs the same operations.
     """
     example = checked_example(ensemble.template, x, ensemble.engine.batch_axis)
-    small = smaller(ensemble.member(0), two_rows(example, ensemble.engine.batch_axis), ensemble.engine.batch_axis)
+    small = smaller(ensemble.member(0), example, ensemble.engine.batch_axis)
     if small.large and not ensemble.method.draws_by_shape:
         laws = tuple(_laws_of_few(ensemble.engine, small.two_rows))
     else:

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals, untie
-from multitudes.conversion.anatomy.structure import Structure, own_tensors
+from multitudes.conversion.anatomy.structure import Structure, own_tensors, training_only
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
 from multitudes.engine.converted import Formed
@@ -190,7 +190,18 @@ def make_draft(
     structure = given.structure if draft.network is given.model else given.observed(draft.network)
     if given.small.inputs is not given.inputs and method.fit_shapes(draft.network, given.inputs, batch_axis):
         set_draws(draft.network, 0)
-    return _with_layout(draft, structure, with_norms(draft.network, without(method.layout(structure), kept)), kept)
+    layout = with_norms(draft.network, without(method.layout(structure), kept))
+    draft = _with_layout(draft, structure, layout, kept)
+    return draft if draft.plan.refused else _without_unseen(draft, structure, kept)
+
+
+def _without_unseen(draft: Draft, structure: Structure, kept: Sequence[str]) -> Draft:
+    """Refuses layers that run in training mode only, if members would share them: the method has not seen them."""
+    seen = {owning_module(name) for name in draft.owned | draft.summed}
+    unseen = training_only(structure, draft.given.seed) - seen
+    reason = "it runs in training mode only, where members would share it: let forward return its output in eval mode too"
+    refused = _refused(draft.network, dict.fromkeys(sorted(unseen), reason), kept)
+    return replace(draft, plan=replace(draft.plan, refused=refused)) if refused and draft.method.members > 1 else draft
 
 
 def _refused(model: nn.Module, reasons: Mapping[str, str], kept: Sequence[str]) -> tuple[Entry, ...]:

@@ -252,13 +252,14 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
             grown = torch.stack([entries.pop(name) for entries in changed]).detach()  # a table that has grown with its input
             for register, key in engine.registers[name]:
                 register[key] = grown
+        first = {name: value for entries in reversed(changed) for name, value in entries.items()}  # of the first with rows
         for m, entries in enumerate(changed):
             for name, value in entries.items():
                 if name in engine.owned:
                     buffers[name][m].copy_(value)
                 elif torch.compiler.is_compiling():  # values cannot be compared in a trace; conversion has compared them
-                    buffers[name].copy_(changed[0][name])
-                elif value is changed[0].get(name) or torch.equal(value, changed[0][name]):
+                    buffers[name].copy_(first[name])
+                elif value is first[name] or torch.equal(value, first[name]):
                     buffers[name].copy_(value)
                 else:
                     raise RunError(shared_write(name))

@@ -144,7 +144,7 @@ def test_what_was_written_and_not_drawn_keeps_its_values() -> None:
     for name in ("places", "learnt_places", "mixing"):
         assert torch.equal(new.get_parameter(name), base.get_parameter(name)), name
     assert rules["places"] == "frozen: kept from the given model"
-    assert rules["mixing"] == "its values repeat: kept from the given model"
+    assert rules["mixing"] == "a table that was not drawn: kept from the given model"
     assert rules["learnt_places"] == "Written.init_weights"
     assert rules["token"] == NORMAL
     assert not torch.equal(new.get_parameter("token"), base.get_parameter("token"))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine.proof import smaller as module
-from multitudes.engine.proof.smaller import smaller, two_rows
+from multitudes.engine.proof.smaller import smaller
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,43 @@ def test_a_small_network_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not example.large
 
 
-def test_two_rows_of_many() -> None:
-    x = torch.randn(5, 3)
-    assert torch.equal(two_rows(mt.Inputs(x), 0).tensors()[0], x[:2])
-    assert two_rows(mt.Inputs(x[:1]), 0).tensors()[0].shape == (1, 3)
+def test_two_rows_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 1e9)
+    x = torch.randn(64, 3, 8, 8)
+    assert torch.equal(smaller(cnn(), mt.Inputs(x), 0).inputs.tensors()[0], x[:2])
+    assert smaller(cnn(), mt.Inputs(x[:3]), 0).inputs.tensors()[0].shape == (3, 3, 8, 8)
+
+
+def test_rows_that_decide_what_runs_all_stay() -> None:
+    """A mixture of experts: two rows choose two of them, the others would not be seen."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(4, 3) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            choice, y = x.argmax(1), torch.zeros(len(x), 3)
+            for e, expert in enumerate(self.experts):
+                rows = torch.where(choice == e)[0]
+                if len(rows):
+                    y = y.index_add(0, rows, expert(x[rows]))
+            return y
+
+    x = torch.eye(4).repeat(3, 1)
+    assert shapes(smaller(Experts(), mt.Inputs(x), 0)) == [[12, 4]]
+
+
+def test_tensors_without_rows_keep_all_rows() -> None:
+    """Edges of a graph name its nodes."""
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            return self.layer(x.index_add(0, edges[1], x[edges[0]]))
+
+    edges = torch.stack([torch.arange(12), torch.arange(12).roll(1)])
+    assert shapes(smaller(Graph(), mt.Inputs(torch.randn(12, 3), edges), [0, None]))[0] == [12, 3]

@@ -106,13 +106,15 @@ class _Start:
             self.misfits[name] = rule
         return right
 
-    def repeats(self, name: str) -> bool:
-        """Whether most values of a given tensor occur more than once, as in an identity: then they were not drawn."""
-        given = self.given[name]
-        if given.dtype not in (torch.float32, torch.float64):  # in a short format drawn values repeat too
-            return False
-        some = _some(given)
-        return 2 * len(some.unique()) <= len(some)
+    def is_table(self, name: str) -> bool:
+        """Whether a given tensor was not drawn: most values occur more than once (an identity), or all rows are in order.
+
+        For complex numbers that holds for their real or imaginary parts.
+        """
+        given = self.given[name].detach()
+        if given.is_complex():
+            return any(_is_table(part) for part in (given.real, given.imag))
+        return given.dtype in (torch.float32, torch.float64) and _is_table(given)  # in a short format drawn values repeat too
 
     @functools.cached_property
     def by_inputs(self) -> bool:
@@ -120,6 +122,14 @@ class _Start:
         weights = [t for t in self.given.values() if t.ndim > 1 and t.numel() >= 256 and not is_constant(t)]
         inputs, deviations = [math.prod(t.shape[1:]) for t in weights], [float(t.std()) for t in weights]
         return not weights or max(inputs) < 4 * min(inputs) or max(deviations) > 1.2 * min(deviations)
+
+
+def _is_table(values: Tensor) -> bool:
+    some = _some(values)
+    if 2 * len(some.unique()) <= len(some):
+        return True
+    steps = values.diff(dim=-1) if values.ndim and values.shape[-1] >= 6 else values.new_zeros(0)  # by chance 1 of 360
+    return bool(steps.numel()) and bool((steps > 0).all() or (steps < 0).all())
 
 
 def _same_scale(tensor: Tensor, given: Tensor) -> bool:
@@ -231,8 +241,11 @@ def _keep_or_draw(name: str, tensor: Tensor, before: Tensor, rules: dict[str, st
     elif is_constant(before) and not (before.numel() == 1 and name in rules and before.item() not in (0, 1)):
         tensor.copy_(before)
         rules[name] = "constant: kept from the given model"
-    elif name not in rules and (start.repeats(name) or not before.requires_grad):
-        rules[name] = f"{'its values repeat' if before.requires_grad else 'frozen'}: kept from the given model"
+    elif not before.requires_grad and before.shape == start.given[name].shape:
+        tensor.copy_(before)
+        rules[name] = "frozen: kept from the given model"
+    elif name not in rules and start.is_table(name):
+        rules[name] = "a table that was not drawn: kept from the given model"
     elif name not in rules:
         _draw(name, tensor, rules, start)
 

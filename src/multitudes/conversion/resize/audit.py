@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, named_tensors, plain_attention
+from multitudes.engine.seeds import seeded
 
 ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 """Norms over several channels: their outputs change, rightly, if channels are removed."""
@@ -204,6 +205,21 @@ def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tu
     with torch.no_grad(), plain_attention():
         probe(*call.args, **call.kwargs)
     return calls
+
+
+def fails_in_training(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
+    """Reports a resized network that does not run in training mode where the given one does."""
+    errors: list[str | None] = []
+    for net in (model, new):
+        call = fresh_inputs(inputs)
+        try:
+            with torch.no_grad(), seeded(0):
+                detached_copy(net, {}).train()(*call.args, **call.kwargs)
+            errors.append(None)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    if errors[0] is None and errors[1] is not None:
+        yield f"it does not run in training mode: {errors[1]}"
 
 
 def changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import changed_outputs, inputs_of, reads_wrong_channels, run_of
+from multitudes.conversion.resize.audit import changed_outputs, fails_in_training, inputs_of, reads_wrong_channels, run_of
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
@@ -263,3 +263,4 @@ def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> It
     if all(width_of(model.get_submodule(name)) == width_of(new.get_submodule(name)) for name in layers):
         yield "it has no channels to remove: every layer is an output or too narrow"
     yield from changed_outputs(model, new, structure.inputs)
+    yield from fails_in_training(model, new, structure.inputs)

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
-from multitudes.conversion.resize.audit import changed_outputs, changes_lost, without_channels
+from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, without_channels
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Path, Recipe, written
@@ -270,6 +270,7 @@ def _problems(
         yield f"it does not run: {type(error).__name__}: {error}"
         return
     yield from (change for change in changes if not (heads_follow and "number of heads" in change))
+    yield from fails_in_training(model, new, structure.inputs)
     yield from _too_large(model, new, ratio)
     yield from _unchanged(structure, new, ratio, follows)
 

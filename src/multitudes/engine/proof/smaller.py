@@ -11,22 +11,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from multitudes.engine.inputs import BatchAxis, Inputs, axes, count_rows, take_rows
+from multitudes.engine.inputs import BatchAxis, Inputs, axes, checked_example, count_rows, take_rows
 from multitudes.engine.modules import batch_norms
 from multitudes.engine.program import Decisions, Program, Tracer
 
 LARGE = 1e8
 """Multiply-adds of two rows from which on a smaller example pays: below, finding it takes longer than the proof."""
+ROWS = 8
+"""Examples of a small network with no more rows than this are used as they are."""
 SIZES = (16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Sizes that are tried for the axes of an input, the smallest first."""
-
-
-def two_rows(inputs: Inputs, batch_axis: BatchAxis) -> Inputs:
-    """Returns the first two rows of an example; all of it if it has no more, or a tensor without rows, which may name rows."""
-    if None in axes(inputs, batch_axis):
-        return inputs
-    few = min(count_rows(inputs, batch_axis), 2)
-    return take_rows(inputs, batch_axis, torch.arange(few))
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,10 @@ class SmallExample:
 
 
 def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExample:
-    """Returns the smallest example on which the model runs the same program; `inputs` is an example of two rows."""
-    at_most = sum(p.numel() for p in model.parameters()) * sum(t[0].numel() if t.ndim else 1 for t in inputs.tensors())
-    if at_most <= LARGE:
+    """Returns the smallest example on which the model runs the same program as on `inputs`."""
+    rows, tensors = count_rows(inputs, batch_axis), inputs.tensors()
+    at_most = sum(p.numel() for p in model.parameters()) * sum(t.numel() for t in tensors) / rows
+    if rows <= ROWS and at_most <= LARGE:
         return SmallExample(inputs, inputs)
     try:
         tracer = Tracer(model)
@@ -53,15 +48,19 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
         decisions, tracer.decisions = tracer.decisions, Decisions()
     except Exception:  # the example does not run: its observation says why
         return SmallExample(inputs, inputs)
-    if program.multiply_adds <= LARGE:
+    if rows > 2 and None not in axes(inputs, batch_axis):  # a tensor without rows may name rows
+        few = checked_example(model, take_rows(inputs, batch_axis, torch.arange(2)), batch_axis)
+        inputs = few if _covers(tracer, few, program, rows) else inputs
+    rows, large = count_rows(inputs, batch_axis), program.multiply_adds * min(2 / rows, 1) > LARGE
+    if not large:
         return SmallExample(inputs, inputs)
     for size, places in _equal_axes(inputs, batch_axis).items():
         cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
-        inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program)), inputs)
-    if batch_norms(model):
+        inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program, rows)), inputs)
+    if batch_norms(model) or None in axes(inputs, batch_axis):
         return SmallExample(inputs, inputs, True, decisions)
     one = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
-    alone = _covers(tracer, one, program, rows=count_rows(inputs, batch_axis))
+    alone = _covers(tracer, one, tracer.program(inputs), rows)
     return SmallExample(one if alone else inputs, inputs, True, decisions)
 
 

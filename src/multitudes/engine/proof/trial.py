@@ -19,13 +19,12 @@ from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
 from multitudes.engine.program import Tracer, shapes_only, without_values
-from multitudes.engine.proof.independence import leaks, quick_leaks
+from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
     Outcome,
     close,
     difference,
     doubled,
-    is_random,
     restored,
     run_executor,
     run_plain,
@@ -228,9 +227,8 @@ class Trial:
         differs = None if loop.random else self._difference_from_plain(mode)
         if differs:  # more is known about the network now than in the first run
             loop = run_executor(run_loop, self.copy(), self.inputs, mode)
-            loop = self._outcomes["loop", mode, frozenset(), False] = replace(
-                loop, random=is_random(self.copy(), self.inputs, mode)
-            )
+            random = not repeats_afresh(self.engine, self.inputs, mode, run_loop, (0, 1))  # what is stored is no noise
+            loop = self._outcomes["loop", mode, frozenset(), False] = replace(loop, random=random)
             differs = None if loop.random else self._difference_from_plain(mode)
         if differs:
             raise RunError(f"members are not independent ({mode}): {differs}. {FORGET}")

@@ -363,7 +363,8 @@ class Patching:
             return None
         patched = patched_names(ensemble.template)
         named = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
-        squares = {name: p.flatten(1).square().sum(1) if name in patched else p.square().sum() for name, p in named.items()}
+        sizes = {name: p.abs() if p.is_complex() else p for name, p in named.items()}
+        squares = {name: p.flatten(1).square().sum(1) if name in patched else p.square().sum() for name, p in sizes.items()}
         if self.prior == "l2":
             terms = [square.sum() * (self.strength / count) for square in squares.values()]
             return torch.stack(terms).sum() if terms else None

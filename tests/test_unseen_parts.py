@@ -1,0 +1,137 @@
+"""Parts of a network that an example in eval mode does not show: layers for training only, and values kept between calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import multitudes as mt
+from multitudes.engine.proof import smaller
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Auxiliary(nn.Module):
+    """Has a second head in training."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, width), nn.Linear(width, width)
+        self.aux, self.head = nn.Linear(width, 3), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = self.first(x).relu()
+        output = self.head(self.second(h).relu())
+        return (output, self.aux(h)) if self.training else output
+
+
+@pytest.mark.parametrize("method", [mt.MIMO(members=3), mt.MultiHead(members=3), mt.Masksembles(members=3)], ids=str)
+def test_a_layer_for_training_only_is_not_shared_in_silence(method: mt.Method) -> None:
+    with pytest.raises(mt.ConversionError, match=r"(?s)aux .*training mode only"):
+        mt.ensemble(Auxiliary(), method, X, seed=0)
+
+
+def test_members_that_own_everything_have_it_too() -> None:
+    _, aux = mt.ensemble(Auxiliary(), mt.Deep(members=3), X, seed=0).train()(X)
+    assert not torch.equal(aux[0], aux[1])
+
+
+class MaskToken(nn.Module):
+    """Reads a parameter in training only; its width is hidden from the search for channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.middle, self.head = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.token = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        return self.head(F.relu(self.middle(h + self.token if self.training else h)))
+
+
+def test_a_thin_network_must_train_too() -> None:
+    try:
+        ens = mt.ensemble(MaskToken(), mt.Packed(members=4, alpha=2), X, seed=0)
+    except mt.ConversionError as error:
+        assert "training mode" in str(error)
+    else:
+        ens.train()(X).sum().backward()
+
+
+class Remembering(nn.Module):
+    """Adds up its activations over calls, from zeros on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 12), nn.Linear(12, 3)
+        self.memory: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).tanh()
+        if self.memory is None:
+            self.memory = torch.zeros_like(h)
+        self.memory = h + 0.5 * self.memory.detach()
+        return self.head(self.memory)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["thorough", "quick"])
+@pytest.mark.parametrize("method", [mt.Deep(members=3), mt.BatchEnsemble(members=3)], ids=str)
+def test_values_that_pass_from_member_to_member_are_refused(
+    method: mt.Method, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smaller, "LARGE", 0 if large else 1e9)
+    with pytest.raises(mt.ConversionError, match="must not store values"):
+        mt.ensemble(Remembering(), method, X, seed=0)
+
+
+def test_frozen_layers_keep_their_weights() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    net[0].requires_grad_(False)
+    ens = mt.ensemble(net, mt.Deep(members=3), X, seed=0)
+    assert all(torch.equal(weight, net[0].weight) for weight in ens.get_parameter("0.weight"))
+    assert not torch.equal(ens.get_parameter("2.weight")[0], net[2].weight)
+
+
+def test_tables_keep_their_values() -> None:
+    """Poles of a state space model: real parts constant, imaginary parts in order."""
+
+    class Poles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.poles = nn.Parameter(-0.5 + 1j * torch.pi * torch.arange(8))
+            self.rates = nn.Parameter(torch.arange(1.0, 9.0).log())
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.mean(1, keepdim=True) * self.poles.exp().real * self.rates)
+
+    net = Poles()
+    ens = mt.ensemble(net, mt.Deep(members=2), X, seed=0)
+    for m in range(2):
+        assert torch.equal(ens.get_parameter("poles")[m], net.poles)
+        assert torch.equal(ens.get_parameter("rates")[m], net.rates)
+
+
+def test_a_prior_on_complex_parameters_is_real() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.filter = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.fft.irfft(torch.fft.rfft(self.embed(x)) * self.filter, n=8))
+
+    loss = mt.ensemble(Spectral(), mt.EMP(members=3), X, seed=0).train().loss(X, torch.tensor([0, 1, 2, 0]), F.cross_entropy)
+    loss.backward()
+    assert not loss.is_complex()
+
+
+def test_rows_by_member_with_a_shared_norm_of_weights() -> None:
+    """Spectral norm writes a shared buffer; members without rows write none."""
+    net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
+    ens = mt.ensemble(net, mt.MultiHead(members=3), X, seed=0).train()
+    out = ens(X, rows=torch.tensor([1, 2, 2, 1]))
+    assert out.shape == (4, 3)
