@@ -15,7 +15,19 @@ METHODS = sorted(path for path in (SOURCE / "methods").glob("*.py") if path.name
 TEXT = {path: path.read_text() for path in (*MODULES, *TEST_FILES)}
 TREES = {path: ast.parse(text) for path, text in TEXT.items()}
 LONGEST_MODULE, LONGEST_TEST, LONGEST_FUNCTION = 600, 1000, 60
-TOPICS = {"laws", "laws_can_fail", "zoo_refusals", "style", "package", "readme", "papers", "peers", "refuted", "rooms"}
+TOPICS = {
+    "laws",
+    "laws_can_fail",
+    "zoo_refusals",
+    "style",
+    "package",
+    "readme",
+    "papers",
+    "peers",
+    "refuted",
+    "rooms",
+    "unseen_parts",
+}
 """Tests of the whole package, which lie beside the rooms."""
 FOLDERS = ("slow", "gpu", "thirdparty", "browser")
 """Tests that need more time, or more than Python."""

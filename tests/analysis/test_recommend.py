@@ -203,11 +203,15 @@ def test_members_that_stay_equal_do_not_fit() -> None:
 @pytest.mark.usefixtures("fixed")
 def test_a_refusal_has_the_error_of_the_conversion() -> None:
 
-    class Own(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input) * 2
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(16, 16))
 
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Own(16, 16), nn.Linear(16, 3))
+        def forward(self, input: Tensor) -> Tensor:
+            return input * self.weight.diagonal()
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Own(), nn.Linear(16, 3))
     found = recommend(model, torch.randn(5, 8), methods=[mt.BatchEnsemble(), mt.Deep(), mt.MultiHead(head="nobody")])
     assert found.best == mt.Deep()
     refused = one(found, mt.BatchEnsemble)

@@ -191,16 +191,18 @@ def _neutral(draft: Draft) -> Iterator[Law]:
         if isinstance(part, DROPOUTS):
             part.p = 0.0
     precise = None if large else doubled(engine, example)
-    same = _is_neutral(*(precise or (engine, example)), base)
+    same = _is_neutral(*(precise or (engine, example)), base, precise is not None)
     if same is False and large and (precise := doubled(engine, example)):  # rounding may be to blame
-        same = _is_neutral(*precise, base)
+        same = _is_neutral(*precise, base, True)
     if same is not None:
         yield Law("neutral", "copies", None if same else "the output differs from the base model's")
 
 
-def _is_neutral(engine: Engine, inputs: Inputs, base: nn.Module) -> bool | None:
-    """Whether each member gives the output of the base model; None if outputs are random, so that they cannot be compared."""
-    wide = any(t.dtype == torch.float64 for _, t in named_tensors(engine.template))
+def _is_neutral(engine: Engine, inputs: Inputs, base: nn.Module, wide: bool) -> bool | None:
+    """Whether each member gives the output of the base model; None if outputs are random, so that they cannot be compared.
+
+    `wide` says that the engine was copied into double precision.
+    """
     expected = _outputs(trainable_copy(base, torch.float64) if wide else base, inputs)
     with restored(engine.template, "eval"), torch.enable_grad():  # as for the base: without gradients torch runs other code
         outputs = [t.detach() for t in tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))]

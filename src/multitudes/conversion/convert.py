@@ -13,11 +13,9 @@ from multitudes.conversion.check import self_check
 from multitudes.conversion.draft import Draft, make_draft
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
-from multitudes.engine.inputs import BatchAxis, count_rows, fresh_inputs
+from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import Factory, on_meta
 from multitudes.engine.proof.outcome import restored
-from multitudes.engine.run import run
-from multitudes.engine.state import Engine
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
@@ -92,25 +90,30 @@ def ensemble(
         step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
-        if not draft.on_meta:
-            _check_step(draft, engine)
         if check and not draft.on_meta:
             self_check(draft)
         base = on_meta(draft.given.model)
-    return Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=_with_proof(proved, draft, timed))
+        ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=proved)
+        if not draft.on_meta:
+            _check_step(draft, ens)
+    ens._plan = _with_proof(proved, draft, timed)
+    return ens
 
 
-def _check_step(draft: Draft, engine: Engine) -> None:
-    """Refuses a network that does not run if each row goes to one member, where the method trains so."""
-    method, example = draft.method, draft.given.small.two_rows
-    count = count_rows(example, draft.batch_axis)
-    batch = method.batch(example, torch.zeros(count), torch.Generator().manual_seed(0), False, count)
-    if batch.kwargs.get("rows") is None:
+def _check_step(draft: Draft, ens: Ensemble) -> None:
+    """Refuses a network that does not run if each row goes to one member or draw, where the method trains so."""
+    method, example = draft.method, fresh_inputs(draft.given.small.two_rows)
+    generator = ens.generator.get_state()
+    batch = ens.batch(example, torch.zeros(count_rows(example, draft.batch_axis)))
+    ens.generator.set_state(generator)
+    kwargs = dict(batch.kwargs)
+    rows, draws = kwargs.pop("rows", None), kwargs.pop("draws", None)
+    if rows is None:
         return
     step("a training step by rows")
     try:
-        with restored(engine.template, "train"), torch.no_grad():
-            run(engine, fresh_inputs(example), False, batch.kwargs["rows"])
+        with restored(ens.template, "train"), torch.no_grad():
+            ens._run_drawn(Inputs(*batch.inputs, **kwargs), False, rows, draws)
     except Exception as error:
         other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(

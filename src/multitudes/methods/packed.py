@@ -15,7 +15,7 @@ of residual blocks have no groups; shortcuts do. ``at=`` overrides these rules f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -47,7 +47,7 @@ class Packed(Method):
     pretrained: bool = False
     """Whether each member keeps a subset of the given model's trained channels, instead of fresh weights."""
 
-    search_seconds: Annotated[float, above(0)] = SECONDS
+    search_seconds: Annotated[float, above(0)] = field(default=SECONDS, repr=False)
     """How long to search for channels to remove, if the network cannot be built again by its constructor."""
 
     of: Count | None = None
