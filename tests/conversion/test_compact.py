@@ -26,9 +26,9 @@ from multitudes.models import MLP, resnet18, resnet50
 
 POSITIONS = ("before", "after")
 IMAGES = torch.randn(3, 3, 16, 16, dtype=torch.float64)
-NAMES = [name for name in ZOO if refusal("Masksembles", name, "member") is None and name != "branching"]
-MASKED_OUTPUTS = ("dict_output", "tuple_output", "dataclass_output", "namedtuple_output")
-"""Networks whose hidden layers are all outputs: nothing can be masked behind a layer."""
+NAMES = [name for name in ZOO if refusal("Masksembles", name, "member") is None and name not in ("branching", "loose")]
+MASKED_OUTPUTS = ("dict_output", "tuple_output", "dataclass_output", "namedtuple_output", "lstm", "recurrent_between")
+"""Networks whose hidden layers are all outputs, or return states beside their output: nothing can be masked behind a layer."""
 
 
 def trained(net: nn.Module) -> nn.Module:

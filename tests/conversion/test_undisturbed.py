@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def cost(ens: mt.Ensemble, x: Tensor) -> list[Any]:
 
 
 ENTRIES: dict[str, Callable[[Tensor], Any]] = {
-    "plan": lambda x: str(mt.plan(network(), METHODS["MCDropout"], x, seed=0)),
+    "plan": lambda x: str(replace(mt.plan(network(), METHODS["MCDropout"], x, seed=0), seconds={})),
     "ensemble": lambda x: state(mt.ensemble(network(), METHODS["Masksembles"], x, seed=0)),
     "ensemble of copies": lambda x: state(mt.ensemble(network(), mt.Deep(members=2), x, seed=0, start="copies")),
     "ensemble of a factory": lambda x: state(mt.ensemble(lambda ratio: network(), mt.Deep(members=2), x, seed=0)),

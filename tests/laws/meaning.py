@@ -77,7 +77,10 @@ def law_member(method: mt.Method, case: Case) -> None:
         plain = [ens.member(m) for m in range(method.members)]
         output = call(ens, case.example(batch))
         for m, member in enumerate(plain):
-            if plain_weights(ens) and not method.draws_by_shape:  # masks of activations are in no weight
+            whole = not method.shares_weights or not any(
+                "parametrizations" in name for name in kinds
+            )  # else weights are formed
+            if plain_weights(ens) and not method.draws_by_shape and whole:  # masks of activations are in no weight
                 assert {n: type(part).__name__ for n, part in member.named_modules()} == kinds
                 assert set(member.state_dict()) == set(case.model().state_dict())
             expected = call(member, case.example(batch))

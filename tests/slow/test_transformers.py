@@ -80,8 +80,9 @@ def test_it_takes_a_training_step(build: Callable[[], tuple[nn.Module, Any]], me
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in ens.parameters())
 
 
-def test_words_are_no_input_of_mimo() -> None:
-    """Named, not converted wrongly."""
+def test_words_have_a_table_for_each_slot() -> None:
+    """Words and their kinds; positions are shared."""
     model, x = bert()
-    with pytest.raises(mt.ConversionError, match="Embedding on the network's input"):
-        mt.ensemble(model.eval(), mt.MIMO(members=2), x, seed=0)
+    ens = mt.ensemble(model.eval(), mt.MIMO(members=2), x, seed=0)
+    assert any("word_embeddings" in name for name in ens.engine.summed)
+    assert not any("position_embeddings" in name for name in ens.engine.summed)

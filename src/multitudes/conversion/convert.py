@@ -15,6 +15,7 @@ from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import Factory, on_meta
+from multitudes.engine.proof.executors import PER_MEMBER
 from multitudes.engine.proof.outcome import restored
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
@@ -111,9 +112,16 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
     if rows is None:
         return
     step("a training step by rows")
+    call = Inputs(*batch.inputs, **kwargs)
     try:
         with restored(ens.template, "train"), torch.no_grad():
-            ens._run_drawn(Inputs(*batch.inputs, **kwargs), False, rows, draws)
+            try:
+                ens._run_drawn(call, False, rows, draws)
+            except Exception:
+                if not ens.engine.untried:
+                    raise
+                ens._prove_later(["fold", PER_MEMBER])
+                ens._run_drawn(call, False, rows, draws)
     except Exception as error:
         other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(

@@ -95,7 +95,8 @@ def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.
     tensors = {}
     for name, tensor in named_tensors(template):
         parameter = isinstance(tensor, nn.Parameter)
-        value = tensor.detach() if dtype is None else _widened(tensor.detach())
+        value = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
+        value = value if dtype is None else _widened(value)
         differentiable = value.is_floating_point() or value.is_complex()
         tensors[name] = nn.Parameter(value, requires_grad=differentiable) if parameter else value.clone()
     return copy_with(template, tensors)

@@ -166,8 +166,9 @@ class Attempt:
         before = untouched.state(other, subject.inputs)
         with way():
             ensemble = load(file, other).eval()
-            changed = untouched.changes(before, untouched.state(other, subject.inputs))
-            outputs = comparisons.run(ensemble, subject.inputs)  # this may draw random numbers
+        changed = untouched.changes(before, untouched.state(other, subject.inputs))  # a call may draw random numbers
+        with way():
+            outputs = comparisons.run(ensemble, subject.inputs)
         if changed:
             return f"changed {', '.join(changed[:4])}"
         largest = max((comparisons.gap(a, b) for a, b in zip(outputs, subject.outputs, strict=True)), default=0.0)
