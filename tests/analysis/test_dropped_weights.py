@@ -20,6 +20,7 @@ def layer(seed: int, units: int = 1, inputs: int = 30) -> tuple[np.ndarray, np.n
     return rng.normal(0.1, 1, (units, inputs)), size * rng.normal(0.3, 1, inputs), rng.gamma(1, 1, inputs) + 0.01
 
 
+@pytest.mark.slow
 def test_moments_hold_in_simulation() -> None:
     """Equations 9, 11, 13 to 16: 400,000 draws of inputs and masks; the tolerance is five standard errors."""
     (weight,), mean, variance = layer(0)

@@ -189,6 +189,7 @@ def test_links() -> None:
     assert found == inner
 
 
+@pytest.mark.slow
 def test_what_is_computed_once_stays_so() -> None:
     """The first layer, before which there is no mask, works once for all members, and is one tensor for all."""
     net, x = MLP(64, (12, 16), 3).double(), torch.randn(2, 64).double()
@@ -198,6 +199,7 @@ def test_what_is_computed_once_stays_so() -> None:
         assert isinstance(compact.template.layers[0], CutLayer) == (position == "after")
 
 
+@pytest.mark.slow
 def test_grouped_layers_are_named() -> None:
     """Their masks are worked into their weights; a network with nothing else is refused."""
     compact = convert(mt.Masksembles(fewest=2), ZOO["mobilenet"]).compact()

@@ -107,6 +107,7 @@ def test_saved_numbers_are_what_backward_needs() -> None:
     assert saved_numbers(lambda: (x.detach() * weight).sum()) == 20
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_training_step() -> None:
     """What a step keeps is what the method calls with: one draw, each row by one member, or all members."""
     net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(64, 16)

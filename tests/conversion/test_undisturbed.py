@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import multitudes as mt
 from multitudes.analysis import counts
 
+pytestmark = pytest.mark.slow
+
 MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "autocast": lambda: torch.autocast("cpu")}
 
 

@@ -447,6 +447,7 @@ def test_a_failure_leaves_nothing_behind() -> None:
     assert_separate(open_gates(ens, [-1.0] * M), torch.randn(B, 4), training=True)
 
 
+@pytest.mark.slow
 def test_the_trunk_runs_once_and_is_let_go() -> None:
     """One trunk and M heads are computed; no tensor of the trunk outlives the call."""
     calls, alive = {"trunk": 0, "head": 0}, []

@@ -67,6 +67,7 @@ def test_taken_apart_and_put_together(value: Any) -> None:
     assert same(tree.refill(value, tree.tensors(value)), value)
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_apply_reaches_every_tensor_and_nothing_else(value: Any) -> None:
     """Applying a change and its inverse is no change; the tensors in between are changed."""

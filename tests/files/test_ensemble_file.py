@@ -307,6 +307,7 @@ def test_odd_tensors_come_back(name: str, tmp_path: Path) -> None:
         assert back.get_parameter("embed.weight") is back.get_parameter("head.weight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_dtype_mode_and_requires_grad_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
     """As they were when saved, whatever those of the model given now."""

@@ -69,6 +69,7 @@ def test_elements_of_one_member() -> None:
             assert own[i, j] == components[int(picked[i, j]), i, j]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_small() -> None:
     """One byte for each element, up to 256 components."""
     few, many = (mt.ensemble(nn.Linear(5, 3), mt.ECMP(components=k, members=3), X.float(), seed=0) for k in (256, 257))

@@ -162,6 +162,7 @@ def test_weight_and_bias_of_one_component() -> None:
     assert len(seen) == 9
 
 
+@pytest.mark.slow
 def test_every_step_draws_anew() -> None:
     """And another ensemble of the same seed draws the same steps."""
     one, same, other = (mt.ensemble(perceptron(), mt.EMP(components=50), X, seed=seed) for seed in (0, 0, 1))

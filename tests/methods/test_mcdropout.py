@@ -65,6 +65,7 @@ def test_where_it_drops() -> None:
     assert dropping(converted(quiet, X)) == {"2": 0.1}
 
 
+@pytest.mark.slow
 def test_before_norms() -> None:
     """As in the EMP paper: 0.005 before each BatchNorm layer; LayerNorm counts too."""
     ens = converted(ZOO["resnet"].model(), IMAGES, position="norm", p=0.005)
@@ -337,6 +338,7 @@ def test_inputs_for_each_member_at_another_size() -> None:
         assert_same(found[m], ens.member(m)(own[m]))
 
 
+@pytest.mark.slow
 def test_channels() -> None:
     """filterwise, and Dropout2d without it: one entry for each channel, all positions alike."""
     for net, settings in ((convolutional(nn.Dropout2d(0.3)), {}), (convolutional(nn.Dropout(0.3)), {"filterwise": True})):

@@ -177,6 +177,7 @@ def test_linear_layers_take_groups_too() -> None:
     mt.check(ens, torch.randn(2, 4))
 
 
+@pytest.mark.slow
 def test_at_says_what_a_layer_gets() -> None:
     """It stands instead of the rules, for a layer or all in a module; the last entry that speaks of a layer holds."""
     net = on_meta(resnet18, width=0.5)

@@ -66,6 +66,7 @@ def test_an_explicit_split(split: str, begin: set[str]) -> None:
     assert branches(planned) == begin
 
 
+@pytest.mark.slow
 def test_inside_a_group_the_split_is_where_it_says() -> None:
     """What runs before the split stays shared, in the same group too."""
     case = ZOO["wideresnet"]

@@ -223,6 +223,7 @@ def test_infinite_runs_are_no_different() -> None:
     assert (same.value, same.chance) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_better() -> None:
     """A better run has a significant difference with the right sign; equally good runs do not."""
     good, bad = classified(300, 3.0), classified(300, 2.0, run=1)

@@ -128,7 +128,10 @@ def assert_halved(net: nn.Module, thin: nn.Module, entry: Entry) -> None:
             outputs if name == entry.head or (patches and name.endswith("fc2")) else wide_out,
             wide_out if depthwise else groups,
         )
-        assert after[name] == expected, name
+        if entry.multiple > 1:  # timm rounds these widths to multiples, and at least to one
+            assert all(abs(a - b) < entry.multiple for a, b in zip(after[name], expected, strict=True)), name
+        else:
+            assert after[name] == expected, name
     assert {n: h for n, (h, _) in heads(thin).items()} == {n: h for n, (h, _) in heads(net).items()}
     for name, (_, width) in heads(net).items():
         part = thin.get_submodule(name)

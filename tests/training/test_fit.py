@@ -25,6 +25,7 @@ from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mt.Method.all(), ids=lambda kind: kind.__name__)
 def test_every_method_learns(kind: type[mt.Method]) -> None:
     """The loss falls and the accuracy rises, by the method's own steps."""

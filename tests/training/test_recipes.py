@@ -191,6 +191,7 @@ def test_mimos_dropout_is_where_the_reference_has_it(data: str) -> None:
     assert entry.method.members == 1
 
 
+@pytest.mark.slow
 def test_mimos_dropout_on_imagenet() -> None:
     """Behind the first activation, and behind the first two of each block."""
     places = dropping(find("mimo/imagenet").entry(mt.MCDropout), 3, 32, 32)
@@ -198,6 +199,7 @@ def test_mimos_dropout_on_imagenet() -> None:
     assert places == {"pool": 0.1, **{f"{block}.conv{i}": 0.1 for block in blocks for i in (2, 3)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [mt.Masksembles, mt.MCDropout])
 def test_masks_on_imagenet_stand_from_stage_three_on(kind: type[mt.Method]) -> None:
     """Before every convolution of layer3 and layer4, and nowhere else."""

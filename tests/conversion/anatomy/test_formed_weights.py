@@ -15,6 +15,8 @@ import multitudes as mt
 from multitudes.conversion.anatomy.formed_weights import formed_weights, mostly_shared, shared_matrices
 from multitudes.conversion.anatomy.structure import observe
 
+pytestmark = pytest.mark.slow
+
 MEMBERS = 3
 X = torch.randn(4, 5, 6, dtype=torch.float64)
 METHODS = {

@@ -65,6 +65,7 @@ def test_a_forward_of_its_own_is_not_the_parents() -> None:
     assert "0.alpha" not in dict(ens.named_parameters())
 
 
+@pytest.mark.slow
 def test_tokens_and_tables_are_no_layers_and_loose_matrices_are() -> None:
     """Parameters that are only added are shared; matrices are refused."""
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import multitudes as mt
 from multitudes.conversion.anatomy.initialise import reinitialised
 
+pytestmark = pytest.mark.slow
+
 NORMAL = "normal with the mean and deviation of the given tensor"
 
 

@@ -93,6 +93,7 @@ def test_nearest_by_hand() -> None:
     assert nearest(1, 3) == 3
 
 
+@pytest.mark.slow
 @given(eighths=st.integers(1, 4000), multiple=st.integers(1, 12))
 def test_nearest_is_nearest(eighths: int, multiple: int) -> None:
     """No multiple is nearer, an equally near one is not above; the smallest is one multiple."""
@@ -245,6 +246,7 @@ def test_a_vit_keeps_the_same_channels_all_along_its_stream(seed: int) -> None:
     assert thin(*IMAGE.args).shape == (3, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(heads=st.integers(1, 4), size=st.integers(2, 5), ratio=st.integers(4, 12).map(lambda n: n / 16), seed=st.integers(0, 99))
 def test_heads_keep_as_many_channels_each(heads: int, size: int, ratio: float, seed: int) -> None:

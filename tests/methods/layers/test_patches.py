@@ -125,6 +125,7 @@ def test_copies_are_the_given_model() -> None:
     assert (low.get_parameter("layers.6.weight") == net.layers[6].weight).all()
 
 
+@pytest.mark.slow
 def test_random_components_differ() -> None:
     """Norms lie around the given values, or around γ; other layers start anew; the seed repeats them."""
     net = perceptron()
@@ -203,6 +204,7 @@ def test_the_noise_around_shared_weights(kind: Any) -> None:
     assert_same(ens(X)[7], own[7](X))
 
 
+@pytest.mark.slow
 def test_noise_on_parameters_of_the_network_itself(tmp_path: Path) -> None:
     """A class token, which no layer holds, has noise too, and the ensemble's file loads into the given model."""
     case = ZOO["vit"]

@@ -16,6 +16,8 @@ from multitudes.ensemble import Ensemble
 from multitudes.shell.census import comparisons
 from multitudes.shell.census.comparisons import Subject
 
+pytestmark = pytest.mark.slow
+
 METHODS = (
     mt.Deep(members=2), mt.MultiHead(members=2), mt.BatchEnsemble(members=2), mt.MIMO(members=2), mt.EMP(members=2),
     mt.Masksembles(members=2),
