@@ -86,6 +86,7 @@ def test_your_own_network() -> None:
     assert mt.Prediction.load("a.safetensors").count == 4
 
 
+@pytest.mark.slow
 def test_a_sweep_and_its_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and a page; finished trials are not run again; `report` takes the folders it is given."""
     command = ["bench", *TASK, "--methods", "single,deep(members=2)", "--budget", "1 epoch", "--out", "runs/s"]
