@@ -125,15 +125,15 @@ class Ensemble(nn.Module):
         if draws is not None and not self.method.draws:
             raise InputError(f"{type(self.method).__name__} has no random draws: leave draws= out")
         if torch.compiler.is_compiling():
-            return self._run_drawn(call, per_member, rows, draws)
+            return self.run_drawn(call, per_member, rows, draws)
         if self.training and draws is None and rows is None and not per_member:
             self._warn_once()
         with self.engine.lock:
             if self.engine.untried and (per_member or rows is not None):
-                self._prove_later(["fold", PER_MEMBER] if rows is not None else [PER_MEMBER])
+                self.prove_later(["fold", PER_MEMBER] if rows is not None else [PER_MEMBER])
             if self.method.draws and self.method.draws_by_shape:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
-            return self._run_drawn(call, per_member, rows, draws)
+            return self.run_drawn(call, per_member, rows, draws)
 
     def _fit_draws(self, call: Inputs) -> None:
         """Draws again, from the same seeds, if draws depend on the shapes of the call and these have changed."""
@@ -142,7 +142,8 @@ class Ensemble(nn.Module):
             redraw(self.engine)
         self._drawn_for = shapes
 
-    def _run_drawn(self, call: Inputs, per_member: bool, rows: Tensor | None, draws: Any) -> Any:
+    def run_drawn(self, call: Inputs, per_member: bool, rows: Tensor | None, draws: Any) -> Any:
+        """Runs a call with the stored draws, or with `draws`; `forward` explains the arguments."""
         if draws is None:
             return run(self.engine, call, per_member, rows)
         with self.engine.with_draws(checked_draws(self.engine, draws, any_shape=self.method.draws_by_shape)):
@@ -408,11 +409,11 @@ class Ensemble(nn.Module):
         if self._home() != before:
             pick(self.engine)
             if self._home() not in ("cpu", "meta"):
-                self._prove_later(["vmap"])
+                self.prove_later(["vmap"])
         return self
 
-    def _prove_later(self, names: Sequence[str]) -> None:
-        """Tries executors that conversion left to later, since they may be chosen now."""
+    def prove_later(self, names: Sequence[str]) -> None:
+        """Tries executors that conversion left to later ("vmap", "fold", "per member"), since they may be chosen now."""
         untried = self.engine.untried.intersection(names)
         if not untried:
             return

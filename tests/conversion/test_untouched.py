@@ -161,7 +161,12 @@ def test_a_function_of_the_given_model_is_refused() -> None:
         mt.ensemble(RefersToItself(), mt.Deep(members=2), torch.randn(4, 6))
 
 
-def test_models_that_do_harmless_things_convert() -> None:
-    """So that the table above does not only see refusals: hooks are refused, counts and lists are not."""
-    for kind in (StoresTensors, CountsCalls, WritesBuffer):
-        mt.ensemble(kind(), mt.Deep(members=2), torch.randn(4, 6), seed=0, check=False)
+@pytest.mark.parametrize("kind", [StoresTensors, CountsCalls, WritesBuffer])
+def test_models_that_do_harmless_things_convert(kind: type[Plain]) -> None:
+    """So that the table above does not only see refusals: each member is the plain network with its weights."""
+    x = torch.randn(4, 6)
+    ens = mt.ensemble(kind(), mt.Deep(members=2), x, seed=0).eval()
+    outputs = ens(x)
+    for m in range(2):
+        torch.testing.assert_close(outputs[m], ens.member(m)(x))
+    assert not torch.equal(outputs[0], outputs[1])

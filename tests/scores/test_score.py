@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from scipy.special import logsumexp
+from scores.logits import drawn, members, rng, scored
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -35,30 +36,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import multitudes as mt
 from multitudes import figures
-from multitudes.data.corruptions.published import STANDARD
 from multitudes.scores.meaning import CRITERIA
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def members(count: int, rows: int, classes: int, seed: int = 0, scale: float = 2.0) -> Tensor:
-    """Logits ``[M, N, K]`` of members that agree in part."""
-    generator = rng(seed)
-    common = torch.randn(rows, classes, dtype=torch.float64, generator=generator)
-    return scale * (common + torch.randn(count, rows, classes, dtype=torch.float64, generator=generator))
-
-
-def drawn(classes: int, rows: int, seed: int = 0) -> Tensor:
-    return torch.randint(classes, (rows,), generator=rng(seed))
-
-
-def scored(pred: mt.Prediction, targets: Any = None, **options: Any) -> mt.scores.Scores:
-    """Scores without the warning of collapsed members."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* have collapsed")
-        return mt.score(pred, targets, **options)
 
 
 def slow_aurc(confidence: np.ndarray, correct: np.ndarray) -> float:
@@ -284,121 +262,6 @@ def test_the_bins_of_ensemble_model_patching() -> None:
     assert found["ece"] == pytest.approx(sum(gaps[b] * sizes[b] for b in gaps) / sum(sizes[b] for b in gaps))
     assert found["mce"] == pytest.approx(max(gaps.values()))
     assert found.settings.bins == 20
-
-
-def corrupted(strength: float) -> dict[str, Any]:
-    """Corruptions of 40 images each, in two severities, of one ensemble."""
-    return {
-        name: {s: (mt.Prediction(logits=members(2, 40, 4, 100 * n + s, strength)), drawn(4, 40, n)) for s in (1, 2)}
-        for n, name in enumerate([*STANDARD, "spatter"])
-    }
-
-
-def clean(seed: int) -> mt.Prediction:
-    """A mostly right prediction of the same images."""
-    return mt.Prediction(logits=members(2, 40, 4, seed) + 5 * torch.eye(4)[drawn(4, 40)])
-
-
-def test_corruptions_by_hand() -> None:
-    """Each severity is scored alone; means are over the standard corruptions only."""
-    pred, targets, shift = mt.Prediction(logits=members(2, 40, 4)), drawn(4, 40), corrupted(2.0)
-    found = scored(pred, targets, shift=shift)
-    alone = {(name, s): scored(*part) for name, parts in shift.items() for s, part in parts.items()}
-    for (name, s), one in alone.items():
-        for key in ("accuracy", "nll", "ece"):
-            assert found[f"{name}/{s}/{key}"] == one[key]
-    for key, short in (("accuracy", "cAcc"), ("nll", "cNLL"), ("ece", "cECE")):
-        counted = [one[key] for (name, _), one in alone.items() if name != "spatter"]
-        assert len(counted) == 30
-        assert found[short] == pytest.approx(sum(counted) / 30)
-    assert "mCE" not in found
-
-
-def test_corruptions_against_a_run_and_against_alexnet() -> None:
-    """mCE and rmCE by hand, against a run and against AlexNet."""
-    pred, targets = clean(0), drawn(4, 40)
-    base = scored(clean(5), targets, shift=corrupted(1.0))
-    found = scored(pred, targets, shift=corrupted(3.0), baseline=base)
-    ratio, relative = [], []
-    for name in STANDARD:
-        own, other = (1 - sum(run[f"{name}/{s}/accuracy"] for s in (1, 2)) / 2 for run in (found, base))
-        ratio.append(own / other)
-        relative.append((own - 1 + found["accuracy"]) / (other - 1 + base["accuracy"]))
-    assert found["mCE"] == pytest.approx(sum(ratio) / 15)
-    assert found["rmCE"] == pytest.approx(sum(relative) / 15)
-    assert [found[f"{name}/CE"] for name in STANDARD] == pytest.approx(ratio)
-    assert [found[f"{name}/rCE"] for name in STANDARD] == pytest.approx(relative)
-    assert "spatter/CE" not in found
-    assert found.errors() == scored(pred, targets, shift=corrupted(3.0)).errors()
-    itself = scored(pred, targets, shift=corrupted(3.0), baseline=found)
-    assert (itself["mCE"], itself["rmCE"]) == pytest.approx((1, 1))
-    with pytest.raises(mt.InputError, match=r"1, 2, the baseline 1, 2, 3, 4, 5"):
-        scored(pred, targets, shift=corrupted(3.0), baseline="alexnet")
-    five = {name: {s: given[min(s, 2)] for s in range(1, 6)} for name, given in corrupted(3.0).items()}
-    assert 0 < scored(pred, targets, shift=five, baseline="alexnet")["mCE"] < 2
-
-
-def test_shifted_sets_and_frames() -> None:
-    """Keys have the prefix r, and the set's name if there are several; an anchor counts with its worst frame."""
-    pred, targets = mt.Prediction(logits=members(2, 40, 4)), drawn(4, 40)
-    other, wanted = mt.Prediction(logits=members(2, 30, 4, seed=7)), drawn(4, 30)
-    anchors = torch.arange(30) // 2 * 10
-    alone = scored(other, wanted)
-    found = scored(pred, targets, shift={"sketches": (other, wanted)})
-    assert [found[name] for name in ("rAcc", "rNLL", "rECE")] == [alone[name] for name in ("accuracy", "nll", "ece")]
-    found = scored(pred, targets, shift={"sketches": (other, wanted), "video": (other, wanted, anchors)})
-    right = (other.labels == wanted).reshape(15, 2).all(1).double().mean()
-    assert found["video/stability"] == pytest.approx(float(right))
-    assert found["video/rAcc"] == found["sketches/rAcc"] == alone["accuracy"]
-    with_own = mt.Prediction(logits=members(2, 30, 4, seed=7), targets=wanted)
-    assert scored(pred, targets, shift={"sketches": with_own})["rNLL"] == alone["nll"]
-
-
-def chunks(rows: int, cuts: list[int]) -> list[slice]:
-    ends = sorted({0, rows, *(c % rows for c in cuts)})
-    return [slice(a, b) for a, b in itertools.pairwise(ends)]
-
-
-@settings(max_examples=12)
-@given(
-    count=st.integers(1, 4), rows=st.integers(4, 20), classes=st.integers(1, 7), seed=st.integers(0, 2**31),
-    cuts=st.lists(st.integers(0, 100), min_size=1, max_size=3), pixels=st.booleans(),
-)  # fmt: skip
-def test_parts_make_the_whole(count: int, rows: int, classes: int, seed: int, cuts: list[int], pixels: bool) -> None:
-    """Merged parts of the dataset, OOD sets and shifted sets have the scores of the whole."""
-    logits, far, other = (members(count, rows * 2, classes, seed + n) for n in range(3))
-    if pixels:
-        logits, far, other = (x.unflatten(1, (rows, 2)).movedim(2, 3) for x in (logits, far, other))
-    targets = drawn(classes, rows * 2, seed).reshape(rows, 2) if pixels else drawn(classes, rows * 2, seed)
-
-    def part(chosen: slice) -> mt.scores.Scores:
-        pred, out, shifted = (mt.Prediction(logits=x[:, chosen]) for x in (logits, far, other))
-        shift = {"fog": {3: (shifted, targets[chosen])}, "sketches": (shifted, targets[chosen])}
-        return scored(pred, targets[chosen], ood={"far": out, "near": shifted}, shift=shift)
-
-    size = len(targets)
-    whole, merged = part(slice(size)), mt.scores.Scores.merge([part(chosen) for chosen in chunks(size, cuts)])
-    assert list(merged) == list(whole)
-    assert dict(merged) == pytest.approx(dict(whole), rel=1e-9, abs=1e-9, nan_ok=True)
-    assert merged.examples == whole.examples
-    assert merged.members["nll"] == pytest.approx(whole.members["nll"])
-
-
-@pytest.mark.parametrize("task", ["binary", "multilabel", "gaussian", "regression"])
-def test_parts_of_other_tasks_make_the_whole(task: str) -> None:
-    """Merged parts have the scores of the whole, for tasks with several labels or numbers per example too."""
-    values = torch.randn(3, 17, 4, dtype=torch.float64)
-    made: dict[str, Any] = {
-        "binary": lambda rows: mt.Prediction(logits=values[:, rows, 0], task="binary"),
-        "multilabel": lambda rows: mt.Prediction(logits=values[:, rows], task="multilabel"),
-        "gaussian": lambda rows: mt.Prediction(mean=values[:, rows], variance=values[:, rows].exp()),
-        "regression": lambda rows: mt.Prediction(mean=values[:, rows]),
-    }
-    whole = made[task](slice(None))
-    targets = (torch.rand(whole.shape) < 0.5).double()
-    far = made[task](torch.arange(16, -1, -1))
-    parts = [scored(made[task](rows), targets[rows], ood=far[rows]) for rows in chunks(17, [5, 6])]
-    assert dict(mt.scores.Scores.merge(parts)) == pytest.approx(dict(scored(whole, targets, ood=far)))
 
 
 @settings(max_examples=25)

@@ -19,7 +19,7 @@ def test_settings_are_as_they_were() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    with pytest.raises(ValueError, match="now"), torch_settings(Recipe(deterministic=True), torch.device("cpu")):
+    with pytest.raises(ValueError, match="now"), torch_settings(Recipe(deterministic=True)):
         assert torch.are_deterministic_algorithms_enabled()
         torch.manual_seed(99)
         raise ValueError("now")
@@ -32,7 +32,7 @@ def test_warnings_stay_warnings(deterministic: bool) -> None:
     """Where algorithms that are not deterministic were only warned of, they are not forbidden afterwards."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with torch_settings(Recipe(deterministic=deterministic), torch.device("cpu")):
+        with torch_settings(Recipe(deterministic=deterministic)):
             assert torch.is_deterministic_algorithms_warn_only_enabled() != deterministic
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()

@@ -20,7 +20,6 @@ from multitudes.engine import EXECUTORS, MODES, tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, take_rows
 from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.proof.executors import first_members
 from multitudes.engine.proof.independence import leaks, quick_leaks
 from multitudes.engine.proof.outcome import (
@@ -39,6 +38,7 @@ from multitudes.engine.proof.outcome import (
     without_dropout,
 )
 from multitudes.engine.proof.smaller import smaller
+from multitudes.engine.proof.trial import plain_member
 from multitudes.engine.state import Engine
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
@@ -141,9 +141,8 @@ def _laws_of_few(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 
 def _takes(engine: Engine, inputs: Inputs) -> bool:
     """Whether the network of one member runs on this batch."""
-    first_member = {n: t[0] for n, t in named_tensors(engine.template) if n in engine.owned}
     try:
-        run_plain(detached_copy(engine.template, first_member), inputs)
+        run_plain(plain_member(engine, 0), inputs)
     except Exception:
         return False
     return True
@@ -155,8 +154,7 @@ def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
         yield Law("members", "nothing: forward is random in eval mode too, so outputs cannot be compared")
         return
     parameters = dict(engine.template.named_parameters())
-    slices = [{n: t[m] for n, t in named_tensors(engine.template) if n in engine.owned} for m in range(engine.members)]
-    members = [detached_copy(engine.template, tensors) for tensors in slices]
+    members = [plain_member(engine, m) for m in range(engine.members)]
     broken = None
     with restored(engine.template, "eval"), torch.enable_grad():
         outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))

@@ -94,10 +94,10 @@ def ensemble(
         if check and not draft.on_meta:
             self_check(draft)
         base = on_meta(draft.given.model)
-        ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=proved)
+        planned = _with_proof(proved, draft, timed)
+        ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=planned)
         if not draft.on_meta:
             _check_step(draft, ens)
-    ens._plan = _with_proof(proved, draft, timed)
     return ens
 
 
@@ -116,12 +116,12 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
     try:
         with restored(ens.template, "train"), torch.no_grad():
             try:
-                ens._run_drawn(call, False, rows, draws)
+                ens.run_drawn(call, False, rows, draws)
             except Exception:
                 if not ens.engine.untried:
                     raise
-                ens._prove_later(["fold", PER_MEMBER])
-                ens._run_drawn(call, False, rows, draws)
+                ens.prove_later(["fold", PER_MEMBER])
+                ens.run_drawn(call, False, rows, draws)
     except Exception as error:
         other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(
@@ -131,16 +131,16 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
 
 
 def _with_proof(planned: Plan, draft: Draft, timed: Steps) -> Plan:
-    """Returns the plan with what was run to prove it, and the seconds of each step."""
+    """Returns the plan with what was run to prove it, and the seconds of each step; steps that follow are added to these."""
     if planned.refused or draft.on_meta:
-        return replace(planned, seconds=dict(timed.seconds))
+        return replace(planned, seconds=timed.seconds)
     small = draft.given.small
     shapes = " and ".join(f"{list(tensor.shape)}" for tensor in small.inputs.tensors())
     given = " and ".join(f"{list(tensor.shape)}" for tensor in draft.given.inputs.tensors())
     where = f"an input of shape {shapes}" + (f" in place of {given}, which runs the same operations" if shapes != given else "")
     precision = "the model's precision, in double where that leaves a doubt" if small.large else "double precision if possible"
     proof = f"{draft.trial_members} member(s) on {where}, in {precision}"
-    return replace(planned, proof=proof, seconds=dict(timed.seconds))
+    return replace(planned, proof=proof, seconds=timed.seconds)
 
 
 def _refusal_text(planned: Plan) -> str:

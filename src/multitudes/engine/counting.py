@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from multitudes.engine.listening import Listening
 from multitudes.engine.modules import plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -22,14 +22,10 @@ def multiply_adds(run: Callable[[], Any]) -> int:
     return counter.flops // 2
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(Listening):
     """Counts floating-point operations as torch's FlopCounterMode does, but without importing the compiler."""
 
     flops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

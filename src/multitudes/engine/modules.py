@@ -152,6 +152,18 @@ def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 @contextlib.contextmanager
+def with_attribute(parts: Sequence[nn.Module], key: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of modules in a with-block, and deletes it afterwards."""
+    for part in parts:
+        vars(part)[key] = value
+    try:
+        yield
+    finally:
+        for part in parts:
+            del vars(part)[key]
+
+
+@contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
     """Turns off torch's fused attention in a with-block: it reads stacked weights wrongly or not at all."""
     before = torch.backends.mha.get_fastpath_enabled()

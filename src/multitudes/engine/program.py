@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.listening import Listening
 from multitudes.engine.modules import as_same_kind, copy_with, kept_tensors, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -138,17 +138,13 @@ def _record(module: nn.Module, inputs: Inputs, mode: str) -> Program:
     return Program(tuple(recorder.names), tuple(recorder.shapes), tuple(recorder.arguments), recorder.flops // 2)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(Listening):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
         self.shapes: list[tuple[tuple[int, ...], ...]] = []
         self.arguments: list[str] = []
         self.flops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

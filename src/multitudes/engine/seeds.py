@@ -52,6 +52,17 @@ def kept_randomness() -> Iterator[None]:
             torch.cuda.manual_seed_all(seed)
 
 
+def generator_states() -> list[Any]:
+    """Returns the states of the global generators; two lists are equal if nothing was drawn in between."""
+    states: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
+    if (numpy := _numpy()) is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states.append((kind, keys.tolist(), *rest))
+    if torch.cuda.is_initialized():
+        states += [state.tolist() for state in torch.cuda.get_rng_state_all()]
+    return states
+
+
 def _numpy() -> Any:
     """Returns numpy if it is imported, with its generators; otherwise None."""
     return sys.modules.get("numpy") if "numpy.random" in sys.modules else None

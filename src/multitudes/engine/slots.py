@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, slot
 from multitudes.engine.loop import slices
+from multitudes.engine.modules import with_attribute
 from multitudes.engine.state import Engine, call, write_back
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -102,17 +104,10 @@ def _total(products: list[Tree]) -> Tree:
     return tree.refill(products[0], [torch.stack(column).sum(0) for column in columns])
 
 
-@contextlib.contextmanager
-def turn(engine: Engine, now: Turn) -> Iterator[None]:
+def turn(engine: Engine, now: Turn) -> AbstractContextManager[None]:
     """Tells the first layers of a template in a with-block which slot's turn it is."""
     layers = [part for part in engine.template.modules() if hasattr(type(part), "slot_turn")]
-    for layer in layers:
-        vars(layer)["slot_turn"] = now
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del vars(layer)["slot_turn"]
+    return with_attribute(layers, "slot_turn", now)
 
 
 def _cloned(buffers: dict[str, Tensor]) -> dict[str, Tensor]:

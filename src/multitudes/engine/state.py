@@ -15,7 +15,15 @@ from torch.func import functional_call
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import copy_with, empty_dicts, is_channels_last, join_name, named_tensors, registers_of
+from multitudes.engine.modules import (
+    copy_with,
+    empty_dicts,
+    is_channels_last,
+    join_name,
+    named_tensors,
+    registers_of,
+    with_attribute,
+)
 from multitudes.engine.tree import Tree
 from multitudes.engine.tree import tensors as tensors_in
 from multitudes.errors import RunError
@@ -227,15 +235,9 @@ def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tu
 @contextlib.contextmanager
 def _without_flattening(parts: list[nn.RNNBase]) -> Iterator[None]:
     """Keeps recurrent layers from flattening their weights for cuDNN, which would copy members' slices or warn."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), with_attribute(parts, "flatten_parameters", _do_nothing):
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-        for part in parts:
-            vars(part)["flatten_parameters"] = _do_nothing
-        try:
-            yield
-        finally:
-            for part in parts:
-                del vars(part)["flatten_parameters"]
+        yield
 
 
 def _do_nothing() -> None:

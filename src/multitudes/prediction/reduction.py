@@ -7,20 +7,18 @@ times: a mean stays the same, a sum grows by the same amount each time.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from multitudes.engine import tree
+from multitudes.engine.seeds import kept_randomness
 from multitudes.errors import InputError
 
 ROWS = 4
@@ -93,7 +91,7 @@ def is_settled(criterion: Any, output: Any, target: Any) -> bool:
     say nothing, because their loss is 0 or not finite.
     """
     try:
-        with torch.no_grad(), _same_random_state(output):
+        with torch.no_grad(), kept_randomness():
             private = _copied(criterion)
             values = [_value(private, output, target, times) for times in (1, 2)]
             if None not in values and not _are_equal(values[0], values[1]):
@@ -147,16 +145,3 @@ def _copied(criterion: Any) -> Any:
         return copy.deepcopy(criterion, memo)
     except Exception:  # it holds a lock, a file or the like: it is called as it is, as functions are
         return criterion
-
-
-@contextlib.contextmanager
-def _same_random_state(output: Any) -> Iterator[None]:
-    """Restores the random states of torch, Python and NumPy after a with-block."""
-    devices = {tensor.device for tensor in tree.tensors(output) if tensor.device.type == "cuda"}
-    plain, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(list(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            np.random.set_state(arrays)

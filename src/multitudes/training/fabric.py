@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 
+from multitudes.engine.seeds import kept_randomness
 from multitudes.engine.sharding import is_sharded
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -155,13 +154,11 @@ def _fabric() -> Any:
 
 
 @contextlib.contextmanager
-def torch_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
+def torch_settings(recipe: Recipe) -> Iterator[None]:
     """Sets deterministic algorithms if recipe.deterministic is on. Restores them, and all random states, at the end."""
     strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    devices = [device] if device.type == "cuda" else []
-    plain, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices):
+    with kept_randomness():
         try:
             if recipe.deterministic:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
@@ -171,12 +168,3 @@ def torch_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
         finally:
             torch.use_deterministic_algorithms(strict, warn_only=warn)
             torch.backends.cudnn.benchmark = benchmark
-            random.setstate(plain)
-            np.random.set_state(arrays)
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds torch, Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)

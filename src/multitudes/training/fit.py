@@ -18,6 +18,7 @@ from torch import Tensor
 from multitudes.data.batches import Split
 from multitudes.data.dataset import target_std_of
 from multitudes.engine import tree
+from multitudes.engine.seeds import seed_all
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
@@ -29,12 +30,10 @@ from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import (
     check_fabric,
     compiled,
-    device_of,
     fabric_for,
     optimizer_for,
     quiet_fabric,
     replay_log,
-    seed_everything,
     torch_settings,
 )
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
@@ -127,7 +126,7 @@ def fit(
     if calibrate:
         _check_calibrates(ensemble, validator)
     folder = None if out is None else RunFolder(out)
-    with folder or contextlib.nullcontext(), torch_settings(recipe, device_of(ensemble)), _same_layout(ensemble):
+    with folder or contextlib.nullcontext(), torch_settings(recipe), _same_layout(ensemble):
         setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers)
         _train(setup, progress)
         _finish(setup, calibrate)
@@ -323,7 +322,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     """Trains for one epoch. Returns the mean loss and the learning rate."""
     run, recipe, steps = setup.run, setup.run.recipe, setup.steps
     seed = seed_of(recipe.seed, epoch)
-    seed_everything(seed_of(seed, 1 + setup.fabric.global_rank))
+    seed_all(seed_of(seed, 1 + setup.fabric.global_rank))
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
     total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()

@@ -71,6 +71,16 @@ def remembering(how: str, leaks: bool) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), Memory(how, leaks), nn.Tanh(), nn.Linear(6, 3))
 
 
+def remembering_in(training: bool) -> nn.Sequential:
+    """Remembers in one mode only."""
+
+    class Half(Memory):
+        def forward(self, h: Tensor) -> Tensor:
+            return super().forward(h) if self.training == training else h
+
+    return nn.Sequential(nn.Linear(4, 6), Half("detached", True), nn.Linear(6, 3))
+
+
 @torch.library.custom_op("multitudes_tests::mixing", mutates_args=())
 def mixing(x: Tensor, share: float) -> Tensor:
     """A copy of x; under vmap, by its rule, with a share of the members' mean."""
@@ -126,13 +136,8 @@ class TestLeaks:
 
     @pytest.mark.parametrize("training", [True, False], ids=["in training", "in eval"])
     def test_in_one_mode_only(self, training: bool) -> None:
-        class Half(Memory):
-            def forward(self, h: Tensor) -> Tensor:
-                return super().forward(h) if self.training == training else h
-
-        net = nn.Sequential(nn.Linear(4, 6), Half("detached", True), nn.Linear(6, 3))
         with pytest.raises(mt.MultitudesError, match="member"):
-            mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+            mt.ensemble(remembering_in(training), mt.Deep(members=M), torch.randn(B, 4))
 
     @pytest.mark.parametrize("noise", [F.dropout, lambda h: h + torch.randn_like(h)], ids=["dropout", "gaussian"])
     def test_beside_noise(self, noise: Any) -> None:

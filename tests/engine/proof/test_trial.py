@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.proof.test_independence import KINDS, Memory, Mixing, remembering
+from engine.proof.test_independence import KINDS, Memory, Mixing, remembering, remembering_in
 from engine.separate import B, M, assert_separate
 from laws import METHODS
 from laws.compare import convert
@@ -51,13 +51,8 @@ def test_leaks_are_refused(how: str) -> None:
 
 @pytest.mark.parametrize("training", [True, False], ids=["in training", "in eval"])
 def test_a_leak_in_one_mode_only(training: bool) -> None:
-    class Half(Memory):
-        def forward(self, h: Tensor) -> Tensor:
-            return super().forward(h) if self.training == training else h
-
-    net = nn.Sequential(nn.Linear(4, 6), Half("detached", True), nn.Linear(6, 3))
     with pytest.raises(mt.MultitudesError, match="member"):
-        mt.ensemble(net, mt.Deep(members=M), torch.randn(B, 4))
+        mt.ensemble(remembering_in(training), mt.Deep(members=M), torch.randn(B, 4))
 
 
 def test_a_wrong_rule_of_vmap_is_found() -> None:
@@ -96,7 +91,7 @@ class TestLater:
         mt.save(ens, tmp_path / "a.safetensors")
         loaded = mt.load(tmp_path / "a.safetensors", nn.Linear(4, 3))
         assert loaded.engine.untried == ens.engine.untried
-        loaded._prove_later(["vmap"])
+        loaded.prove_later(["vmap"])
         assert "vmap" in loaded.engine.proven["eval"]
         assert_separate(loaded, torch.randn(B, 4), "vmap", training=True)
 

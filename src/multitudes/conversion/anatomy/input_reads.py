@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes.conversion.anatomy.graph import walk
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
+from multitudes.engine.listening import Listening
 from multitudes.engine.modules import detached_copy
 
 HIDDEN, WEIGHT, INPUT = 1, 2, 4
@@ -87,7 +87,7 @@ def input_names(inputs: Inputs) -> list[str]:
     return [name for name, leaf in named if isinstance(leaf, Tensor)]
 
 
-class Marks(TorchDispatchMode):
+class Marks(Listening):
     """Marks tensors in a with-block by what they depend on. A mark belongs to memory, so views and writes keep it."""
 
     def __init__(self) -> None:
@@ -97,10 +97,6 @@ class Marks(TorchDispatchMode):
         self.names: dict[int, str] = {}
         self.inside = 0
         self.loose: str | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler
 
     @staticmethod
     def key(tensor: Tensor) -> int:

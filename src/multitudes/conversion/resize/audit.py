@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.listening import Listening
 from multitudes.engine.modules import detached_copy, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -77,16 +77,12 @@ def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
     return output, softmaxes.maps
 
 
-class _SoftmaxShapes(TorchDispatchMode):
+class _SoftmaxShapes(Listening):
     """Records the shape of every softmax over attention maps, plain or inside an attention kernel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maps: Maps = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._overloadpacket.__name__

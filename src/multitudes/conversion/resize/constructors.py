@@ -14,10 +14,10 @@ from torch import nn
 from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.resize.audit import changes_lost, run_of
 from multitudes.conversion.resize.pruning import is_transformers, width_of
-from multitudes.conversion.resize.recipe import META, Recipe, bound, fields, holds_weights, recorded
-from multitudes.conversion.resize.widths import on_meta
+from multitudes.conversion.resize.recipe import Recipe, bound, fields, holds_weights, recorded
 from multitudes.engine import tree
 from multitudes.engine.modules import named_tensors
+from multitudes.engine.program import META, without_values
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError
 
@@ -154,7 +154,7 @@ class _Fit:
         differences = list(changes_lost(self.structure.model, net))
         if differences and not any("(tensor)" in difference for difference in differences):
             try:
-                call = on_meta(self.structure.inputs)
+                call = without_values(self.structure.inputs)
                 net.eval()(*call.args, **call.kwargs)
             except Exception:  # not every network runs on the meta device
                 return differences

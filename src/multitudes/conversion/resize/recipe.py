@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from multitudes.engine.modules import named_tensors
+from multitudes.engine.program import META
 
 Path = tuple[Any, ...]
 """Where a number stands among the arguments: names of arguments and fields, keys and indices, from outside to inside."""
-
-META = torch.device("meta")
 
 IN_PLACE = frozenset(
     """normal_ uniform_ fill_ zero_ clamp_ clip_ erfinv_ copy_ mul_ add_ sub_ div_ bernoulli_ random_ exponential_ log_ exp_

@@ -22,9 +22,9 @@ from torch.nn.modules.conv import _ConvNd
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
 from multitudes.conversion.resize.pruning import width_of
-from multitudes.conversion.resize.recipe import META, Path, Recipe
-from multitudes.engine.inputs import Inputs
+from multitudes.conversion.resize.recipe import Path, Recipe
 from multitudes.engine.modules import named_tensors, owning_module
+from multitudes.engine.program import META, without_values
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
 
@@ -69,7 +69,7 @@ class Search:
         self.kinds = {name: type(part) for name, part in self.full.named_modules()}
         self.ends = last_layers(self.structure)[0]
         self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
-        self.inputs = on_meta(self.structure.inputs)
+        self.inputs = without_values(self.structure.inputs)
         self.device = META
         self.before = self._run(self.full)
         if self.before is None:  # it reads values: so it is tried where it is
@@ -372,8 +372,3 @@ def is_head_count(path: Path) -> bool:
 def _trunk(path: Path) -> int:
     """Returns how many keys of a path name the object that the argument belongs to."""
     return len(path) - 1 - isinstance(path[-1], int)
-
-
-def on_meta(inputs: Inputs) -> Inputs:
-    """Returns the example without values."""
-    return inputs.refill([tensor.to(META) for tensor in inputs.tensors()])

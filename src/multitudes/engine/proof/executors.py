@@ -19,6 +19,7 @@ from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
 from multitudes.engine.fold import forbidden, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs
+from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
 from multitudes.engine.proof.independence import quick_leaks
@@ -319,20 +320,14 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
 
 def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
     """Returns the names of the operations of one pass."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     names: list[str] = []
 
-    class Listen(TorchDispatchMode):
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            return False  # True would import the compiler
-
+    class Names(Listening):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             names.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    with Listen():
+    with Names():
         run_executor(run_loop, engine, inputs, mode)
     return names
 

@@ -6,6 +6,7 @@ flipped and shifted a little: the outputs of the other members must stay equal t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import as_same_kind, copy_with, named_tensors
+from multitudes.engine.modules import copy_with, named_tensors
 from multitudes.engine.proof.outcome import gradients_of, restored
 from multitudes.engine.state import MODES, Engine
 
@@ -69,22 +70,9 @@ def quick_leaks(
     engine = copy()
     if engine.members < 2 or not engine.owned:
         return
-    named = [
-        (n, t) for n, t in named_tensors(engine.template) if n in engine.owned and (t.is_floating_point() or t.is_complex())
-    ]
     for how, m in (("NaN", 0), ("perturbation", engine.members - 1)):
-        stored = [t.detach()[m].clone() for _, t in named]
-        try:
-            for _, t in named:
-                t.detach()[m].copy_(_other(t.detach()[m], how))
-            after = _values(engine, inputs, mode, run, 0, gradients=True)
-        except Exception:
-            yield f"{how}, {name}, {mode}", None if how == "NaN" else FAILS
-            continue
-        finally:
-            for (_, t), before_change in zip(named, stored, strict=True):
-                t.detach()[m].copy_(before_change)
-        yield f"{how}, {name}, {mode}", _affected(before, after, m)
+        leak = _leak_by_change(engine, inputs, mode, run, how, before, m, gradients=True)
+        yield f"{how}, {name}, {mode}", leak
 
 
 def repeats_afresh(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seeds: tuple[int, int] = (0, 0)) -> bool:
@@ -123,36 +111,32 @@ def _leak_by_change(
     m: int,
     gradients: bool = False,
 ) -> str | None:
-    changed = {}
-    buffers = dict(engine.template.named_buffers())
-    for n, t in named_tensors(engine.template):
-        if n in engine.owned and (t.is_floating_point() or t.is_complex()):
-            changed[n] = t.detach().clone()
-            changed[n][m] = _other(changed[n][m], how)
-    kept = {n: as_same_kind(t, changed[n]) if n in changed else t.detach().clone() if n in buffers else t
-            for n, t in named_tensors(engine.template)}  # fmt: skip
-    altered = replace(engine, template=copy_with(engine.template, kept))
+    """Changes the tensors of member m, and returns a leak if another member's output differs from `before`."""
     try:
-        after = _values(altered, inputs, mode, executor, 0, gradients)
+        with _changed(engine, m, how):
+            after = _values(engine, inputs, mode, executor, 0, gradients)
     except Exception:
         return None if how == "NaN" else FAILS
-    return _affected(before, after, m)
-
-
-FAILS = "the model fails when a member's weights are changed a little"
-
-
-def _other(values: Tensor, how: str) -> Tensor:
-    """Returns NaN, or other values of similar size with their peaks elsewhere."""
-    if how == "NaN":
-        return torch.full_like(values, float("nan"))
-    return values.flip(tuple(range(values.ndim))) * 1.01 + 0.01
-
-
-def _affected(before: list[Tensor], after: list[Tensor], m: int) -> str | None:
-    """Returns the leak if a change of member m changed another member's output, else None."""
     for a, b in zip(after, before, strict=True):
         others = [j for j in range(len(b)) if j != m]
         if not torch.equal(a[others], b[others]):
             return f"changing the tensors of member {m} changes the output of another member"
     return None
+
+
+FAILS = "the model fails when a member's weights are changed a little"
+
+
+@contextlib.contextmanager
+def _changed(engine: Engine, m: int, how: str) -> Iterator[None]:
+    """Sets the tensors of member m in a with-block: to NaN, or to values of similar size with their peaks elsewhere."""
+    tensors = [t.detach()[m] for n, t in named_tensors(engine.template) if n in engine.owned]
+    tensors = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    stored = [t.clone() for t in tensors]
+    try:
+        for t in tensors:
+            t.copy_(torch.full_like(t, torch.nan) if how == "NaN" else t.flip(tuple(range(t.ndim))) * 1.01 + 0.01)
+        yield
+    finally:
+        for t, values in zip(tensors, stored, strict=True):
+            t.copy_(values)

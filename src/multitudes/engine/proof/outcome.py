@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.listening import Listening
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors
-from multitudes.engine.seeds import seeded
+from multitudes.engine.seeds import generator_states, seeded
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
@@ -71,14 +69,10 @@ def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
     return None if narrowing.seen else (double, wide)
 
 
-class _Narrowing(TorchDispatchMode):
+class _Narrowing(Listening):
     """Notes whether forward casts double precision to single: then its results are no more precise than single ones."""
 
     seen = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -146,17 +140,6 @@ def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, m
         gradients = gradients_of(output, dict(engine.template.named_parameters()))
         buffers = {name: buffer.clone() for name, buffer in engine.template.named_buffers()}
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
-
-
-def generator_states() -> list[Any]:
-    """Returns the states of the global random generators: torch's, Python's, and NumPy's if it is loaded."""
-    states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
-    if torch.cuda.is_available():
-        states += [state.tolist() for state in torch.cuda.get_rng_state_all()]
-    if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        states.append((kind, keys.tolist(), *rest))
-    return states
 
 
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:

@@ -73,14 +73,8 @@ class Trial:
         """Returns the outcome of an executor; the modules `without` return their inputs. `precise`: in double precision."""
         key = name, mode, without, precise
         if key not in self._outcomes:
-            if precise and self._double is not None:
-                engine, inputs = (
-                    replace(self._double[0], traits=self.engine.traits, row_axes=self.engine.row_axes),
-                    self._double[1],
-                )
-            else:
-                engine, inputs = self.engine, self.inputs
-            twin = replace(engine, template=copy_with(engine.template, {}))
+            engine, inputs = self.precision if precise else (self.engine, self.inputs)
+            twin = replace(self.copy(), template=copy_with(engine.template, {}))
             with without_modules(twin.template, without):
                 self._outcomes[key] = run_executor(RUNS[name], twin, inputs, mode)
         return self._outcomes[key]
