@@ -261,7 +261,8 @@ def census(
     sample: Annotated[bool, typer.Option("--sample", help="try a few networks of every kind, in minutes")] = False,
     workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
     seconds: Annotated[float, typer.Option(help="time limit of each pair")] = 60.0,
-    gigabytes: Annotated[float, typer.Option(help="memory limit of each pair")] = 6.0,
+    gigabytes: Annotated[float, typer.Option(help="memory limit of each pair; on a CPU only")] = 6.0,
+    device: Annotated[str, typer.Option(help="where networks are converted and compared: cpu, cuda")] = "cpu",
     out: Annotated[Path, typer.Option(help="file of the results; the page lies beside it")] = Path("census.jsonl"),
     as_json: Json = False,
 ) -> None:
@@ -279,7 +280,7 @@ def census(
 
     taken = take_census(
         libraries=parse.split_list(libraries), only=only, methods=parse.split_list(methods), sample=sample, workers=workers,
-        seconds=seconds, gigabytes=gigabytes, out=out, progress=False if as_json else None,
+        seconds=seconds, gigabytes=gigabytes, device=device, out=out, progress=False if as_json else None,
     )  # fmt: skip
     if as_json:
         _print_json(taken.summary())

@@ -35,6 +35,8 @@ class Limits:
 
     seconds: float = SECONDS
     gigabytes: float = GIGABYTES
+    device: str = "cpu"
+    """Where it runs. On a GPU there is no limit on memory: the driver reserves more addresses than any limit."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class _Running:
         self.step = "starting"
         self.messages, theirs = context.Pipe(duplex=False)
         where = pair.network.library, pair.network.name
-        self.process = context.Process(target=_in_process, args=(where, pair.method, limits.gigabytes, theirs), daemon=True)
+        self.process = context.Process(target=_in_process, args=(where, pair.method, limits, theirs), daemon=True)
         self.process.start()  # the first one waits until the libraries are imported
         self.begun = time.perf_counter()
         theirs.close()
@@ -183,14 +185,15 @@ class _Running:
         self.messages.close()
 
 
-def _in_process(where: tuple[str, str], method: str, gigabytes: float, messages: Any) -> None:
+def _in_process(where: tuple[str, str], method: str, limits: Limits, messages: Any) -> None:
     """Tries one pair in a process of its own, and sends its steps and its result."""
     from multitudes.shell.census.networks import find
     from multitudes.shell.census.pair import try_pair
 
     before = _peak()
-    _limit_memory(gigabytes)
-    result = try_pair(find(*where), method, messages.send)
+    if limits.device == "cpu":
+        _limit_memory(limits.gigabytes)
+    result = try_pair(find(*where), method, messages.send, limits.device)
     messages.send(replace(result, memory=max(0, _peak() - before)))
 
 

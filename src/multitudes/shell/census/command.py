@@ -58,6 +58,7 @@ def take_census(
     workers: int = 1,
     seconds: float = Limits.seconds,
     gigabytes: float = Limits.gigabytes,
+    device: str = Limits.device,
     out: Path = Path("census.jsonl"),
     progress: bool | None = None,
 ) -> Census:
@@ -70,7 +71,7 @@ def take_census(
         wanted = sampled(wanted)
     if not wanted:
         raise InputError(f"--only {only!r} matches no network of {', '.join(chosen)}: type a glob of names or families, 'vit*'")
-    results = _run(wanted, out, workers, Limits(seconds, gigabytes), progress)
+    results = _run(wanted, out, workers, Limits(seconds, gigabytes, device), progress)
     page = out.with_suffix(".html")
     write_page(results, page)
     return Census(results, out, page)

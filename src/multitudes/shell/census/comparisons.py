@@ -183,7 +183,7 @@ def _weighted(outputs: Sequence[Tensor], members: bool) -> Tensor:
     for index, output in enumerate(output for output in outputs if output.is_floating_point()):
         generator = torch.Generator().manual_seed(index)
         shape = output.shape[1:] if members else output.shape
-        direction = torch.randn(shape, generator=generator, dtype=torch.float64).to(output.dtype)
+        direction = torch.randn(shape, generator=generator, dtype=torch.float64).to(output)
         total = total + (output * direction).sum().double()
     return total
 
@@ -250,7 +250,7 @@ def _differentiable(module: nn.Module, inputs: Inputs) -> bool:
     """Whether the gradient of a plain network along a random direction is the slope of its outputs."""
     generator = torch.Generator().manual_seed(1)
     parameters = [p for p in module.parameters() if p.is_floating_point()]
-    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype) * p.detach().abs().mean() for p in parameters]
+    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p) * p.detach().abs().mean() for p in parameters]
     for parameter in parameters:
         parameter.requires_grad_(True)
     total = _weighted(run(module, inputs, True), False)
@@ -274,11 +274,11 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
     named = dict(ensemble.named_parameters())
     generator = torch.Generator().manual_seed(0)
     directions = {
-        name: torch.randn(named[name].shape, generator=generator, dtype=torch.float64)
+        name: torch.randn(named[name].shape, generator=generator, dtype=torch.float64).to(named[name])
         * max(float(named[name].detach().abs().mean()), 1e-3)
         for name in names
     }
-    parts = torch.stack([(gradient[name] * direction).sum() for name, direction in directions.items()])
+    parts = torch.stack([(gradient[name] * direction).sum().double() for name, direction in directions.items()])
     expected, scale = float(parts.sum()), float(parts.norm())
     slopes = []
     for step in (1e-2, 1e-3, 1e-5, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
@@ -385,7 +385,7 @@ def training(subject: Subject, rows: int) -> str | None:
     torch.manual_seed(3)
     before = {name: p.detach().clone() for name, p in ensemble.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD([p for p in ensemble.parameters() if p.requires_grad], lr=1e-2)
-    loss = ensemble.loss(subject.inputs, torch.randn(rows), squared_error)
+    loss = ensemble.loss(subject.inputs, torch.randn(rows).to(subject.inputs.tensors()[0].device), squared_error)
     if not bool(loss.detach().isfinite()):
         return f"the loss of a training step is {float(loss.detach())}"
     loss.backward()

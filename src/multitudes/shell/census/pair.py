@@ -32,9 +32,8 @@ PACKED = {"members": 4, "alpha": 2}
 """Packed at about the size of one network."""
 
 NODES = "nodes of one graph depend on each other, so no other example can stand in another slot"
-IMPOSSIBLE: dict[tuple[str, str], str] = {
-    ("MIMO", family): NODES for family in ("GCN", "GAT", "GraphSAGE", "GIN", "GCNConv", "GATConv", "SAGEConv", "GINConv")
-}
+GRAPHS = ("gcn", "gat", "graphsage", "gin")
+IMPOSSIBLE: dict[tuple[str, str], str] = {("MIMO", name): NODES for kind in GRAPHS for name in (kind, f"{kind}_by_hand")}
 """Pairs that no implementation could convert, by method and family, with the reason."""
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
@@ -59,13 +58,13 @@ def method_for(name: str) -> Method:
         return kind()
 
 
-def try_pair(network: Network, method: str, tell: Tell = lambda step: None) -> Result:
-    """Converts a network by a method, and compares."""
+def try_pair(network: Network, method: str, tell: Tell = lambda step: None, device: str = "cpu") -> Result:
+    """Converts a network by a method on a device, and compares."""
     named: dict[str, Any] = {"library": network.library, "family": network.family, "network": network.name, "method": method}
     if reason := IMPOSSIBLE.get((method, network.family)):
         return Result(**named, outcome="impossible", reason=reason)
     begun = time.perf_counter()
-    attempt = Attempt(network, method, tell)
+    attempt = Attempt(network, method, tell, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         outcome, reason = attempt.outcome()
@@ -79,8 +78,8 @@ def try_pair(network: Network, method: str, tell: Tell = lambda step: None) -> R
 class Attempt:
     """The conversion of one network by one method, and what is known of it so far."""
 
-    def __init__(self, network: Network, method: str, tell: Tell) -> None:
-        self.network, self.method, self.tell = network, method, tell
+    def __init__(self, network: Network, method: str, tell: Tell, device: str) -> None:
+        self.network, self.method, self.tell, self.device = network, method, tell, device
         self.conversion: float | None = None
         self.notes: list[str] = []
         self.broken: list[str] = []
@@ -106,6 +105,7 @@ class Attempt:
         self.tell("building")
         model = made(self.network, seed=0)
         inputs = example(self.network, model)
+        model, inputs = model.to(self.device), inputs.refill([tensor.to(self.device) for tensor in inputs.tensors()])
         self.tell("converting")
         subject = Subject(self._converted(model, inputs), model, inputs, self.notes)
         self._law("mt.check", lambda: _checked(subject))
@@ -162,7 +162,7 @@ class Attempt:
 
     def _loaded(self, subject: Subject, file: Path, way: Callable[[], AbstractContextManager[Any]]) -> str | None:
         """Loads a file into a model with other weights, and compares outputs."""
-        other = made(self.network, seed=5)
+        other = made(self.network, seed=5).to(self.device)
         before = untouched.state(other, subject.inputs)
         with way():
             ensemble = load(file, other).eval()

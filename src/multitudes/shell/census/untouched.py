@@ -32,6 +32,8 @@ def _described(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, str]]:
     yield "python's random state", _digest(repr(random.getstate()).encode())
     yield "numpy's random state", _digest(repr(np.random.get_state()).encode())
     yield "torch's random state", _digest(torch.get_rng_state().numpy().tobytes())
+    if torch.cuda.is_initialized():
+        yield "CUDA's random state", _digest(b"".join(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()))
     yield "torch's gradient mode", f"{torch.is_grad_enabled()} {torch.is_inference_mode_enabled()}"
     yield "torch's default dtype and device", f"{torch.get_default_dtype()} {torch.get_default_device()}"
     for index, tensor in enumerate(inputs.tensors()):
