@@ -5,11 +5,6 @@ What torchvision registers shapes for when it is imported has to be known by nam
 
 from __future__ import annotations
 
-import torch
+from multitudes.shell.census.timm_networks import declare_operators
 
-OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
-"""Kept here, since torch forgets what it declares as soon as nobody holds it."""
-
-for operator in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, operator):
-        OPERATORS.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+declare_operators()

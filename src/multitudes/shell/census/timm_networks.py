@@ -9,6 +9,7 @@ in timm_smallest.json; families that it lacks, of other versions of timm, are co
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import sys
 from importlib import import_module, resources
@@ -38,13 +39,30 @@ def timm() -> Any:
 
 
 @functools.cache
-def declare_operators() -> torch.library.Library:
-    """Declares torchvision's operators by name. The library is kept, since torch forgets them with it."""
+def declare_operators() -> torch.library.Library | None:
+    """Declares torchvision's operators by name where its compiled ones do not load beside this torch.
+
+    The library is kept, since torch forgets the names with it. Names that are declared twice end the process.
+    """
+    if _compiled_operators():
+        return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, operator):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
+
+
+def _compiled_operators() -> bool:
+    """Loads torchvision's compiled operators, as its import does; returns whether there are any that load."""
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return False
+    try:
+        for file in Path(found.origin).parent.glob("_C*"):
+            torch.ops.load_library(file)
+    except OSError:
+        return False
+    return hasattr(torch.ops.torchvision, "nms")
 
 
 @functools.cache
