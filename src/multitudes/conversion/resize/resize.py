@@ -28,7 +28,7 @@ from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_
 from multitudes.conversion.resize.recipe import Path, Recipe, written
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths, is_head_count
 from multitudes.engine.inputs import checked_example
-from multitudes.engine.modules import Factory, named_tensors
+from multitudes.engine.modules import Factory, copy_with, named_tensors
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
@@ -104,6 +104,9 @@ def resized(
         return reported(structure, new, ratio, "the factory")
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
+    device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
+    if device.type not in ("cpu", "meta") and (twin := _on_cpu(structure, seed)) is not None:
+        return resized(twin, factory, ratio, seed, search_seconds).to(device)
     way = way_of(model, factory)
     try:
         return _rebuilt(structure, factory, ratio, seed)
@@ -119,6 +122,22 @@ def resized(
         reasons = str(error).removesuffix(f"\n{ADVICE}")
         raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
+
+
+def _on_cpu(structure: Structure, seed: int) -> Structure | None:
+    """Observes a copy of the model on the CPU; None if it does not run there.
+
+    Networks of wrong widths are run to see that they are wrong. On a GPU one index out of range ends the whole process.
+    """
+    model, inputs = structure.model, structure.inputs
+    moved: dict[str, torch.Tensor] = {}
+    for name, tensor in named_tensors(model):
+        copied = tensor.detach().cpu()
+        moved[name] = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+    try:
+        return run_example(copy_with(model, moved), inputs.refill([tensor.cpu() for tensor in inputs.tensors()]), seed)
+    except Exception:  # it may hold tensors elsewhere
+        return None
 
 
 def _advice(structure: Structure, factory: Factory | None) -> str:

@@ -89,7 +89,7 @@ def _check_rows(engine: Engine, inputs: Inputs, plain: Outcome) -> None:
         moved = run_loop(engine, take_rows(inputs, engine.batch_axis, order))
     for axis, a, b in zip(output_axes(engine, moved), plain.values, tree.tensors(moved), strict=True):
         if axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count:
-            a = a.index_select(axis + 1, order)
+            a = a.index_select(axis + 1, order.to(a.device))
         if a.shape == b.shape and not close(b, a) and not is_random(engine, inputs, "eval"):
             raise RunError(
                 "in another order of rows, each row has another output, so rows depend on each other or on their places "

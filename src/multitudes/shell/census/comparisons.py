@@ -141,6 +141,7 @@ def values(subject: Subject) -> str | None:
 
 def gradients(subject: Subject, training: bool = False) -> str | None:
     """Compares the ensemble's gradients with those of its plain members, tensor by tensor, buffers included."""
+    subject = dataclasses.replace(subject, ensemble=_without_constants(subject.ensemble))
     ensemble = subject.ensemble
     if training and not _comparable_in_training(subject):
         return None
@@ -157,6 +158,17 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
         subject.notes.append(f"gradients of {len(names)} tensors: no double precision ({type(error).__name__})")
         return None
     return _slope(double.eval(), inputs, names)
+
+
+def _without_constants(ensemble: Ensemble) -> Ensemble:
+    """Copies an ensemble and moves constant parameters, such as a head of zeros, behind which wrong gradients would hide."""
+    moved = copy.deepcopy(ensemble)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in moved.parameters():
+        values = parameter.detach()
+        if values.is_floating_point() and values.numel() > 1 and bool((values == values.flatten()[0]).all()):
+            values.add_(0.02 * torch.randn(values.shape, generator=generator).to(values))
+    return moved
 
 
 def _comparable_in_training(subject: Subject) -> bool:
@@ -348,7 +360,7 @@ def _equal_members(subject: Subject) -> str | None:
     if all(bool((output == output[0].flatten()[0]).all()) for output in outputs):
         return None  # a head that starts at zero: every member says the same
     others = range(1, subject.ensemble.members)
-    equal = [m for m in others if not any(gap(output[m], output[0]) > 1e-7 for output in outputs)]
+    equal = [m for m in others if not any(gap(output[m], output[0], floor=1e-300) > 1e-7 for output in outputs)]
     if not equal or (subject.ensemble.method.draws and subject.ensemble.effective_size > 1):
         return None
     return f"members 0 and {equal[0]} are equal"

@@ -105,7 +105,9 @@ class Attempt:
         self.tell("building")
         model = made(self.network, seed=0)
         inputs = example(self.network, model)
-        model, inputs = model.to(self.device), inputs.refill([tensor.to(self.device) for tensor in inputs.tensors()])
+        if self.device != "cpu":  # a network that has run may hold tensors of the CPU
+            model = made(self.network, seed=0).to(self.device)
+            inputs = inputs.refill([tensor.to(self.device) for tensor in inputs.tensors()])
         self.tell("converting")
         subject = Subject(self._converted(model, inputs), model, inputs, self.notes)
         self._law("mt.check", lambda: _checked(subject))
