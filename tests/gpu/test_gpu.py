@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 
@@ -45,6 +46,18 @@ class CNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.stem(x)
         return self.head(F.relu(h + self.block(h)).mean((2, 3)))
+
+
+class Biased(nn.Module):
+    """Adds biases that it reads from a table, in an order that it keeps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.biases = nn.Parameter(torch.randn(width))
+        self.register_buffer("order", torch.arange(width).flip(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.biases[self.order]
 
 
 class ViT(nn.Module):
@@ -345,6 +358,16 @@ def test_the_zoo_converts_and_checks() -> None:
     assert len(refused) <= len(zoo.ZOO) // 4
 
 
+@pytest.mark.parametrize("net", ["CNN", "ViT"])
+def test_mimo_has_other_examples_in_each_slot(net: str) -> None:
+    """Conversion tries orders of rows, and a step has one loss for each slot."""
+    ens = mt.ensemble(NETS[net]().to("cuda"), mt.MIMO(members=2), images(torch.float32))
+    mt.check(ens, images(torch.float32))
+    loss = ens.train().loss(images(torch.float32), torch.zeros(B, dtype=torch.long, device="cuda"), F.cross_entropy)
+    loss.backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in ens.parameters())
+
+
 class TestPacked:
     @pytest.mark.filterwarnings("ignore:There is a performance drop")
     @pytest.mark.parametrize("net", ["CNN", "ViT"])
@@ -355,6 +378,13 @@ class TestPacked:
         for way in ("call", *(name for name in ens.plan.proven["train"] if name != "fold")):
             assert_separate(copy.deepcopy(ens), images(), way, training=True, steps=2)
         mt.check(ens, images())
+
+    def test_networks_of_wrong_widths_do_not_end_the_process(self) -> None:
+        """A table of biases that is read by index: on a GPU an index out of range would end all work on it."""
+        net = nn.Sequential(nn.Linear(8, 16), Biased(16), nn.Linear(16, 3)).to("cuda")
+        with contextlib.suppress(mt.ConversionError):
+            mt.ensemble(net, mt.Packed(members=M, alpha=M / 2), torch.randn(4, 8, device="cuda"))
+        assert net(torch.ones(2, 8, device="cuda")).isfinite().all()
 
     def test_pretrained_members_keep_weights_on_the_device(self) -> None:
         """And their statistics are estimated there."""

@@ -37,7 +37,8 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
     noise = SharedNoise() if engine.shares and engine.template.training and not slots else contextlib.nullcontext()
     coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled
-    coupled_names |= engine.traits.slot_norms if slots else frozenset()
+    if slots:
+        coupled_names = coupled_names.union(engine.traits.slot_norms)  # `|=` of frozensets does not compile in torch 2.11
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     padding = PaddedRows() if per_member and _has_padding(engine.template) else contextlib.nullcontext()

@@ -218,3 +218,28 @@ def test_what_is_shared_keeps_the_given_weights() -> None:
     for name, tensor in model.state_dict().items():
         if name not in owned(ens):
             assert torch.equal(ens.state_dict()[name], tensor)
+
+
+class BrokenReset(nn.Linear):
+    """Writes its weight, and then fails on a bias that it does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Fills the weight with zeros before it fails; while it is built there is no `ready`."""
+        nn.init.zeros_(self.weight)
+        if hasattr(self, "ready"):
+            nn.init.zeros_(self.bias)
+
+
+def test_a_layer_whose_reset_fails_starts_at_the_scale_of_the_given_one() -> None:
+    layer = BrokenReset()
+    layer.ready = True  # type: ignore[assignment]
+    with torch.no_grad():
+        layer.weight.normal_(0.5, 2.0)
+    new, rules = reinitialised(nn.Sequential(layer, nn.Linear(3, 2)), seed=0)
+    assert rules["0.weight"].startswith("normal with the mean and deviation"), rules["0.weight"]
+    fresh = new.get_parameter("0.weight")
+    assert not torch.equal(fresh, layer.weight), "it is drawn anew"
+    assert 0.5 < float(fresh.detach().std() / layer.weight.detach().std()) < 2, "a reset that failed has left nothing behind"

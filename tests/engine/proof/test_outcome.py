@@ -181,3 +181,24 @@ def test_a_model_that_casts_to_single_precision_is_tried_in_single_precision() -
         ens = mt.ensemble(Norm(casts).float(), mt.Deep(members=M), torch.randn(B, 4, dtype=torch.float32))
         trial, _ = in_double(ens.engine, mt.Inputs(torch.randn(B, 4, dtype=torch.float32)))
         assert {p.dtype for p in trial.template.parameters()} == {dtype}
+
+
+def test_trials_compute_products_in_full_single_precision() -> None:
+    """TF32 is off while networks are tried, and as before afterwards, also after a refusal."""
+    seen: list[tuple[str, bool]] = []
+
+    class Looking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            return super().forward(x)
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.allow_tf32 = True
+        mt.ensemble(Looking(4, 3), mt.Deep(members=2), torch.randn(2, 4))
+        assert set(seen) == {("highest", False)}
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", True)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

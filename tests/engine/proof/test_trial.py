@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from zoo import ZOO, refusal
 
 import multitudes as mt
-from multitudes.engine.proof import smaller
+from multitudes.engine import EXECUTORS, run_vmap, tree
+from multitudes.engine.proof import slots, smaller
 from multitudes.engine.proof.executors import ALL, LATER
 
 PAIRS = [
@@ -146,3 +147,28 @@ class TestKeptProofs:
             members = M + 1
         mt.ensemble(net, mt.MultiHead(members=members), x)
         assert len(calls) == 2
+
+
+def rough(run: Any) -> Any:
+    """An executor with large rounding errors in single precision, and none in double."""
+
+    def rounding(*args: Any, **options: Any) -> Any:
+        return tree.apply(lambda t: t * 1.01 if t.dtype == torch.float32 else t, run(*args, **options))
+
+    return rounding
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.MIMO(members=2)], ids=["Deep", "MIMO"])
+def test_double_precision_decides_where_rounding_errors_are_large(method: mt.Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversion and check: what differs in single precision alone is right, and what differs in both is refused."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float(), torch.randn(3, 4).float()
+    monkeypatch.setitem(EXECUTORS, "vmap", rough(run_vmap))
+    for name in ("run_vmap", "run_slots_in_turn"):
+        monkeypatch.setattr(slots, name, rough(getattr(slots, name)))
+    ens = mt.ensemble(model, method, x, seed=0)
+    ens.tune(x)
+    assert "vmap" in ens.plan.proven["eval"]
+    mt.check(ens, x)
+    monkeypatch.setitem(EXECUTORS, "vmap", lambda *args: tree.apply(lambda t: 1.01 * t, run_vmap(*args)))
+    with pytest.raises(mt.CheckError, match=r"vmap, eval: output differs"):
+        mt.check(ens, x)

@@ -218,19 +218,21 @@ def _run(
 def _run_on_blank(part: nn.Module, initialiser: Callable[[], Any], before: dict[str, Tensor]) -> set[str]:
     """Runs an initialiser on NaN in place of trainable parameters, and names these: it has written those without NaN.
 
-    An initialiser that fails on NaN is run on the parameters as they were; none is named.
+    An initialiser that fails on NaN is run on the parameters as they were; none is named. One that fails there too, as torch's
+    own do on a norm whose bias was taken away, has written nothing.
     """
     blank = {n: p for n, p in part.named_parameters() if p.requires_grad and not p.is_meta}
     for parameter in blank.values():
         parameter.fill_(torch.nan)
-    try:
-        initialiser()
-    except Exception:
-        for n, tensor in named_tensors(part):
-            tensor.copy_(before[n])
-        initialiser()
-        return set()
-    return set(blank)
+    for names in (set(blank), set[str]()):
+        try:
+            initialiser()
+        except Exception:  # it may be the user's
+            for n, tensor in named_tensors(part):
+                tensor.copy_(before[n])
+        else:
+            return names
+    return set()
 
 
 def _keep_or_draw(name: str, tensor: Tensor, before: Tensor, rules: dict[str, str], start: _Start) -> None:

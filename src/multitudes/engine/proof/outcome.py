@@ -102,14 +102,36 @@ def _widened(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def clean_autograd() -> Iterator[None]:
-    """Turns gradients on, and autocast and inference mode off, in a with-block: for conversion and checks."""
+    """Turns gradients on, and autocast, inference mode and TF32 off, in a with-block: for conversion and checks."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(_full_single_precision())
         yield
+
+
+@contextlib.contextmanager
+def _full_single_precision() -> Iterator[None]:
+    """Turns TF32 off in a with-block: its rounding of products on GPUs is as large as many errors."""
+    matmul = torch.get_float32_matmul_precision()
+    try:
+        convolutions = torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # convolutions and recurrent layers are set apart by the user
+        convolutions = False
+    try:
+        if matmul != "highest":
+            torch.set_float32_matmul_precision("highest")
+        if convolutions:
+            torch.backends.cudnn.allow_tf32 = False
+        yield
+    finally:
+        if matmul != "highest":
+            torch.set_float32_matmul_precision(matmul)
+        if convolutions:
+            torch.backends.cudnn.allow_tf32 = True
 
 
 @contextlib.contextmanager

@@ -92,9 +92,13 @@ class Trial:
         differs = difference(outcome, expected, tolerance if self.large else None)
         if differs is None or not self.large:
             return differs
-        self._double = self._double or doubled(self.engine, self.inputs)
-        outcome, expected = pair(self._double is not None)
+        outcome, expected = pair(self.in_double() is not None)
         return difference(outcome, expected)
+
+    def in_double(self) -> tuple[Engine, Inputs] | None:
+        """Returns the engine and inputs in double precision; None if they cannot run in it."""
+        self._double = self._double or doubled(self.engine, self.inputs)
+        return self._double
 
     @property
     def precision(self) -> tuple[Engine, Inputs]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -157,7 +158,7 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
     except Exception as error:  # a network may insist on its precision in any way
         subject.notes.append(f"gradients of {len(names)} tensors: no double precision ({type(error).__name__})")
         return None
-    return _slope(double.eval(), inputs, names)
+    return _slope(double.eval(), inputs, names, subject.notes)
 
 
 def _without_constants(ensemble: Ensemble) -> Ensemble:
@@ -183,7 +184,7 @@ def _comparable_in_training(subject: Subject) -> bool:
     for seed in (1, 2):
         torch.manual_seed(seed)
         outputs.append(run(subject.ensemble.member(0).train(), subject.inputs))
-    same = all(gap(a, b) <= SINGLE for a, b in zip(*outputs, strict=True))
+    same = all(gap(a, b) <= DOUBLE for a, b in zip(*outputs, strict=True))  # noise may be small
     if not same and not subject.ensemble.method.draws:
         subject.notes.append("gradients in training mode: the network is random without its dropout too")
     return same
@@ -277,11 +278,14 @@ def _differentiable(module: nn.Module, inputs: Inputs) -> bool:
                     parameter.add_(direction, alpha=sign)
                 ends.append(float(_weighted(run(module, inputs), False)))
         slopes.append((ends[0] - ends[1]) / (2 * step))
-    return min(abs(slope - expected) for slope in slopes) <= 1e-2 * max(abs(expected), max(abs(s) for s in slopes), 1e-9)
+    return min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(abs(expected), max(abs(s) for s in slopes), 1e-9)
 
 
-def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | None:
-    """Compares the gradient along a random direction in these tensors with the slope of the plain members' outputs."""
+def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str], notes: list[str]) -> str | None:
+    """Compares the gradient along a random direction in these tensors with the slope of the plain members' outputs.
+
+    Slopes over steps of all sizes differ where rounding hides them; then nothing is compared, and `notes` says so.
+    """
     gradient = _gradients(ensemble, inputs, True)
     named = dict(ensemble.named_parameters())
     generator = torch.Generator().manual_seed(0)
@@ -306,6 +310,9 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
                 named[name].add_(direction, alpha=step)
         slopes.append((ends[0] - ends[1]) / (2 * step))
     if min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(scale, abs(expected)) + 1e-9:
+        return None
+    if not any(math.isclose(a, b, rel_tol=1e-2) for a, b in itertools.pairwise(slopes)):
+        notes.append(f"gradients of {len(names)} tensors: the network rounds so much that they have no slope")
         return None
     if not _differentiable(ensemble.member(0).eval(), inputs):
         return None  # the network's own gradient is not its slope
