@@ -66,3 +66,31 @@ def test_sums_do_not_overflow(dtype: torch.dtype) -> None:
     ens.engine.picked["train"], twin.engine.picked["train"] = "vmap", "fold"
     torch.testing.assert_close(ens(x), twin(x), rtol=0.05, atol=0.05)
     assert bool(ens.get_buffer("1.running_var").isfinite().all())
+
+
+class AttentionOverNorms(nn.Module):
+    """BatchNorm, positions that a layer computes without rows, so that fold cannot run it, and torch's fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.norm = nn.BatchNorm1d(5)
+        self.position = nn.Linear(16, 16)
+        self.register_buffer("places", torch.randn(5, 16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.embed(x)) + self.position(self.places)
+        split = h.unflatten(2, (2, 8)).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(split, split, split)
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+def test_fused_attention_behind_a_shared_norm_trains() -> None:
+    """vmap has no rule for the fused kernels of a CPU; only vmap can run this network in training."""
+    x = torch.randn(4, 5, 6)
+    ens = mt.ensemble(AttentionOverNorms(), mt.Masksembles(members=2, feed="all", fewest=4), x, seed=0)
+    assert "vmap" in ens.plan.proven["train"]
+    assert "fold" not in ens.plan.proven["train"]
+    ens.train().loss(x, torch.randint(3, (4,)), nn.functional.cross_entropy).backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in ens.parameters())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from multitudes.engine import tree
@@ -41,8 +42,9 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         coupled_names = coupled_names.union(engine.traits.slot_norms)  # `|=` of frozensets does not compile in torch 2.11
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
+    attention = sdpa_kernel(SDPBackend.MATH) if norms else contextlib.nullcontext()  # vmap must run: fused kernels have no rule
     padding = PaddedRows() if per_member and _has_padding(engine.template) else contextlib.nullcontext()
-    with guard, coupled, noise, padding, _with_autocast(inputs):
+    with guard, coupled, attention, noise, padding, _with_autocast(inputs):
         whole = norms or slots  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
