@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
-from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, without_channels
+from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, kinds_of, without_channels
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Path, Recipe, written
@@ -259,8 +259,8 @@ def _problems(
 ) -> Iterator[str]:
     """Reports problems with a resized network: other modules, other outputs, layers as wide as before."""
     model = structure.model
-    ours, theirs = ({n: type(part) for n, part in net.named_modules()} for net in (model, new))
-    names = [n for n in ours.keys() | theirs.keys() if ours.get(n) is not theirs.get(n)]
+    ours, theirs = kinds_of(model), kinds_of(new)
+    names = [n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)]
     if names:
         yield f"module {min(names) or '(the model)'} is missing or has another type"
         return
