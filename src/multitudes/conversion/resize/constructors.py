@@ -163,9 +163,11 @@ class _Fit:
                 with torch.no_grad(), seeded(0):
                     net = net if place == META else recipe.build({}, place)
                     net.eval()(*call.args, **call.kwargs)
-                return list(changes_lost(model, net))
             except Exception:  # not every network runs on the meta device
                 continue
+            differences = list(changes_lost(model, net))
+            if not differences:
+                break
         return differences
 
     def _stored(self, recipe: Recipe) -> Iterator[tuple[str, Any]]:

@@ -35,6 +35,9 @@ from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
 
+STREAM = "Its output is its residual stream"
+"""How the reason begins why a network cannot be thinned whose blocks add to the output."""
+
 FEW = 0.1
 """The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
 
@@ -110,7 +113,7 @@ def resized(
     except Exception as error:  # constructors may raise anything
         reason = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
         failure = f"by {way}: {reason}"
-    instead = _advice(structure, factory)
+    instead = _stream(structure) or _advice(structure, factory)
     if ratio > 1:
         raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n  {failure}\n{instead}")
     try:
@@ -119,6 +122,18 @@ def resized(
         reasons = str(error).removesuffix(f"\n{ADVICE}")
         raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
+
+
+def _stream(structure: Structure) -> str:
+    """Says what to do where the output is a residual stream, which every block adds to from the first layer on; "" elsewhere."""
+    ends, layers = last_layers(structure)[0], structure.layers()
+    if len(ends) < 3 or layers[0] not in ends:
+        return ""
+    return (
+        f"{STREAM}: {len(ends)} layers from {layers[0]} on are added up to it, so they must stay as wide as the output. "
+        "Put a head behind it, whose inputs can follow (a network for classification in place of a backbone), or use another "
+        "method, such as mt.BatchEnsemble(members=4)"
+    )
 
 
 def _advice(structure: Structure, factory: Factory | None) -> str:

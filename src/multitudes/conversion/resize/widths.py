@@ -346,16 +346,36 @@ class Search:
         problems = self._check(chosen)
         if not problems:
             return chosen, ""
-        for group in [g for g in rest if self._effect(g) == {}]:
-            if not self._check([*chosen, *group]):
-                return [*chosen, *group], ""
+        inputs = [group for group in rest if self._widens_inputs(group)]
+        silent = [group for group in rest if self._effect(group) == {}]
+        for more in [*inputs, tuple(path for group in inputs for path in group), *silent]:
+            if more and not self._check([*chosen, *more]):
+                return [*chosen, *more], ""
         for group in groups(chosen)[::-1]:
             fewer = [path for path in chosen if path not in group]
             if fewer and not self._check(fewer):
-                return fewer, ""
+                return self._refilled(fewer, rest), ""
         if all("heads" in problem for problem in problems):
             return chosen, "the size of attention heads stays, their number follows the width"
         raise ConversionError(problems[0])
+
+    def _refilled(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
+        """Adds widths that gave way to a number that was dropped."""
+        for group in rest:
+            dims = self._effect(group)
+            if dims and self._is_width(dims) and self._adds([*chosen, *group], chosen) and not self._check([*chosen, *group]):
+                chosen = [*chosen, *group]
+        return chosen
+
+    def _widens_inputs(self, group: tuple[Path, ...]) -> bool:
+        """Whether doubled numbers double the inputs of layers and nothing else: another part of the network makes these."""
+        dims = self._effect(group) or {}
+        for (name, axis), (before, after) in dims.items():
+            layer = self.full.get_submodule(owning_module(name))
+            is_input = width_of(layer) > 0 and len(self.shapes[name]) > 1 and axis == 1 - output_axis(layer, "weight")
+            if not is_input or after != 2 * before:
+                return False
+        return bool(dims)
 
     def _check(self, paths: list[Path]) -> list[str]:
         net = self._doubled(paths, self.device)

@@ -348,7 +348,7 @@ def _equal_members(subject: Subject) -> str | None:
     if all(bool((output == output[0].flatten()[0]).all()) for output in outputs):
         return None  # a head that starts at zero: every member says the same
     others = range(1, subject.ensemble.members)
-    equal = [m for m in others if not any(gap(output[m], output[0]) > 1e-7 for output in outputs)]
+    equal = [m for m in others if not any(gap(output[m], output[0], floor=1e-38) > 1e-7 for output in outputs)]
     if not equal or (subject.ensemble.method.draws and subject.ensemble.effective_size > 1):
         return None
     return f"members 0 and {equal[0]} are equal"
