@@ -358,14 +358,17 @@ def size(subject: Subject, outputs: int) -> str | None:
     """Compares Packed's parameters with the expected number; `outputs` is the number of the model's outputs.
 
     With α = 2 and four members of half the width, a layer between hidden layers has as many weights as before; a vector, a
-    depthwise layer, an embedding or a head, of which one side alone is thinner, has twice as many.
+    depthwise layer, a table, a first layer or a head, of which one side alone is thinner, has twice as many.
     """
     if subject.method != "Packed":
         return None
     tables = {id(part.weight) for part in subject.model.modules() if isinstance(part, nn.Embedding)}
+    example = subject.inputs.tensors()[0]
+    channels = set(example.shape[1:-2] if example.ndim > 3 else example.shape[-1:]) if example.is_floating_point() else set()
     expected = 0
     for parameter in subject.model.parameters():
-        one_side = parameter.ndim < 2 or outputs in parameter.shape or parameter.shape[1] == 1 or id(parameter) in tables
+        one_side = parameter.ndim < 2 or 1 in parameter.shape[:2] or id(parameter) in tables
+        one_side = one_side or outputs in parameter.shape or parameter.shape[1] in channels
         expected += parameter.numel() * (2 if one_side else 1)
     count = sum(parameter.numel() for parameter in subject.ensemble.parameters())
     if 0.5 <= count / expected <= 1.6:
