@@ -70,6 +70,7 @@ class Search:
         self.full = self.recipe.build({}, META)
         self.numbers = self.recipe.numbers()
         self.shapes = shapes_of(self.full)
+        self.parameters = {name for name, _ in self.full.named_parameters()}
         self.kinds = kinds_of(self.full)
         self.ends = last_layers(self.structure)[0]
         self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
@@ -121,13 +122,16 @@ class Search:
         """
         yield {}
         whole = [value for value in widths.paths.values() if isinstance(value, int)]
-        parameters = {name for name, _ in self.full.named_parameters()}
         for path, value in self.numbers.items():
-            silent = isinstance(value, int) and value > 1 and any(width % value == 0 for width in whole)
-            if silent and path not in widths.paths and not is_head_count(path) and not is_expert_count(path):
-                dims = self._effect((path,))
-                if dims is not None and not parameters & {name for name, _ in dims}:
-                    yield {path: value}
+            divides = isinstance(value, int) and value > 1 and any(width % value == 0 for width in whole)
+            counts = is_head_count(path) or is_expert_count(path)
+            if divides and not counts and path not in widths.paths and self._sizes_no_parameter((path,)):
+                yield {path: value}
+
+    def _sizes_no_parameter(self, group: tuple[Path, ...]) -> bool:
+        """Whether doubled numbers change nothing or buffers alone, as the size of rotary embeddings does."""
+        dims = self._effect(group)
+        return dims is not None and not self.parameters & {name for name, _ in dims}
 
     def _scaled(self, paths: dict[Path, Any], ratio: float) -> tuple[dict[Path, Any], str]:
         """Scales numbers by the ratio. Returns them rounded as the network accepts them; or none, and what is wrong."""
@@ -286,12 +290,11 @@ class Search:
         dims, reached = self._effect(group), self._effect(chosen)
         if not dims or not reached or any(re.search(COUNTS, str(path[-1]).lower()) for path in group):
             return False
-        parameters = dict(self.full.named_parameters())
         for (name, axis), (before, after) in dims.items():
             shape, module = self.shapes[name], self.full.get_submodule(owning_module(name))
             stacked = len(shape) == 3 and axis == 1 and shape[0] > 1 and (name, 2) not in dims
             channels = axis == len(shape) - 1 or stacked
-            if name not in parameters or width_of(module) or after != 2 * before or not channels:
+            if name not in self.parameters or width_of(module) or after != 2 * before or not channels:
                 return False
         return any(name == other for name, _ in dims for other, _ in reached)
 
@@ -347,7 +350,7 @@ class Search:
         if not problems:
             return chosen, ""
         inputs = [group for group in rest if self._widens_inputs(group)]
-        silent = [group for group in rest if self._effect(group) == {}]
+        silent = [group for group in rest if self._sizes_no_parameter(group)]
         for more in [*inputs, tuple(path for group in inputs for path in group), *silent]:
             if more and not self._check([*chosen, *more]):
                 return [*chosen, *more], ""
