@@ -358,20 +358,22 @@ def size(subject: Subject, outputs: int) -> str | None:
     """Compares Packed's parameters with the expected number; `outputs` is the number of the model's outputs.
 
     With α = 2 and four members of half the width, a layer between hidden layers has as many weights as before; a vector, a
-    depthwise layer, a table, a first layer or a head, of which one side alone is thinner, has twice as many.
+    depthwise layer, a table, a first layer or a head, of which one side alone is thinner, has twice as many. Layers as wide as
+    the output on both sides may have four times as many: they may be parts of a stream that is the output.
     """
     if subject.method != "Packed":
         return None
     tables = {id(part.weight) for part in subject.model.modules() if isinstance(part, nn.Embedding)}
     example = subject.inputs.tensors()[0]
     channels = set(example.shape[1:-2] if example.ndim > 3 else example.shape[-1:]) if example.is_floating_point() else set()
-    expected = 0
+    expected = streams = 0
     for parameter in subject.model.parameters():
         one_side = parameter.ndim < 2 or 1 in parameter.shape[:2] or id(parameter) in tables
         one_side = one_side or outputs in parameter.shape or parameter.shape[1] in channels
         expected += parameter.numel() * (2 if one_side else 1)
+        streams += 2 * parameter.numel() if parameter.ndim > 1 and set(parameter.shape[:2]) == {outputs} else 0
     count = sum(parameter.numel() for parameter in subject.ensemble.parameters())
-    if 0.5 <= count / expected <= 1.6:
+    if 0.5 * expected <= count <= 1.6 * (expected + streams):
         return None
     return f"has {count:,} parameters, {count / expected:.2f} times as many as α, M and γ say"
 
