@@ -1,4 +1,4 @@
-"""Widths among the arguments of a constructor: weight norms, stacked experts, rotary embeddings, and numbers that go together."""
+"""Widths among the arguments of a constructor: weight norms, stacked experts, rotary embeddings, numbers that go together."""
 
 from __future__ import annotations
 

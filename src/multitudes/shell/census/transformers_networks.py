@@ -55,11 +55,13 @@ SMALL: tuple[tuple[str, int], ...] = (
 """Small values of whole numbers, by the name of the field; the first that matches counts, and 0 keeps what is there."""
 
 WINDOWS: dict[str, Any] = {"image_size": 64, "window_size": 2}
+SPARSE: dict[str, Any] = {"block_size": 1, "num_random_blocks": 1}
+"""Blocks so small that attention to few of them stays sparse on a short example; on others these networks change themselves."""
 EVERY_HEAD: dict[str, Any] = {"num_key_value_heads": ATTENTION_HEADS}
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "esmc", "minicpm3"), EVERY_HEAD),
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), WINDOWS),
-    **dict.fromkeys(("big_bird", "bigbird_pegasus"), {"block_size": 1, "num_random_blocks": 1}),
+    **dict.fromkeys(("big_bird", "bigbird_pegasus"), SPARSE),
     "bit": {"num_groups": 4},
     "bros": {"hidden_size": 128},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
@@ -69,7 +71,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "levit": {
-        "image_size": 64, "patch_size": 16, "hidden_sizes": [32, 48, 64], "key_dim": [8] * 3, "num_attention_heads": [2, 3, 4]
+        "image_size": 64,
+        "patch_size": 16,
+        "hidden_sizes": [32, 48, 64],
+        "key_dim": [8] * 3,
+        "num_attention_heads": [2, 3, 4],
     },
     "lilt": {"hidden_size": 96},
     "lw_detr_vit": {"image_size": 64, "patch_size": 16, "num_windows": 4},
