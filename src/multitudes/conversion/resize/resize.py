@@ -125,7 +125,7 @@ def resized(
 
 
 def _stream(structure: Structure) -> str:
-    """Says what to do where the output is a residual stream, which every block adds to from the first layer on; "" elsewhere."""
+    """Says what to do where the output is a residual stream, to which blocks add from the first layer on; "" elsewhere."""
     ends, layers = last_layers(structure)[0], structure.layers()
     if len(ends) < 3 or layers[0] not in ends:
         return ""
