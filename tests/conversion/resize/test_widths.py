@@ -82,6 +82,24 @@ class Pair(nn.Module):
         return self.head(self.decoder(x) + self.cross(torch.relu(self.inner(torch.relu(self.encoder(x))))))
 
 
+class Parts(nn.Module):
+    """Attention whose number of heads has another name, and reaches more tensors than the size of a head does."""
+
+    def __init__(self, dim: int = 24, size: int = 8, parts: int = 4) -> None:
+        super().__init__()
+        self.dim, self.size, self.parts = dim, size, parts
+        self.embed, self.head = nn.Linear(4, dim), nn.Linear(dim, 5)
+        self.query, self.key, self.value = (nn.Linear(dim, size * parts) for _ in range(3))
+        self.out = nn.Linear(size * parts, dim)
+        self.bias = nn.Parameter(torch.zeros(parts, 5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        q, k, v = (f(h).unflatten(-1, (self.parts, self.size)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        y = (q @ k.transpose(-1, -2) + self.bias).softmax(-1) @ v
+        return self.head(h + self.out(y.transpose(1, 2).flatten(2)))
+
+
 @pytest.mark.parametrize(
     ("net", "x", "half"),
     [
@@ -89,8 +107,9 @@ class Pair(nn.Module):
         (Experts(), ROWS, Experts(8, 12)),
         (Rotary(), TOKENS, Rotary(16, rotary=4)),
         (Pair(), ROWS, Pair(8, 12, 8)),
+        (Parts(), TOKENS, Parts(12, 4)),
     ],
-    ids=["weight norm", "experts", "rotary", "encoder and decoder"],
+    ids=["weight norm", "experts", "rotary", "encoder and decoder", "heads of another name"],
 )
 def test_half_the_width(net: nn.Module, x: Tensor, half: nn.Module) -> None:
     """All widths are halved, and what must follow them; the number of experts and heads stays."""
@@ -202,3 +221,23 @@ def test_an_output_that_all_blocks_add_to_cannot_be_thinned(monkeypatch: pytest.
     with pytest.raises(mt.ConversionError) as refusal:
         mt.ensemble(headed, mt.Packed(), ROWS, seed=0)
     assert "residual stream" not in str(refusal.value)
+
+
+class Depthwise(nn.Module):
+    """Its last block adds to the output, and begins with a depthwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 24, 1)
+        self.each, self.up, self.back = nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Conv2d(24, 48, 1), nn.Conv2d(48, 24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.down(torch.relu(self.stem(x)))
+        return h + self.back(torch.relu(self.up(self.each(h))))
+
+
+def test_a_depthwise_layer_on_the_output_stays_as_wide() -> None:
+    """It has the channels of what it reads, which are the output's; the layers inside the block are thinned."""
+    thin: Any = mt.resize(Depthwise(), 0.5, torch.randn(2, 3, 6, 6))
+    layers = (thin.stem, thin.down, thin.each, thin.up, thin.back)
+    assert [layer.out_channels for layer in layers] == [8, 24, 24, 24, 24]

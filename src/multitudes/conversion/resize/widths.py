@@ -135,7 +135,8 @@ class Search:
 
     def _scaled(self, paths: dict[Path, Any], ratio: float) -> tuple[dict[Path, Any], str]:
         """Scales numbers by the ratio. Returns them rounded as the network accepts them; or none, and what is wrong."""
-        problem, uneven = "its widths cannot be rounded so that they are legal and near the ratio", {}
+        problem = "its widths cannot be rounded so that they are legal and near the ratio"
+        uneven: dict[Path, Any] = {}
         for multiple, scaled in self._roundings(paths, ratio):
             wrong = self._wrong_at(scaled)
             if not wrong:
