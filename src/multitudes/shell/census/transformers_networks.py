@@ -84,7 +84,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mobilevitv2": {"image_size": 64, "width_multiplier": 1.0},
     "nemotron": {"num_key_value_heads": 2},
     "perceiver": {"d_latents": 32, "num_latents": 8},
-    "pp_lcnet_v3": {"scale": 0.25},
+    "pp_lcnet_v3": {
+        "conv_symmetric_num": 2,
+        "block_configs": [
+            [[3, 16, 16, 1, False]],
+            [[3, 16, 32, 2, False]],
+            [[3, 32, 32, 2, False]],
+            [[3, 32, 64, 2, False]],
+            [[5, 64, 128, 2, True], [5, 128, 128, 1, False]],
+        ],
+    },
     "reformer": {"axial_pos_embds": False, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4},
     "sapiens2": {"image_size": [32, 32], "num_key_value_heads_per_layer": [ATTENTION_HEADS] * LAYERS},
     "shieldgemma2": {"yes_token_index": 3, "no_token_index": 4},
