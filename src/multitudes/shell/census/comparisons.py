@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -293,7 +294,7 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str]) -> str | No
             for name, direction in directions.items():
                 named[name].add_(direction, alpha=step)
         slopes.append((ends[0] - ends[1]) / (2 * step))
-    noise = min(abs(one - other) for one, other in zip(slopes, slopes[1:], strict=False))  # parts may be in single precision
+    noise = min(abs(one - other) for one, other in itertools.pairwise(slopes))  # parts may be in single precision
     if min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(scale, abs(expected)) + noise + 1e-9:
         return None
     if not _differentiable(ensemble.member(0).eval(), inputs):
