@@ -52,6 +52,18 @@ def test_a_configuration_becomes_small_by_value() -> None:
     assert small == {"hidden_size": 32, "mlp_size": 128, "num_hidden_layers": 2, "vocab_size": 64}
 
 
+def test_configurations_inside_a_configuration_become_small() -> None:
+    """Whatever their field is called."""
+    inner = {"model_type": "encoder", "hidden_size": 768, "vocab_size": 30522}
+    small = transformers_networks.changes({"encoder": inner, "rope": {"hidden_size": 768}})
+    assert small == {"encoder": {"model_type": "encoder", "hidden_size": 32, "vocab_size": 64}}
+
+
+def test_every_class_of_transformers_is_listed_once() -> None:
+    names = [network.name for network in networks.networks(["transformers"])]
+    assert len(names) == len(set(names)) > 200
+
+
 def test_networks_of_transformers_are_small_and_run() -> None:
     chosen = [n for n in networks.networks(["transformers"]) if n.family in ("bert", "vit", "gpt2", "wav2vec2", "resnet")]
     assert len(chosen) == 5

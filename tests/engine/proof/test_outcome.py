@@ -120,6 +120,14 @@ class TestUndone:
         trial, inputs = in_double(mt.ensemble(self.net(), mt.Deep(members=M), torch.randn(B, 4)).engine, inputs)
         assert not run_reference(trial, inputs, "train").random
 
+    def test_small_randomness_is_noticed_too(self) -> None:
+        """In single precision, where it is less than the errors that pass: another draw may be more."""
+        x = torch.randn(B, 4).float()
+        net = Own(lambda h: h * (1 + 5e-4 * torch.rand(1, dtype=h.dtype)), training=True).float()
+        engine = mt.ensemble(net, mt.Deep(members=M), x, seed=0).engine
+        assert run_reference(engine, mt.Inputs(x), "train").random
+        assert not run_reference(engine, mt.Inputs(x), "eval").random
+
 
 class TestPrecision:
     def test_single_precision_models_are_tried_in_double(self) -> None:

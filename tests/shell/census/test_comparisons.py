@@ -193,6 +193,31 @@ def test_the_size_of_packed(alpha: int, right: bool) -> None:
     assert (said is None) is right
 
 
+def test_the_size_of_packed_with_a_large_first_layer() -> None:
+    """The input's channels stay: the first layer of four members of half the width is twice as large as the network's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 8), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    x = torch.randn(2, 3, 8, 8)
+    ensemble = mt.ensemble(model, mt.Packed(members=4, alpha=2), x, seed=0, check=False)
+    count, whole = (sum(p.numel() for p in net.parameters()) for net in (ensemble, model))
+    assert count > 1.7 * whole
+    assert comparisons.size(Subject(ensemble, model, mt.Inputs(x)), 5) is None
+
+
+def test_tiny_outputs_are_told_apart() -> None:
+    """Some networks start with outputs near zero; members that differ by their own scale are not equal."""
+    model, x = network(), torch.randn(4, 6)
+    for layer in (model[0], model[2], model[4]):
+        layer.bias.data.zero_()
+    model[4].weight.data *= 1e-20
+    ensemble = mt.ensemble(model, mt.Deep(members=2), x, seed=0, check=False)
+    with torch.no_grad():
+        ensemble.get_parameter("4.weight").mul_(1e-20)
+    made = Subject(ensemble, model, mt.Inputs(x))
+    assert float(made.outputs[0].abs().max()) < 1e-15
+    assert comparisons._equal_members(made) is None
+
+
 def test_a_gap_is_relative_and_nan_is_no_number() -> None:
     one = torch.tensor([1.0, -4.0])
     assert comparisons.gap(one, one) == 0

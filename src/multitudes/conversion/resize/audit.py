@@ -23,6 +23,9 @@ ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 """Norms over several channels: their outputs change, rightly, if channels are removed."""
 
 
+HIDDEN = ("hidden_state", "past_key_values", "mems")
+"""Words in the names of outputs that are hidden states or caches of attention."""
+
 Maps = list[tuple[int, int, int]]
 """A triple per attention: number of maps (rows × heads), their height and width."""
 
@@ -61,7 +64,7 @@ def _fixed(output: Any) -> dict[str, Tensor]:
     """Returns the output tensors by name, without hidden states and caches of attention beside the first output."""
     tensors = {name: leaf for name, leaf in tree.leaves(output) if isinstance(leaf, Tensor)}
     first = next(iter(tensors), "")
-    return {n: t for n, t in tensors.items() if n == first or not ("hidden_state" in n or "past_key_values" in n)}
+    return {n: t for n, t in tensors.items() if n == first or not any(word in n for word in HIDDEN)}
 
 
 def _heads(maps: Maps) -> str:
@@ -183,8 +186,12 @@ def without_channels(model: nn.Module, new: nn.Module, inputs: Inputs, names: Se
 
 
 def _another(tensor: Tensor) -> Tensor:
-    """Returns other values of the same range."""
-    return tensor.flip(0).roll(1, -1) if tensor.ndim else tensor
+    """Returns other values of about the same range, whatever the given ones are: an example may be all ones."""
+    other = tensor.flip(0).roll(1, -1) if tensor.ndim else tensor
+    if not (other.is_floating_point() or other.is_complex()):
+        return other
+    generator = torch.Generator().manual_seed(0)
+    return other * (0.8 + 0.2 * torch.rand(other.shape, generator=generator)).to(other)
 
 
 def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -216,6 +223,11 @@ def fails_in_training(model: nn.Module, new: nn.Module, inputs: Inputs) -> Itera
             errors.append(f"{type(error).__name__}: {error}")
     if errors[0] is None and errors[1] is not None:
         yield f"it does not run in training mode: {errors[1]}"
+
+
+def kinds_of(net: nn.Module) -> dict[str, str]:
+    """Returns the class of every module by its full name: torch makes a class anew for each parametrized layer."""
+    return {name: f"{type(part).__module__}.{type(part).__qualname__}" for name, part in net.named_modules()}
 
 
 def changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:

@@ -16,6 +16,7 @@ from multitudes.conversion.resize.audit import changes_lost, run_of
 from multitudes.conversion.resize.pruning import is_transformers, width_of
 from multitudes.conversion.resize.recipe import Recipe, bound, fields, holds_weights, recorded
 from multitudes.engine import tree
+from multitudes.engine.inputs import fresh_inputs
 from multitudes.engine.modules import named_tensors
 from multitudes.engine.program import META, without_values
 from multitudes.engine.seeds import seeded
@@ -142,23 +143,31 @@ class _Fit:
             if lost == [] or (lost is not None and time.thread_time() > self.started + SECONDS):
                 break
             try:
-                differences = self._differences(trial.build({}, META))
+                differences = self._differences(trial)
             except Exception as error:  # constructors may raise anything
                 differences = [f"it fails with {type(error).__name__}: {error}"] * 10**6
             if lost is None or len(differences) < len(lost):
                 recipe, lost = trial, differences
         return recipe, lost or []
 
-    def _differences(self, net: nn.Module) -> list[str]:
-        """Lists differences to the given model; what the forward pass sets is no difference."""
-        differences = list(changes_lost(self.structure.model, net))
-        if differences and not any("(tensor)" in difference for difference in differences):
+    def _differences(self, recipe: Recipe) -> list[str]:
+        """Lists how the network of a recipe differs from the given model; what the forward pass sets is no difference."""
+        model, inputs = self.structure.model, self.structure.inputs
+        device = next((tensor.device for _, tensor in named_tensors(model)), META)
+        net = recipe.build({}, META)
+        differences = list(changes_lost(model, net))
+        if not differences or any("(tensor)" in difference for difference in differences):
+            return differences
+        for place, call in {META: without_values(inputs), device: fresh_inputs(inputs)}.items():
             try:
-                call = without_values(self.structure.inputs)
-                net.eval()(*call.args, **call.kwargs)
+                with torch.no_grad(), seeded(0):
+                    net = net if place == META else recipe.build({}, place)
+                    net.eval()(*call.args, **call.kwargs)
             except Exception:  # not every network runs on the meta device
-                return differences
-            differences = list(changes_lost(self.structure.model, net))
+                continue
+            differences = list(changes_lost(model, net))
+            if not differences:
+                break
         return differences
 
     def _stored(self, recipe: Recipe) -> Iterator[tuple[str, Any]]:

@@ -246,6 +246,11 @@ def _tie_again(model: nn.Module, new: nn.Module) -> Iterator[str]:
             setattr(new.get_submodule(module), key, one)
 
 
+def _is_depthwise(layer: nn.Module) -> bool:
+    """Whether a convolution treats every channel on its own."""
+    return isinstance(layer, _ConvNd) and layer.groups == layer.in_channels == layer.out_channels
+
+
 def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> Iterator[str]:
     """Reports layers without the expected width, and outputs of another shape."""
     model, layers = structure.model, structure.layers()
@@ -253,7 +258,8 @@ def _wrong(structure: Structure, new: nn.Module, expected: dict[str, int]) -> It
         layer = new.get_submodule(name)
         label, width = f"{name} ({type(layer).__name__})", width_of(layer)
         if name not in expected:
-            yield f"{label} has no channels that could be removed"
+            if not _is_depthwise(layer):  # it is as wide as what it reads, which may be an output
+                yield f"{label} has no channels that could be removed"
         elif expected[name] != width:
             yield f"{label} has {width} channels instead of {expected[name]}"
     read = {owning_module(name) for name in structure.read_elsewhere} - set(layers)

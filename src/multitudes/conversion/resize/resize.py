@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
-from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, without_channels
+from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, kinds_of, without_channels
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Path, Recipe, written
@@ -34,6 +34,9 @@ from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
+
+STREAM = "Its output is its residual stream"
+"""How the reason begins why a network cannot be thinned whose blocks add to the output."""
 
 FEW = 0.1
 """The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
@@ -113,7 +116,7 @@ def resized(
     except Exception as error:  # constructors may raise anything
         reason = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
         failure = f"by {way}: {reason}"
-    instead = _advice(structure, factory)
+    instead = _stream(structure) or _advice(structure, factory)
     if ratio > 1:
         raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n  {failure}\n{instead}")
     try:
@@ -138,6 +141,18 @@ def _on_cpu(structure: Structure, seed: int) -> Structure | None:
         return run_example(copy_with(model, moved), inputs.refill([tensor.cpu() for tensor in inputs.tensors()]), seed)
     except Exception:  # it may hold tensors elsewhere
         return None
+
+
+def _stream(structure: Structure) -> str:
+    """Says what to do where the output is a residual stream, to which blocks add from the first layer on; "" elsewhere."""
+    ends, layers = last_layers(structure)[0], structure.layers()
+    if len(ends) < 3 or layers[0] not in ends:
+        return ""
+    return (
+        f"{STREAM}: {len(ends)} layers from {layers[0]} on are added up to it, so they must stay as wide as the output. "
+        "Put a head behind it, whose inputs can follow (a network for classification in place of a backbone), or use another "
+        "method, such as mt.BatchEnsemble(members=4)"
+    )
 
 
 def _advice(structure: Structure, factory: Factory | None) -> str:
@@ -278,8 +293,8 @@ def _problems(
 ) -> Iterator[str]:
     """Reports problems with a resized network: other modules, other outputs, layers as wide as before."""
     model = structure.model
-    ours, theirs = ({n: type(part) for n, part in net.named_modules()} for net in (model, new))
-    names = [n for n in ours.keys() | theirs.keys() if ours.get(n) is not theirs.get(n)]
+    ours, theirs = kinds_of(model), kinds_of(new)
+    names = [n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)]
     if names:
         yield f"module {min(names) or '(the model)'} is missing or has another type"
         return

@@ -8,6 +8,7 @@ layers is taken. At the ratio that was asked for, widths are rounded to what the
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
+from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of
 from multitudes.conversion.resize.pruning import width_of
 from multitudes.conversion.resize.recipe import Path, Recipe
 from multitudes.engine.modules import named_tensors, owning_module
@@ -35,6 +36,9 @@ Dims = dict[tuple[str, int], tuple[int, int]]
 
 ROUNDING = 16
 """The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
+
+COUNTS = "num|len|position|token|quer|latent|slot|regist|expert"
+"""Words in the names of arguments that are numbers of something, not widths."""
 
 UNEVEN = "square matrices would no longer be square"
 
@@ -66,7 +70,8 @@ class Search:
         self.full = self.recipe.build({}, META)
         self.numbers = self.recipe.numbers()
         self.shapes = shapes_of(self.full)
-        self.kinds = {name: type(part) for name, part in self.full.named_modules()}
+        self.parameters = {name for name, _ in self.full.named_parameters()}
+        self.kinds = kinds_of(self.full)
         self.ends = last_layers(self.structure)[0]
         self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
         self.inputs = without_values(self.structure.inputs)
@@ -87,7 +92,7 @@ class Search:
             chosen = self._completed(chosen, rest)
         if not chosen:
             raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
-        chosen, note = self._running(chosen, rest)
+        chosen, note = self._running(self._with_loose(chosen, rest), rest)
         return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
 
     def _following(self, chosen: list[Path]) -> set[str]:
@@ -98,35 +103,65 @@ class Search:
         return {name for name in self.layers if _follows(self.full.get_submodule(name), net.get_submodule(name))}
 
     def changes(self, widths: Widths, ratio: float) -> dict[Path, Any]:
-        """Returns the scaled widths: as near as the constructor and the forward pass accept."""
-        problem, uneven = "its widths cannot be rounded so that they are legal and near the ratio", None
-        for multiple, scaled in self._roundings(widths, ratio):
-            wrong = self._wrong_at(scaled)
-            if not wrong:
-                return self._exact(widths, ratio, scaled) if multiple != 1 else scaled
-            uneven = scaled if wrong == UNEVEN and uneven is None else uneven
-            problem = wrong
-        if uneven is not None:
-            return uneven
+        """Returns the scaled widths, as near as the constructor and the forward pass accept; and numbers that must follow."""
+        problem = ""
+        for companion in self._companions(widths):
+            paths = {**widths.paths, **companion}
+            scaled, wrong = self._scaled(paths, ratio)
+            if scaled:
+                return scaled
+            problem = problem or wrong
+            if self._left() < 0:
+                break
         raise ConversionError(problem)
 
-    def _roundings(self, widths: Widths, ratio: float) -> Iterator[tuple[int, dict[Path, Any]]]:
+    def _companions(self, widths: Widths) -> Iterator[dict[Path, Any]]:
+        """Yields numbers that may have to follow the widths: none, then each that divides a width and sizes no parameter.
+
+        The width of rotary embeddings is such a number: it must not exceed that of a head.
+        """
+        yield {}
+        whole = [value for value in widths.paths.values() if isinstance(value, int)]
+        for path, value in self.numbers.items():
+            divides = isinstance(value, int) and value > 1 and any(width % value == 0 for width in whole)
+            counts = is_head_count(path) or is_expert_count(path)
+            if divides and not counts and path not in widths.paths and self._sizes_no_parameter((path,)):
+                yield {path: value}
+
+    def _sizes_no_parameter(self, group: tuple[Path, ...]) -> bool:
+        """Whether doubled numbers change nothing or buffers alone, as the size of rotary embeddings does."""
+        dims = self._effect(group)
+        return dims is not None and not self.parameters & {name for name, _ in dims}
+
+    def _scaled(self, paths: dict[Path, Any], ratio: float) -> tuple[dict[Path, Any], str]:
+        """Scales numbers by the ratio. Returns them rounded as the network accepts them; or none, and what is wrong."""
+        problem = "its widths cannot be rounded so that they are legal and near the ratio"
+        uneven: dict[Path, Any] = {}
+        for multiple, scaled in self._roundings(paths, ratio):
+            wrong = self._wrong_at(scaled)
+            if not wrong:
+                return (self._exact(paths, ratio, scaled) if multiple != 1 else scaled), ""
+            uneven = uneven or (scaled if wrong == UNEVEN else {})
+            problem = wrong
+        return uneven, problem
+
+    def _roundings(self, paths: dict[Path, Any], ratio: float) -> Iterator[tuple[int, dict[Path, Any]]]:
         seen = []
         for multiple in (1, 0, 2, 4, 8, 16, 32, 64):
             scaled = {}
-            for path, value in widths.paths.items():
+            for path, value in paths.items():
                 divisor = max(multiple, 1) * (self._heads(path) if multiple != 1 else 1)
                 scaled[path] = value * ratio if isinstance(value, float) else nearest(value * ratio, divisor)
-            far = any(_is_far(widths.paths[path], value, ratio) for path, value in scaled.items())
+            far = any(_is_far(paths[path], value, ratio) for path, value in scaled.items())
             if scaled not in seen and not far:
                 seen.append(scaled)
                 yield multiple, scaled
 
-    def _exact(self, widths: Widths, ratio: float, rounded: dict[Path, Any]) -> dict[Path, Any]:
+    def _exact(self, paths: dict[Path, Any], ratio: float, rounded: dict[Path, Any]) -> dict[Path, Any]:
         """Returns rounded widths with as many exact ones as possible, since not all must be divisible."""
         scaled = dict(rounded)
-        for group in groups(widths.paths):
-            exact = {p: nearest(widths.paths[p] * ratio) for p in group if not isinstance(widths.paths[p], float)}
+        for group in groups(paths):
+            exact = {p: nearest(paths[p] * ratio) for p in group if not isinstance(paths[p], float)}
             trial = {**scaled, **exact}
             if trial != scaled and self._left() > 0 and not self._wrong_at(trial):
                 scaled = trial
@@ -152,7 +187,7 @@ class Search:
             net = self.recipe.build(scaled, self.device)
         except Exception as error:  # constructors may raise anything
             return f"its constructor fails at that width: {type(error).__name__}: {error}"
-        if {name: type(part) for name, part in net.named_modules()} != self.kinds:
+        if kinds_of(net) != self.kinds:
             return "its constructor adds or removes modules at that width"
         problems = self._problems(net)
         return "; ".join(problems) or ("" if self._is_even(net) else UNEVEN)
@@ -191,8 +226,7 @@ class Search:
             net = self.recipe.build({path: 2 * self.numbers[path] for path in paths}, device)
         except Exception:  # constructors may raise anything
             return None
-        same = {name: type(part) for name, part in net.named_modules()} == self.kinds
-        return net if same and shapes_of(net).keys() == self.shapes.keys() else None
+        return net if kinds_of(net) == self.kinds and shapes_of(net).keys() == self.shapes.keys() else None
 
     def _effect(self, paths: Iterable[Path]) -> Dims | None:
         """Returns the sizes that change if these numbers are doubled; None if modules change too."""
@@ -242,23 +276,51 @@ class Search:
                     return self._completed([*chosen, *one, *other], [g for g in rest if g not in (one, other)])
         return chosen
 
+    def _with_loose(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
+        """Adds widths of loose matrices alone: parameters of modules that are no layers, as stacked experts are."""
+        for group in rest:
+            if self._widens_loose(group, chosen) and self._adds([*chosen, *group], chosen):
+                chosen = [*chosen, *group]
+        return chosen
+
+    def _widens_loose(self, group: tuple[Path, ...], chosen: list[Path]) -> bool:
+        """Whether doubled numbers double channels of loose tensors alone, at least one of which the widths reach too.
+
+        Channels are the last axis, or one of the last two of stacked matrices; tables of positions have one entry in front.
+        """
+        dims, reached = self._effect(group), self._effect(chosen)
+        if not dims or not reached or any(re.search(COUNTS, str(path[-1]).lower()) for path in group):
+            return False
+        for (name, axis), (before, after) in dims.items():
+            shape, module = self.shapes[name], self.full.get_submodule(owning_module(name))
+            stacked = len(shape) == 3 and axis == 1 and shape[0] > 1 and (name, 2) not in dims
+            channels = axis == len(shape) - 1 or stacked
+            if name not in self.parameters or width_of(module) or after != 2 * before or not channels:
+                return False
+        return any(name == other for name, _ in dims for other, _ in reached)
+
     def _adds(self, paths: list[Path], chosen: list[Path]) -> bool:
         """Whether these numbers are widths together, and reach more than those that were chosen."""
         dims = self._effect(paths)
         before = self._effect(chosen) if chosen else {}
         return dims is not None and self._is_width(dims) and (before is None or dims.keys() > before.keys())
 
+    @functools.cached_property
+    def sizes(self) -> set[int]:
+        """Sizes of tensors; of those up to 3, which kernels, groups and tables have too, the widths of layers alone."""
+        widths = {width_of(self.full.get_submodule(name)) for name in self.layers}
+        return {size for shape in self.shapes.values() for size in shape if size > 3 or size in widths}
+
     def _is_exact(self, group: tuple[Path, ...]) -> bool:
         """Whether numbers are fractions, or widths of tensors by value."""
-        sizes = {size for shape in self.shapes.values() for size in shape}
-        return all(isinstance(self.numbers[p], float) or self.numbers[p] in sizes for p in group)
+        return all(isinstance(self.numbers[p], float) or self.numbers[p] in self.sizes for p in group)
 
     def _may_be_width(self, group: tuple[Path, ...]) -> bool:
         """Whether some number of a group divides the width of a tensor, or is a fraction of usual size."""
-        sizes = {size for shape in self.shapes.values() for size in shape if size > 1}
+        sizes = self.sizes - {1}
         for path in group:
             value = self.numbers[path]
-            if is_head_count(path):
+            if is_head_count(path) or is_expert_count(path):
                 continue
             if isinstance(value, float):
                 if 0.1 <= value <= 1e4 and math.isfinite(value):
@@ -288,16 +350,36 @@ class Search:
         problems = self._check(chosen)
         if not problems:
             return chosen, ""
-        for group in [g for g in rest if self._effect(g) == {}]:
-            if not self._check([*chosen, *group]):
-                return [*chosen, *group], ""
+        inputs = [group for group in rest if self._widens_inputs(group)]
+        silent = [group for group in rest if self._sizes_no_parameter(group)]
+        for more in [*inputs, tuple(path for group in inputs for path in group), *silent]:
+            if more and not self._check([*chosen, *more]):
+                return [*chosen, *more], ""
         for group in groups(chosen)[::-1]:
             fewer = [path for path in chosen if path not in group]
             if fewer and not self._check(fewer):
-                return fewer, ""
+                return self._refilled(fewer, rest), ""
         if all("heads" in problem for problem in problems):
             return chosen, "the size of attention heads stays, their number follows the width"
         raise ConversionError(problems[0])
+
+    def _refilled(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
+        """Adds widths that gave way to a number that was dropped."""
+        for group in rest:
+            dims = self._effect(group)
+            if dims and self._is_width(dims) and self._adds([*chosen, *group], chosen) and not self._check([*chosen, *group]):
+                chosen = [*chosen, *group]
+        return chosen
+
+    def _widens_inputs(self, group: tuple[Path, ...]) -> bool:
+        """Whether doubled numbers double the inputs of layers and nothing else: another part of the network makes these."""
+        dims = self._effect(group) or {}
+        for (name, axis), (before, after) in dims.items():
+            layer = self.full.get_submodule(owning_module(name))
+            is_input = width_of(layer) > 0 and len(self.shapes[name]) > 1 and axis == 1 - output_axis(layer, "weight")
+            if not is_input or after != 2 * before:
+                return False
+        return bool(dims)
 
     def _check(self, paths: list[Path]) -> list[str]:
         net = self._doubled(paths, self.device)
@@ -316,8 +398,8 @@ def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
 
 
 def _is_far(value: float, scaled: float, ratio: float) -> bool:
-    """Whether a rounded width is nearer to the given width than to the one that was asked for."""
-    return abs(value * ratio - value) >= 1 and abs(math.log(scaled / value)) < abs(math.log(ratio)) / 2
+    """Whether a rounded width is nearer to the given width than to the one that was asked for, or beyond it."""
+    return abs(value * ratio - value) >= 1 and math.log(scaled / value) / math.log(ratio) < 0.5
 
 
 def changed_dims(before: Shapes, after: Shapes) -> Dims:
@@ -367,6 +449,12 @@ def is_head_count(path: Path) -> bool:
     """Whether an argument is a number of attention heads, by its name."""
     name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
     return "head" in name and not re.search("dim|size|channel|width|hidden|conv|init|scale|drop|bias|d_head|per_head", name)
+
+
+def is_expert_count(path: Path) -> bool:
+    """Whether an argument is a number of experts, by its name: they stand along an axis of their own."""
+    name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
+    return "experts" in name and not re.search("dim|size|channel|width|hidden", name)
 
 
 def _trunk(path: Path) -> int:

@@ -18,6 +18,7 @@ from torch import nn
 
 from multitudes.conversion.check import check
 from multitudes.conversion.convert import ensemble as convert
+from multitudes.conversion.resize.resize import STREAM
 from multitudes.engine.inputs import Inputs
 from multitudes.errors import ConversionError, InputError, MultitudesError
 from multitudes.files.ensemble_file import load, save
@@ -34,7 +35,8 @@ PACKED = {"members": 4, "alpha": 2}
 NODES = "nodes of one graph depend on each other, so no other example can stand in another slot"
 GRAPHS = ("gcn", "gat", "graphsage", "gin")
 IMPOSSIBLE: dict[tuple[str, str], str] = {("MIMO", name): NODES for kind in GRAPHS for name in (kind, f"{kind}_by_hand")}
-"""Pairs that no implementation could convert, by method and family, with the reason."""
+"""Pairs that no implementation could convert, by method and family, with the reason. Packed refuses others by itself: networks
+whose output is the stream that all blocks add to (`STREAM`), since outputs keep their width."""
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
 """Texts of errors that tell of too little memory."""
@@ -96,7 +98,7 @@ class Attempt:
             if lacks_memory(error):
                 return "memory", "more memory was asked for than is allowed"
             if isinstance(error, (ConversionError, InputError)):
-                return "refused", str(error)
+                return "impossible" if self.method == "Packed" and STREAM in str(error) else "refused", str(error)
             last = traceback.extract_tb(error.__traceback__)[-1]
             return "error", f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
         return ("wrong", "; ".join(self.broken)) if self.broken else ("ok", "")

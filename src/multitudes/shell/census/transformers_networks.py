@@ -48,33 +48,60 @@ SMALL: tuple[tuple[str, int], ...] = (
     (r"(num_local|num|n_routed|moe_num)_experts", 4),
     (r".*experts_per_tok|.*top_?k|n_group", 2),
     (r"topk_group", 1),
+    (r"mask_(time|feature)_length", 2),
     (r"image_size|crop_size", SIDE),
     (r"patch_size", 8),
 )
 """Small values of whole numbers, by the name of the field; the first that matches counts, and 0 keeps what is there."""
 
 WINDOWS: dict[str, Any] = {"image_size": 64, "window_size": 2}
+SPARSE: dict[str, Any] = {"block_size": 1, "num_random_blocks": 1}
+"""Blocks so small that attention to few of them stays sparse on a short example; on others these networks change themselves."""
 EVERY_HEAD: dict[str, Any] = {"num_key_value_heads": ATTENTION_HEADS}
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "esmc", "minicpm3"), EVERY_HEAD),
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), WINDOWS),
+    **dict.fromkeys(("big_bird", "bigbird_pegasus"), SPARSE),
     "bit": {"num_groups": 4},
     "bros": {"hidden_size": 128},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "deepseek_v2": {**EVERY_HEAD, "num_experts_per_tok": 2},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
     "hgnet_v2": {"hidden_sizes": [256, 512, 1024, 2048]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
-    "levit": {"patch_size": 16, "image_size": 64},
-    "lilt": {"hidden_size": 48},
+    "levit": {
+        "image_size": 64,
+        "patch_size": 16,
+        "hidden_sizes": [32, 48, 64],
+        "key_dim": [8] * 3,
+        "num_attention_heads": [2, 3, 4],
+    },
+    "lilt": {"hidden_size": 96},
     "lw_detr_vit": {"image_size": 64, "patch_size": 16, "num_windows": 4},
     "mistral4": {**EVERY_HEAD, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4},
     "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32},
-    "mobilevitv2": {"image_size": 128, "width_multiplier": 0.25},
+    "mobilevitv2": {"image_size": 64, "width_multiplier": 1.0},
     "nemotron": {"num_key_value_heads": 2},
     "perceiver": {"d_latents": 32, "num_latents": 8},
-    "reformer": {"axial_pos_embds": False},
-    "sapiens2": {"image_size": [32, 32]},
+    "pp_lcnet_v3": {
+        "conv_symmetric_num": 2,
+        "block_configs": [
+            [[3, 16, 16, 1, False]],
+            [[3, 16, 32, 2, False]],
+            [[3, 32, 32, 2, False]],
+            [[3, 32, 64, 2, False]],
+            [[5, 64, 128, 2, True], [5, 128, 128, 1, False]],
+        ],
+    },
+    "reformer": {"axial_pos_embds": False, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4},
+    "sapiens2": {"image_size": [32, 32], "num_key_value_heads_per_layer": [ATTENTION_HEADS] * LAYERS},
+    "shieldgemma2": {"yes_token_index": 3, "no_token_index": 4},
+    "textnet": {"image_size": [32, 32], "stem_out_channels": 8},
+    "tipsv2_vision_model": {"out_features": ["stage2"]},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"use_cache": False},
+    "zamba2": {"use_cache": False, "mamba_headdim": 8, "n_mamba_heads": 8},
 }
 """What single architectures need beside `SMALL`."""
 
@@ -89,13 +116,14 @@ def auto() -> Any:
 @functools.cache
 def networks() -> list[Network]:
     """Lists every architecture once."""
-    found: dict[str, tuple[str, str]] = {}
+    kinds: dict[str, tuple[str, str]] = {}
     for mapping, head in HEADS.items():
         for kind, name in getattr(auto(), mapping).items():
-            found.setdefault(kind, (head, name[0] if isinstance(name, (tuple, list)) else name))
+            kinds.setdefault(kind, (head, name[0] if isinstance(name, (tuple, list)) else name))
+    by_name = {name: (kind, head) for kind, (head, name) in sorted(kinds.items())}  # a class may have several configurations
     return [
         Network("transformers", kind, name, functools.partial(build, kind, name), functools.partial(inputs, head))
-        for kind, (head, name) in sorted(found.items())
+        for name, (kind, head) in by_name.items()
     ]
 
 
@@ -136,7 +164,7 @@ def changes(config: Mapping[str, Any]) -> dict[str, Any]:
     )
     new: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and key.endswith("_config") and value:
+        if isinstance(value, Mapping) and "model_type" in value:
             new[key] = {**value, **changes(value)}
         elif value is None and key in ABSENT:
             new[key] = ABSENT[key]
@@ -194,6 +222,13 @@ def _ids(config: Any, head: str) -> dict[str, torch.Tensor]:
 
 def _pixels(config: Any, head: str) -> dict[str, torch.Tensor]:
     vision = getattr(config, "vision_config", config)
+    if hasattr(vision, "num_patches"):  # patches that are cut before, with their places
+        count, entries = 4, vision.num_channels * vision.patch_size**2
+        shapes = torch.tensor([[2, 2]] * ROWS)
+        return {
+            "pixel_values": torch.randn(ROWS, count, entries), "pixel_attention_mask": torch.ones(ROWS, count).long(),
+            "spatial_shapes": shapes,
+        }  # fmt: skip
     size: Any = getattr(vision, "image_size", SIDE) or SIDE
     sides = (size, size) if _whole(size) else tuple(size)
     frames = (getattr(config, "num_frames", 4),) if head == "video" else ()
