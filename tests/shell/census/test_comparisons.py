@@ -134,7 +134,7 @@ def test_gradients_of_factors_are_compared_with_the_slope_of_plain_members() -> 
     assert comparisons.gradients(made) is None
     double, inputs = comparisons.in_double(made)
     double.__class__ = HalfFactors
-    assert comparisons._slope(double, inputs, names) is not None
+    assert comparisons._slope(double, inputs, names, []) is not None
 
 
 def scaled(model: nn.Module, ensemble: Ensemble) -> None:
@@ -245,3 +245,40 @@ def test_rounding_is_told_from_errors() -> None:
     ensemble = copy.deepcopy(ensemble)
     made = Subject(ensemble, model, mt.Inputs(x))
     assert comparisons.values(made) is None
+
+
+class TiedHead(nn.Module):
+    """A table whose weight is the head's too, and a branch that the example does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.body = nn.Linear(8, 8)
+        self.unused = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor, other: bool = False) -> torch.Tensor:
+        h = self.body(self.table(ids).mean(1)).relu()
+        return self.head(self.unused(h) if other else h)
+
+
+def test_tensors_that_are_tied_in_the_ensemble_alone_are_compared_by_slope() -> None:
+    """A plain member of BatchEnsemble has a head of its own, so its table has a part of the gradient; and a branch at rest."""
+    model, ids = TiedHead(), mt.Inputs(torch.randint(11, (3, 4)))
+    made = comparisons.Subject(mt.ensemble(model, mt.BatchEnsemble(members=2), ids, seed=0), model, ids)
+    assert "table.weight" in comparisons.formed(made.ensemble)
+    assert comparisons.gradients(made) is None
+    assert comparisons.training(made, 3) is None
+
+
+def test_masks_on_a_head_of_zeros_are_no_error() -> None:
+    """A weight of zeros equals its masked self; constants are moved before gradients are compared, in a copy."""
+    model, x = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.randn(3, 4)
+    nn.init.zeros_(model[2].weight)
+    ens = mt.ensemble(model, mt.Masksembles(members=2, fewest=4), x, seed=0)
+    moved = dict(comparisons._without_constants(ens).named_parameters())
+    assert len(moved["2.weight"].unique()) > 1
+    assert torch.equal(moved["0.weight"], model[0].weight)
+    assert comparisons.gradients(comparisons.Subject(ens, model, mt.Inputs(x))) is None
+    assert not ens.get_parameter("2.weight").any(), "the ensemble itself is as before"

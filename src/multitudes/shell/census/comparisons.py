@@ -237,12 +237,15 @@ def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool) -> Gaps:
 def formed(ensemble: Ensemble) -> list[str]:
     """Names the parameters that plain members do not hold as they are: factors, components, weights under a mask."""
     members = [dict(ensemble.member(m).named_parameters()) for m in range(ensemble.members)]
+    every = dict(ensemble.named_parameters(remove_duplicate=False))
     names = []
     for name, parameter in ensemble.named_parameters():
         if not parameter.requires_grad:
             continue
         plain = [member.get(name) for member in members]
-        if not (_held(parameter, plain) or _owned(parameter, plain)):
+        others = {other for other, tied in every.items() if tied is parameter} - {name}
+        untied = any(other in member for other in others for member in members)
+        if untied or not (_held(parameter, plain) or _owned(parameter, plain)):
             names.append(name)
     return names
 
@@ -422,7 +425,8 @@ def training(subject: Subject, rows: int) -> str | None:
     now = {name: p.detach() for name, p in ensemble.named_parameters() if name in before}
     if not any(not torch.equal(now[name], old) for name, old in before.items()):
         return "a training step changes nothing"
-    own = [name for name in now if _owned(now[name], [member.get(name) for member in plain])]
+    used = [name for name, p in ensemble.named_parameters() if p.grad is not None]  # an example may leave out a whole branch
+    own = [name for name in used if _owned(now[name], [member.get(name) for member in plain])]
     for m in range(ensemble.members):
         if own and all(torch.equal(now[name][m], before[name][m]) for name in own):
             return f"a training step changes nothing that member {m} owns"
