@@ -165,43 +165,68 @@ _REPLAYS: WeakKeyDictionary[Any, Replay] = WeakKeyDictionary()
 """By factory: its members are made one by one, and the search is the same for all."""
 
 
-def _replay_of(structure: Structure, factory: Any) -> Replay:
-    """Finds what a model was built with, and which of it are widths."""
-    replay = _REPLAYS.get(factory) if factory is not None else None
-    if replay is None:
-        recipe = recipe_of(structure, factory)
-        if recipe is None:
-            raise ConversionError("what it was built with is not known")
-        search = Search(recipe, structure)
-        replay = Replay(recipe, search, search.widths())
-        if factory is not None:
-            _REPLAYS[factory] = replay
-    return replay
+def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
+    """Finds what a model was built with, and yields choices of widths in it, the likely ones first.
+
+    These are widths among its arguments; then with the numbers in the code that it runs; then without multipliers, which some
+    constructors treat in their own way if they are below 1.
+    """
+    if factory is not None and factory in _REPLAYS:
+        yield _REPLAYS[factory]
+        return
+    recipe = recipe_of(structure, factory)
+    if recipe is None:
+        raise ConversionError("what it was built with is not known")
+    failure = None
+    for code, fractions in ((False, True), (True, True), (True, False)):
+        try:
+            recipe = recipe.with_code() if code and not recipe.functions else recipe
+            search = Search(recipe, structure, fractions=fractions)
+            yield Replay(recipe, search, search.widths())
+        except ConversionError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
     """Builds the network again with other widths. Raises ConversionError if that is not possible, or not right."""
+    if isinstance(structure.model, Network):
+        return _resized_network(structure, structure.model, ratio, seed)
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
-    new: nn.Module
-    if isinstance(model, Network):
-        with seeded(seed), device:
-            try:
-                new, same = model.resized(ratio), model.resized(1.0)
-            except Exception as error:  # the constructor of a subclass may raise anything
-                raise ConversionError(f"{type(error).__name__}: {error}") from error
-        follows, note, problems = None, "", [*changes_lost(model, same)]
-    else:
-        replay = _replay_of(structure, factory)
-        changes = replay.changes(ratio)
-        with seeded(seed):
-            new = replay.recipe.build(changes, device)
-        follows, note, problems = replay.widths.follows, replay.widths.note, []
+    failures: list[str] = []
+    for replay in _replays_of(structure, factory):
+        widths = replay.widths
+        try:
+            changes = replay.changes(ratio)
+            with seeded(seed):
+                new = _in_place_of(model, replay.recipe.build(changes, device))
+            problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
+        except ConversionError as error:
+            problems = [str(error)]
+        if not problems:
+            if factory is not None:
+                _REPLAYS[factory] = replay
+            return reported(structure, new, ratio, way_of(model, factory), widths.note)
+        failures += problems[:3]
+    raise ConversionError("; ".join(failures[:3]))
+
+
+def _resized_network(structure: Structure, model: Network, ratio: float, seed: int) -> nn.Module:
+    """Makes one of our networks again at another width."""
+    device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
+    with seeded(seed), device:
+        try:
+            new, same = model.resized(ratio), model.resized(1.0)
+        except Exception as error:  # the constructor of a subclass may raise anything
+            raise ConversionError(f"{type(error).__name__}: {error}") from error
+    lost = list(changes_lost(model, same))
     new = _in_place_of(model, new)
-    problems = problems or list(_problems(structure, new, ratio, follows, bool(note)))
+    problems = lost or list(_problems(structure, new, ratio))
     if problems:
         raise ConversionError("; ".join(problems[:3]))
-    return reported(structure, new, ratio, way_of(model, factory), note)
+    return reported(structure, new, ratio, way_of(model))
 
 
 def reported(structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "") -> nn.Module:

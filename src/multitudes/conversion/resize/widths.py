@@ -22,6 +22,8 @@ from torch.nn.modules.conv import _ConvNd
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
 from multitudes.conversion.resize.pruning import width_of
+from multitudes.conversion.resize import constants
+from multitudes.conversion.resize.constants import Place
 from multitudes.conversion.resize.recipe import Path, Recipe
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import META, without_values
@@ -59,6 +61,8 @@ class Search:
     structure: Structure
     seconds: float = 8.0
     """How long it may take."""
+    fractions: bool = True
+    """Whether fractions may be widths; some constructors treat multipliers below 1 in their own way."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
 
@@ -67,6 +71,12 @@ class Search:
         self.numbers = self.recipe.numbers()
         self.shapes = shapes_of(self.full)
         self.kinds = {name: type(part) for name, part in self.full.named_modules()}
+        self.sizes = {
+            size
+            for name, shape in self.shapes.items()
+            for axis, size in enumerate(shape)
+            if size > 1 and not self._is_kernel(name, axis)
+        }
         self.ends = last_layers(self.structure)[0]
         self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
         self.inputs = without_values(self.structure.inputs)
@@ -185,10 +195,14 @@ class Search:
 
     def _doubled(self, paths: Iterable[Path], device: torch.device = META) -> nn.Module | None:
         """Builds the network with these numbers doubled; None if the constructor fails or makes other modules."""
+        return self._built({path: 2 * self.numbers[path] for path in paths}, device)
+
+    def _built(self, changes: dict[Path, Any], device: torch.device = META) -> nn.Module | None:
+        """Builds the network with other numbers; None if the constructor fails or makes other modules."""
         if self._left() < 0:
             raise ConversionError(f"finding its widths takes more than {self.seconds:g} s")
         try:
-            net = self.recipe.build({path: 2 * self.numbers[path] for path in paths}, device)
+            net = self.recipe.build(changes, device)
         except Exception:  # constructors may raise anything
             return None
         same = {name: type(part) for name, part in net.named_modules()} == self.kinds
@@ -204,34 +218,86 @@ class Search:
 
     def _reaching(self) -> tuple[list[Path], list[tuple[Path, ...]]]:
         """Returns the numbers that are widths taken alone, and groups of numbers that are not."""
-        reach: list[tuple[int, tuple[Path, ...], Dims]] = []
-        rest: list[tuple[Path, ...]] = []
-        queue = [group for group in groups(self.numbers) if self._may_be_width(group)]
-        while queue:
-            group = queue.pop(0)
-            dims = self._effect(group)
-            if dims is not None and self._is_width(dims):
-                reach.append((len(dims), group, dims))
-            else:
-                parts = split(group) if dims is None or dims else []
-                queue = [part for part in parts if self._may_be_width(part)] + queue
-                if not parts:
-                    rest.append(group)
+        reach, rest = self._widths_alone()
         chosen: list[Path] = []
         covered: set[tuple[str, int]] = set()
-        for _, group, dims in sorted(reach, key=lambda item: (-item[0], len(item[1]))):
+        queue = sorted(reach, key=lambda item: (-len(item[1]), len(item[0])))
+        while queue:
+            group, dims = queue.pop(0)
             if covered & dims.keys():
                 joint = self._effect([*chosen, *group])
                 if joint is None or not self._is_width(joint):
-                    rest.append(group)
+                    parts = constants.split(group) if isinstance(group[0], Place) else []
+                    queue = [(part, self._effect(part) or {}) for part in parts] + queue
+                    rest += [] if parts else [group]
                     continue
             chosen += group
             covered |= dims.keys()
         return chosen, rest
 
+    def _widths_alone(self) -> tuple[list[tuple[tuple[Path, ...], Dims]], list[tuple[Path, ...]]]:
+        """Returns groups of numbers that are widths taken alone, with their effects, and groups that are not."""
+        reach: list[tuple[tuple[Path, ...], Dims]] = []
+        rest: list[tuple[Path, ...]] = []
+        queue = [self._in_code(g, rest) for g in groups(self.numbers) if self._may_be_width(g)]
+        while queue:
+            group = queue.pop(0)
+            if not group:
+                continue
+            code = isinstance(group[0], Place)
+            dims = self._effect(group)
+            if dims is not None and self._is_width(dims, inputs=code):
+                reach.append((group, dims))
+            else:
+                parts = (constants.split(group) if code else split(group)) if dims is None or dims else []
+                queue = [part for part in parts if self._may_be_width(part)] + queue
+                if not parts:
+                    rest.append(group)
+        return reach, rest
+
+    def _in_code(self, group: tuple[Path, ...], rest: list[tuple[Path, ...]]) -> tuple[Path, ...]:
+        """Leaves out the numbers in code that change no size, or the size of a kernel or an output; puts some into `rest`.
+
+        A group of arguments is returned as it is.
+        """
+        if not isinstance(group[0], Place):
+            return group
+        kept: list[Path] = []
+        failing: list[Path] = []
+        group = tuple(path for path in group if self._may_be_width((path,)))
+        known = self._attributed(group)
+        for path in group:
+            dims = known.get(path) or self._effect((path,))
+            if dims and self._are_channels(dims):
+                kept.append(path)
+            elif dims is None and self.numbers[path] in self.sizes:
+                failing.append(path)
+            elif not dims:
+                rest.append((path,))
+        joint = self._effect([*kept, *failing]) if failing else None
+        if joint and self._is_width(joint):
+            return (*kept, *failing)
+        rest += [tuple(failing)] if failing else []
+        return tuple(kept)
+
+    def _attributed(self, places: tuple[Path, ...]) -> dict[Path, Dims]:
+        """Finds effects of many numbers by one build, each times a prime of its own: whatever grows by it, follows it."""
+        factors = dict(zip(_primes(len(places)), places, strict=True))
+        net = self._built({path: factor * self.numbers[path] for factor, path in factors.items()})
+        if net is None:
+            return {}
+        effects: dict[Path, Dims] = {}
+        for dim, (before, after) in changed_dims(self.shapes, shapes_of(net)).items():
+            if after % before == 0 and after // before in factors:
+                effects.setdefault(factors[after // before], {})[dim] = (before, 2 * before)
+        return effects
+
     def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds numbers that are widths only together: with those that were chosen, or in pairs."""
         failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
+        everything = [*chosen, *(path for group in failing for path in group)]
+        if failing and self._adds(everything, chosen):
+            return everything
         for group in list(failing):
             if self._adds([*chosen, *group], chosen):
                 chosen = [*chosen, *group]
@@ -250,38 +316,50 @@ class Search:
 
     def _is_exact(self, group: tuple[Path, ...]) -> bool:
         """Whether numbers are fractions, or widths of tensors by value."""
-        sizes = {size for shape in self.shapes.values() for size in shape}
-        return all(isinstance(self.numbers[p], float) or self.numbers[p] in sizes for p in group)
+        return all(isinstance(self.numbers[p], float) or self.numbers[p] in self.sizes for p in group)
 
     def _may_be_width(self, group: tuple[Path, ...]) -> bool:
         """Whether some number of a group divides the width of a tensor, or is a fraction of usual size."""
-        sizes = {size for shape in self.shapes.values() for size in shape if size > 1}
         for path in group:
             value = self.numbers[path]
             if is_head_count(path):
                 continue
             if isinstance(value, float):
-                if 0.1 <= value <= 1e4 and math.isfinite(value):
+                if self.fractions and 0.1 <= value <= 1e4 and math.isfinite(value):
                     return True
-            elif value in sizes or (value > 3 and any(size % value == 0 for size in sizes)):
+            elif value in self.sizes or (value > 3 and any(size % value == 0 for size in self.sizes)):
+                return True
+            elif not self.fractions and value > 3 and not isinstance(path, Place):
                 return True
         return False
 
-    def _is_width(self, dims: Dims) -> bool:
-        """Whether a change of sizes is what a doubled width does."""
-        hidden = False
-        for (name, axis), (before, after) in dims.items():
+    def _is_width(self, dims: Dims, inputs: bool = False) -> bool:
+        """Whether a change of sizes is what a doubled width does; with `inputs`, layers may read more and give no more."""
+        if any(after < before or after > 2 * before + 8 or after >= 3 * before for before, after in dims.values()):
+            return False
+        return self._are_channels(dims) and (inputs or any(self._is_output(*dim) for dim in dims))
+
+    def _are_channels(self, dims: Dims) -> bool:
+        """Whether only numbers of hidden channels change: no kernels, and no outputs of the network."""
+        for name, axis in dims:
             module, key = owning_module(name), name.rpartition(".")[2]
             layer = self.full.get_submodule(module) if module in self.kinds else None
-            if after < before or after > 2 * before + 8 or after >= 3 * before:
+            if self._is_kernel(name, axis):
                 return False
-            if isinstance(layer, _ConvNd) and key == "weight" and axis > 1:
+            if module in self.ends and axis == output_axis(layer, key):
                 return False
-            is_output = axis == output_axis(layer, key)
-            if module in self.ends and is_output:
-                return False
-            hidden |= is_output and layer is not None and is_layer(layer)
-        return hidden
+        return True
+
+    def _is_kernel(self, name: str, axis: int) -> bool:
+        """Whether an axis of a tensor is the side of a convolution's kernel."""
+        kind = self.kinds.get(owning_module(name))
+        return axis > 1 and name.endswith(".weight") and kind is not None and issubclass(kind, _ConvNd)
+
+    def _is_output(self, name: str, axis: int) -> bool:
+        """Whether an axis of a tensor is the width of a layer."""
+        module, key = owning_module(name), name.rpartition(".")[2]
+        layer = self.full.get_submodule(module) if module in self.kinds else None
+        return layer is not None and is_layer(layer) and axis == output_axis(layer, key)
 
     def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
         """Drops numbers whose doubling changes the outputs, and adds sizes of heads so that the number of heads stays."""
@@ -315,6 +393,17 @@ def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
     return width_of(doubled) >= 1.5 * width if width > ROUNDING else shapes_of(layer) != shapes_of(doubled)
 
 
+def _primes(count: int) -> list[int]:
+    """Returns as many primes, from 5 on."""
+    primes: list[int] = []
+    number = 5
+    while len(primes) < count:
+        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
+            primes.append(number)
+        number += 2
+    return primes
+
+
 def _is_far(value: float, scaled: float, ratio: float) -> bool:
     """Whether a rounded width is nearer to the given width than to the one that was asked for."""
     return abs(value * ratio - value) >= 1 and abs(math.log(scaled / value)) < abs(math.log(ratio)) / 2
@@ -339,9 +428,12 @@ def output_axis(layer: nn.Module | None, key: str) -> int:
 
 
 def groups(paths: Iterable[Path]) -> list[tuple[Path, ...]]:
-    """Groups numbers of the same role: entries of one list, or the same field of several stages."""
+    """Groups numbers of the same role: entries of one list, or the same field of several stages, or in one function's code."""
     alike: dict[Path, list[Path]] = {}
     for path in paths:
+        if isinstance(path, Place):
+            alike.setdefault((path.function,), []).append(path)
+            continue
         indices = [i for i, key in enumerate(path) if isinstance(key, int)]
         last = indices[-1] if len(indices) > 1 and indices[-1] == len(path) - 1 and indices[-2] == len(path) - 2 else None
         role = tuple(_role(key) if i != last else key for i, key in enumerate(path))
@@ -365,6 +457,8 @@ def split(group: tuple[Path, ...]) -> list[tuple[Path, ...]]:
 
 def is_head_count(path: Path) -> bool:
     """Whether an argument is a number of attention heads, by its name."""
+    if isinstance(path, Place):
+        return False
     name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
     return "head" in name and not re.search("dim|size|channel|width|hidden|conv|init|scale|drop|bias|d_head|per_head", name)
 
