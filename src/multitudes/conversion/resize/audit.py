@@ -89,7 +89,7 @@ class _SoftmaxShapes(Listening):
         if name.startswith("_scaled_dot_product") and "backward" not in name:
             query, key = args[0], args[1]
             self.maps.append((math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]))
-        elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2:
+        elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2 and args[1] % args[0].ndim >= args[0].ndim - 2:
             self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
         return func(*args, **(kwargs or {}))
 

@@ -12,7 +12,7 @@ import dis
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -165,9 +165,13 @@ def _code_with(code: types.CodeType, changes: Mapping[Path, int]) -> types.CodeT
 
 def split(group: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Splits the numbers of a function by value, largest first; those of one value into single ones."""
-    by_value: dict[int, list[Any]] = {}
-    for place in sorted(group, key=lambda place: -place.value):
-        by_value.setdefault(place.value, []).append(place)
-    if len(by_value) > 1:
-        return [tuple(part) for part in by_value.values()]
-    return [(place,) for place in group] if len(group) > 1 else []
+    parts = by_value(group)
+    return parts if len(parts) > 1 else [(place,) for place in group] if len(group) > 1 else []
+
+
+def by_value(places: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Groups the numbers of a function by value, largest first."""
+    alike: dict[int, list[Any]] = {}
+    for place in sorted(places, key=lambda place: -place.value):
+        alike.setdefault(place.value, []).append(place)
+    return [tuple(part) for part in alike.values()]

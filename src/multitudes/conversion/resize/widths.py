@@ -264,21 +264,37 @@ class Search:
             return group
         kept: list[Path] = []
         failing: list[Path] = []
-        group = tuple(path for path in group if self._may_be_width((path,)))
-        known = self._attributed(group)
-        for path in group:
-            dims = known.get(path) or self._effect((path,))
+        effects = self._effects_alone(group)
+        for path, dims in effects.items():
             if dims and self._are_channels(dims):
                 kept.append(path)
             elif dims is None and self.numbers[path] in self.sizes:
                 failing.append(path)
-            elif not dims:
-                rest.append((path,))
         joint = self._effect([*kept, *failing]) if failing else None
         if joint and self._is_width(joint):
-            return (*kept, *failing)
-        rest += [tuple(failing)] if failing else []
+            return tuple(self._needed([*kept, *failing], failing))
+        rest += constants.by_value(path for path in group if path not in kept)
         return tuple(kept)
+
+    def _needed(self, paths: list[Path], doubtful: list[Path]) -> list[Path]:
+        """Leaves out numbers among the doubtful ones without which the same sizes change."""
+        for part in constants.by_value(doubtful):
+            fewer = [path for path in paths if path not in part]
+            if self._effect(fewer) == self._effect(paths):
+                paths = fewer
+        return paths
+
+    def _effects_alone(self, places: tuple[Path, ...]) -> dict[Path, Dims | None]:
+        """Returns the effect of every number alone, by as few builds as possible."""
+        effects: dict[Path, Dims | None] = dict(self._attributed(places))
+        queue = [tuple(path for path in places if path not in effects)]
+        while queue:
+            part = queue.pop()
+            if part and (len(part) == 1 or self._effect(part) == {}):
+                effects.update(dict.fromkeys(part, self._effect(part)))
+            elif part:
+                queue += [part[: len(part) // 2], part[len(part) // 2 :]]
+        return {path: effects[path] for path in places}
 
     def _attributed(self, places: tuple[Path, ...]) -> dict[Path, Dims]:
         """Finds effects of many numbers by one build, each times a prime of its own: whatever grows by it, follows it."""
@@ -295,9 +311,6 @@ class Search:
     def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds numbers that are widths only together: with those that were chosen, or in pairs."""
         failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
-        everything = [*chosen, *(path for group in failing for path in group)]
-        if failing and self._adds(everything, chosen):
-            return everything
         for group in list(failing):
             if self._adds([*chosen, *group], chosen):
                 chosen = [*chosen, *group]
@@ -324,18 +337,20 @@ class Search:
             value = self.numbers[path]
             if is_head_count(path):
                 continue
+            if isinstance(path, Place):
+                return True
             if isinstance(value, float):
                 if self.fractions and 0.1 <= value <= 1e4 and math.isfinite(value):
                     return True
             elif value in self.sizes or (value > 3 and any(size % value == 0 for size in self.sizes)):
                 return True
-            elif not self.fractions and value > 3 and not isinstance(path, Place):
+            elif not self.fractions and value > 3:
                 return True
         return False
 
     def _is_width(self, dims: Dims, inputs: bool = False) -> bool:
         """Whether a change of sizes is what a doubled width does; with `inputs`, layers may read more and give no more."""
-        if any(after < before or after > 2 * before + 8 or after >= 3 * before for before, after in dims.values()):
+        if any(not before <= after <= min(2.1 * before + 8, 3 * before - 1) for before, after in dims.values()):
             return False
         return self._are_channels(dims) and (inputs or any(self._is_output(*dim) for dim in dims))
 
@@ -366,7 +381,7 @@ class Search:
         problems = self._check(chosen)
         if not problems:
             return chosen, ""
-        for group in [g for g in rest if self._effect(g) == {}]:
+        for group in [g for g in rest if self._effect(g) == {} or (self._effect(g) is None and self._is_exact(g))]:
             if not self._check([*chosen, *group]):
                 return [*chosen, *group], ""
         for group in groups(chosen)[::-1]:
