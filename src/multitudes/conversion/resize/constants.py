@@ -44,20 +44,25 @@ BUILDING = threading.RLock()
 
 
 def functions_of(build: Callable[[], nn.Module]) -> dict[str, types.FunctionType]:
-    """Returns the Python functions that run while a network is built, by name: those of the packages of its modules."""
+    """Returns the Python functions that run while a network is built, by name: those of the packages of its modules.
+
+    Under a profiler, which needs the same hook of Python, these are the constructors of its modules alone.
+    """
     ran: set[types.CodeType] = set()
-    own = sys.getprofile()
-    sys.setprofile(lambda frame, event, _: ran.add(frame.f_code) if event == "call" else None)
+    if watched := sys.getprofile() is None:
+        sys.setprofile(lambda frame, event, _: ran.add(frame.f_code) if event == "call" else None)
     try:
         net = build()
     finally:
-        sys.setprofile(own)
+        if watched:
+            sys.setprofile(None)
     kinds = {kind for part in net.modules() for kind in type(part).__mro__}
     packages = {kind.__module__.partition(".")[0] for kind in kinds} - {"torch", "builtins", "typing", "abc"}
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in packages]
     scopes: list[Any] = [*modules, *kinds]
     scopes += [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     functions = {f for scope in scopes for value in list(vars(scope).values()) for f in _unwrapped(value)}
+    ran |= {kind.__init__.__code__ for kind in kinds if isinstance(kind.__init__, types.FunctionType)}
     return {
         f"{f.__module__}.{f.__qualname__}": f
         for f in functions

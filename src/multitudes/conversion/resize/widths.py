@@ -239,6 +239,7 @@ class Search:
         """Returns groups of numbers that are widths taken alone, with their effects, and groups that are not."""
         reach: list[tuple[tuple[Path, ...], Dims]] = []
         rest: list[tuple[Path, ...]] = []
+        self.alone = self._effects_alone([path for path in self.numbers if isinstance(path, Place)])
         queue = [self._in_code(g, rest) for g in groups(self.numbers) if self._may_be_width(g)]
         while queue:
             group = queue.pop(0)
@@ -264,8 +265,8 @@ class Search:
             return group
         kept: list[Path] = []
         failing: list[Path] = []
-        effects = self._effects_alone(group)
-        for path, dims in effects.items():
+        for path in group:
+            dims = self.alone[path]
             if dims and self._are_channels(dims):
                 kept.append(path)
             elif dims is None and self.numbers[path] in self.sizes:
@@ -284,29 +285,40 @@ class Search:
                 paths = fewer
         return paths
 
-    def _effects_alone(self, places: tuple[Path, ...]) -> dict[Path, Dims | None]:
-        """Returns the effect of every number alone, by as few builds as possible."""
-        effects: dict[Path, Dims | None] = dict(self._attributed(places))
-        queue = [tuple(path for path in places if path not in effects)]
+    def _effects_alone(self, places: list[Path]) -> dict[Path, Dims | None]:
+        """Returns the effect of every number alone, by few builds.
+
+        Numbers that are sizes of tensors are each multiplied by a prime of its own: a size that grows by some of the primes
+        follows their numbers. All other numbers, which may be numbers of blocks, are doubled, fewer and fewer at a time.
+        """
+        sizes = [path for path in places if self.numbers[path] in self.sizes and self.numbers[path] > ROUNDING]
+        effects = self._times_primes(sizes)
+        queue = [[path for path in places if path not in effects]]
         while queue:
             part = queue.pop()
             if part and (len(part) == 1 or self._effect(part) == {}):
                 effects.update(dict.fromkeys(part, self._effect(part)))
             elif part:
                 queue += [part[: len(part) // 2], part[len(part) // 2 :]]
-        return {path: effects[path] for path in places}
+        return effects
 
-    def _attributed(self, places: tuple[Path, ...]) -> dict[Path, Dims]:
-        """Finds effects of many numbers by one build, each times a prime of its own: whatever grows by it, follows it."""
+    def _times_primes(self, places: list[Path]) -> dict[Path, Dims | None]:
+        """Multiplies each number by a prime of its own, and returns the effects that this shows; halves them where it fails."""
+        if len(places) < 2:
+            return {}
         factors = dict(zip(_primes(len(places)), places, strict=True))
         net = self._built({path: factor * self.numbers[path] for factor, path in factors.items()})
         if net is None:
-            return {}
+            half = len(places) // 2
+            return self._times_primes(places[:half]) | self._times_primes(places[half:])
         effects: dict[Path, Dims] = {}
+        explained = True
         for dim, (before, after) in changed_dims(self.shapes, shapes_of(net)).items():
-            if after % before == 0 and after // before in factors:
-                effects.setdefault(factors[after // before], {})[dim] = (before, 2 * before)
-        return effects
+            primes = [factor for factor in factors if after % (before * factor) == 0]
+            explained &= before * math.prod(primes) == after
+            for prime in primes:
+                effects.setdefault(factors[prime], {})[dim] = (before, 2 * before)
+        return effects | dict.fromkeys(places if explained else [], {}) | effects
 
     def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds numbers that are widths only together: with those that were chosen, or in pairs."""
@@ -315,8 +327,9 @@ class Search:
             if self._adds([*chosen, *group], chosen):
                 chosen = [*chosen, *group]
                 failing.remove(group)
+        thresholds = [group for group in rest if isinstance(group[0], Place) and self._effect(group) == {}]
         for i, one in enumerate(failing):
-            for other in failing[i + 1 :]:
+            for other in [*failing[i + 1 :], *thresholds]:
                 if self._adds([*chosen, *one, *other], chosen):
                     return self._completed([*chosen, *one, *other], [g for g in rest if g not in (one, other)])
         return chosen
