@@ -10,6 +10,7 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -168,8 +169,8 @@ _REPLAYS: WeakKeyDictionary[Any, Replay] = WeakKeyDictionary()
 def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     """Finds what a model was built with, and yields choices of widths in it, the likely ones first.
 
-    These are widths among its arguments; then with the numbers in the code that it runs; then without multipliers, which some
-    constructors treat in their own way if they are below 1.
+    These are widths among its arguments, then with the numbers in the code that it runs; each time, if multipliers are among
+    them, also without multipliers, which some constructors treat in their own way if they are below 1.
     """
     if factory is not None and factory in _REPLAYS:
         yield _REPLAYS[factory]
@@ -178,11 +179,16 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     if recipe is None:
         raise ConversionError("what it was built with is not known")
     failure = None
-    for code, fractions in ((False, True), (True, True), (True, False)):
+    for code, fractions in itertools.product((False, True), (True, False)):
+        if not fractions and not multiplied:
+            continue
+        multiplied = True
         try:
             recipe = recipe.with_code() if code and not recipe.functions else recipe
             search = Search(recipe, structure, fractions=fractions)
-            yield Replay(recipe, search, search.widths())
+            widths = search.widths()
+            multiplied = any(isinstance(value, float) for value in widths.paths.values())
+            yield Replay(recipe, search, widths)
         except ConversionError as error:
             failure = failure or error
     if failure is not None:

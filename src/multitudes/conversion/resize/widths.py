@@ -8,6 +8,7 @@ layers is taken. At the ratio that was asked for, widths are rounded to what the
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -37,6 +38,9 @@ Dims = dict[tuple[str, int], tuple[int, int]]
 
 ROUNDING = 16
 """The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
+
+PAIRS = 60
+"""How many pairs of numbers are tried that may be widths together."""
 
 UNEVEN = "square matrices would no longer be square"
 
@@ -252,7 +256,7 @@ class Search:
             else:
                 parts = (constants.split(group) if code else split(group)) if dims is None or dims else []
                 queue = [part for part in parts if self._may_be_width(part)] + queue
-                if not parts:
+                if not parts or dims is None:
                     rest.append(group)
         return reach, rest
 
@@ -321,17 +325,22 @@ class Search:
         return effects | dict.fromkeys(places if explained else [], {}) | effects
 
     def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
-        """Adds numbers that are widths only together: with those that were chosen, or in pairs."""
+        """Adds numbers that are widths only together: with those that were chosen, or in pairs.
+
+        A number in code that changes nothing alone may be a threshold, which has to move with a width.
+        """
         failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
         for group in list(failing):
             if self._adds([*chosen, *group], chosen):
                 chosen = [*chosen, *group]
                 failing.remove(group)
         thresholds = [group for group in rest if isinstance(group[0], Place) and self._effect(group) == {}]
-        for i, one in enumerate(failing):
-            for other in [*failing[i + 1 :], *thresholds]:
-                if self._adds([*chosen, *one, *other], chosen):
-                    return self._completed([*chosen, *one, *other], [g for g in rest if g not in (one, other)])
+        whole = [path for path in chosen if not isinstance(self.numbers[path], float)]  # what grows by a ratio grows with them
+        bases = [whole, chosen] if whole != chosen else [chosen]
+        for (one, other), base in itertools.islice(itertools.product(_pairs(failing, thresholds), bases), PAIRS):
+            paths = list(dict.fromkeys([*base, *one, *other]))
+            if self._adds(paths, chosen):
+                return self._completed(paths, [g for g in rest if g not in (one, other)])
         return chosen
 
     def _adds(self, paths: list[Path], chosen: list[Path]) -> bool:
@@ -419,6 +428,15 @@ def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
     """Whether a layer's width doubles, or nearly so; of a narrow layer or one of unknown width, whether any size changes."""
     width = width_of(layer)
     return width_of(doubled) >= 1.5 * width if width > ROUNDING else shapes_of(layer) != shapes_of(doubled)
+
+
+def _pairs(
+    failing: list[tuple[Path, ...]], others: list[tuple[Path, ...]]
+) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
+    """Yields pairs of groups, the largest groups first, then each group with some others."""
+    largest = sorted(failing, key=len, reverse=True)
+    yield from itertools.combinations(largest, 2)
+    yield from itertools.product(largest, others)
 
 
 def _primes(count: int) -> list[int]:
