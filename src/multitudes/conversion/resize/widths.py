@@ -261,7 +261,7 @@ class Search:
         return reach, rest
 
     def _in_code(self, group: tuple[Path, ...], rest: list[tuple[Path, ...]]) -> tuple[Path, ...]:
-        """Leaves out the numbers in code that change no size, or the size of a kernel or an output; puts some into `rest`.
+        """Leaves out the numbers in code that change no size, or that of a kernel or an output, and puts them into `rest`.
 
         A group of arguments is returned as it is.
         """
@@ -271,7 +271,8 @@ class Search:
         failing: list[Path] = []
         for path in group:
             dims = self.alone[path]
-            if dims and self._are_channels(dims):
+            shrinks = any(after < before for before, after in (dims or {}).values())  # a divisor, or a number of groups
+            if dims and not shrinks and self._are_channels(dims):
                 kept.append(path)
             elif dims is None and self.numbers[path] in self.sizes:
                 failing.append(path)
