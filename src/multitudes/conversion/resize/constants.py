@@ -62,7 +62,7 @@ def functions_of(build: Callable[[], nn.Module]) -> dict[str, types.FunctionType
     scopes: list[Any] = [*modules, *kinds]
     scopes += [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     functions = {f for scope in scopes for value in list(vars(scope).values()) for f in _unwrapped(value)}
-    ran |= {kind.__init__.__code__ for kind in kinds if isinstance(kind.__init__, types.FunctionType)}
+    ran |= {init.__code__ for kind in kinds if isinstance(init := vars(kind).get("__init__"), types.FunctionType)}
     return {
         f"{f.__module__}.{f.__qualname__}": f
         for f in functions
@@ -117,7 +117,11 @@ def rewritten(functions: Mapping[str, types.FunctionType], changes: Mapping[Plac
             inner = {part: _below(new, part) for part in ("code", "defaults", "keywords")}
             _set_parts(
                 functions[name],
-                (_replaced(code, inner["code"]), _replaced(defaults, inner["defaults"]), _replaced(keywords, inner["keywords"])),
+                (
+                    _replaced(code, inner["code"]),
+                    _replaced(defaults, inner["defaults"]),
+                    _replaced(keywords, inner["keywords"]),
+                ),
             )
         yield
     finally:

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -52,9 +52,9 @@ class Recipe:
 
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""
-        written = {path: value for path, value in changes.items() if isinstance(path, Place)}
+        in_code = {path: value for path, value in changes.items() if isinstance(path, Place)}
         values = _NoValues() if device == META else nullcontext()
-        with BUILDING, device, values, rewritten(self.functions, written):
+        with BUILDING, device, values, rewritten(self.functions, in_code):
             if self.make is None:
                 args, kwargs = self._call(self._known(), changes, device)
                 return self.kind(*args, **kwargs)
@@ -79,7 +79,11 @@ class Recipe:
 
     def numbers(self) -> dict[Path, Any]:
         """Returns all whole numbers and fractions among the arguments, and in the code of functions, by path."""
-        return {**dict(_numbers(self._known(), ())), **numbers_of(self.functions)}
+        return {
+            path: value
+            for numbers in (_numbers(self._known(), ()), numbers_of(self.functions).items())
+            for path, value in numbers
+        }
 
     def with_code(self) -> Recipe:
         """Returns the recipe with the numbers in the code that it runs as further arguments."""
@@ -246,27 +250,3 @@ def _refilled(value: Any, new: dict[Any, Any]) -> Any:
         if part is not vars(value).get(key, None) if hasattr(value, "__dict__") else True:
             object.__setattr__(made, key, part)
     return made
-
-
-def written(recipe: Recipe, widths: Collection[int]) -> str:
-    """Writes the call of a constructor for a factory: arguments that are among `widths` are multiplied by the ratio."""
-    texts = []
-    for p in list(inspect.signature(recipe.kind.__init__).parameters.values())[1:]:
-        if p.name not in recipe.arguments or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            continue
-        value = recipe.arguments[p.name]
-        text = _text(value, widths)
-        if "ratio" in text or not (p.default is not p.empty and (value is p.default or value == p.default)):
-            texts.append(f"{p.name}={text}")
-    return f"{recipe.kind.__name__}({', '.join(texts)})"
-
-
-def _text(value: Any, widths: Collection[int]) -> str:
-    if isinstance(value, (list, tuple)) and len(value) < 8:
-        inner = ", ".join(_text(part, widths) for part in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    if type(value) is int and value in widths:
-        return f"round({value} * ratio)"
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    return getattr(value, "__name__", "...")

@@ -23,10 +23,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
+from multitudes.conversion.resize.advice import advice
 from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, without_channels
+from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
-from multitudes.conversion.resize.recipe import Path, Recipe, written
+from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths, is_head_count
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, named_tensors
@@ -111,7 +113,7 @@ def resized(
     except Exception as error:  # constructors may raise anything
         reason = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
         failure = f"by {way}: {reason}"
-    instead = _advice(structure, factory)
+    instead = advice(structure, factory)
     if ratio > 1:
         raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n  {failure}\n{instead}")
     try:
@@ -120,29 +122,6 @@ def resized(
         reasons = str(error).removesuffix(f"\n{ADVICE}")
         raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
-
-
-def _advice(structure: Structure, factory: Factory | None) -> str:
-    """Writes what to type: a factory of this very network, as far as its arguments are known."""
-    model = structure.model
-    if isinstance(model, Network):
-        said = ", ".join(f"{key}={value!r}" for key, value in model.arguments.items() if key != "width")
-        call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
-        return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
-    try:
-        recipe = recipe_of(structure, factory)  # type: ignore[arg-type]
-        ends = last_layers(structure)[0]
-        widths = {width_of(model.get_submodule(name)) for name in structure.layers() if name not in ends}
-        call = written(recipe, widths) if recipe is not None else ""
-    except Exception:  # of a constructor; then the general line is given
-        call = ""
-    if "ratio" not in call or way_of(model) != "its constructor":
-        return ADVICE
-    return f"Give a factory that makes it at any width:  {_example(call)}"
-
-
-def _example(call: str) -> str:
-    return f"mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
 
 
 @dataclass
@@ -178,11 +157,10 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     recipe = recipe_of(structure, factory)
     if recipe is None:
         raise ConversionError("what it was built with is not known")
-    failure = None
+    failure, multiplied = None, True
     for code, fractions in itertools.product((False, True), (True, False)):
         if not fractions and not multiplied:
             continue
-        multiplied = True
         try:
             recipe = recipe.with_code() if code and not recipe.functions else recipe
             search = Search(recipe, structure, fractions=fractions)
@@ -227,12 +205,11 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
             new, same = model.resized(ratio), model.resized(1.0)
         except Exception as error:  # the constructor of a subclass may raise anything
             raise ConversionError(f"{type(error).__name__}: {error}") from error
-    lost = list(changes_lost(model, same))
-    new = _in_place_of(model, new)
-    problems = lost or list(_problems(structure, new, ratio))
+    thin = _in_place_of(model, new)
+    problems = list(changes_lost(model, same)) or list(_problems(structure, thin, ratio))
     if problems:
         raise ConversionError("; ".join(problems[:3]))
-    return reported(structure, new, ratio, way_of(model))
+    return reported(structure, thin, ratio, way_of(model))
 
 
 def reported(structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "") -> nn.Module:

@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
-from multitudes.conversion.resize.pruning import width_of
 from multitudes.conversion.resize import constants
-from multitudes.conversion.resize.constants import Place
-from multitudes.conversion.resize.recipe import Path, Recipe
+from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, run_of
+from multitudes.conversion.resize.constants import Path, Place
+from multitudes.conversion.resize.pruning import width_of
+from multitudes.conversion.resize.recipe import Recipe
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import META, without_values
 from multitudes.errors import ConversionError
@@ -90,6 +90,8 @@ class Search:
             self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
             self.inputs = self.structure.inputs
             self.before = self._run(self.structure.model)
+        self.single: dict[Path, Dims | None] = {}
+        """The effects of numbers in code, each alone."""
         assert self.before is not None
         outputs = {size for shape in fixed_outputs(self.before[0]) for size in shape}
         self.ends = {end for end in self.ends if width_of(self.full.get_submodule(end)) in outputs}
@@ -103,6 +105,10 @@ class Search:
             raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
         chosen, note = self._running(chosen, rest)
         return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
+
+    def alone(self) -> list[Path]:
+        """Returns the numbers that are widths taken alone, and still are together."""
+        return self._reaching()[0]
 
     def _following(self, chosen: list[Path]) -> set[str]:
         """Names the hidden layers whose width doubles with these numbers."""
@@ -243,7 +249,7 @@ class Search:
         """Returns groups of numbers that are widths taken alone, with their effects, and groups that are not."""
         reach: list[tuple[tuple[Path, ...], Dims]] = []
         rest: list[tuple[Path, ...]] = []
-        self.alone = self._effects_alone([path for path in self.numbers if isinstance(path, Place)])
+        self.single = self._effects_alone([path for path in self.numbers if isinstance(path, Place)])
         queue = [self._in_code(g, rest) for g in groups(self.numbers) if self._may_be_width(g)]
         while queue:
             group = queue.pop(0)
@@ -270,7 +276,7 @@ class Search:
         kept: list[Path] = []
         failing: list[Path] = []
         for path in group:
-            dims = self.alone[path]
+            dims = self.single[path]
             shrinks = any(after < before for before, after in (dims or {}).values())  # a divisor, or a number of groups
             if dims and not shrinks and self._are_channels(dims):
                 kept.append(path)
@@ -316,14 +322,14 @@ class Search:
         if net is None:
             half = len(places) // 2
             return self._times_primes(places[:half]) | self._times_primes(places[half:])
-        effects: dict[Path, Dims] = {}
+        effects: dict[Path, Dims] = {path: {} for path in places}
         explained = True
         for dim, (before, after) in changed_dims(self.shapes, shapes_of(net)).items():
             primes = [factor for factor in factors if after % (before * factor) == 0]
             explained &= before * math.prod(primes) == after
             for prime in primes:
-                effects.setdefault(factors[prime], {})[dim] = (before, 2 * before)
-        return effects | dict.fromkeys(places if explained else [], {}) | effects
+                effects[factors[prime]][dim] = (before, 2 * before)
+        return {path: dims for path, dims in effects.items() if dims or explained}
 
     def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds numbers that are widths only together: with those that were chosen, or in pairs.
@@ -365,9 +371,7 @@ class Search:
             if isinstance(value, float):
                 if self.fractions and 0.1 <= value <= 1e4 and math.isfinite(value):
                     return True
-            elif value in self.sizes or (value > 3 and any(size % value == 0 for size in self.sizes)):
-                return True
-            elif not self.fractions and value > 3:
+            elif value in self.sizes or (value > 3 and (not self.fractions or any(s % value == 0 for s in self.sizes))):
                 return True
         return False
 
