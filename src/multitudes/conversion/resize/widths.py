@@ -39,9 +39,12 @@ Dims = dict[tuple[str, int], tuple[int, int]]
 ROUNDING = 16
 """The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
 
+FIRST = 8
+"""How many numbers are tried that may be channels of the data."""
 PAIRS = 60
 """How many pairs of numbers are tried that may be widths together."""
 
+STOPPED = "it does not run at that width"
 UNEVEN = "square matrices would no longer be square"
 
 
@@ -145,7 +148,7 @@ class Search:
     def _exact(self, widths: Widths, ratio: float, rounded: dict[Path, Any]) -> dict[Path, Any]:
         """Returns rounded widths with as many exact ones as possible, since not all must be divisible."""
         scaled = dict(rounded)
-        for group in groups(widths.paths):
+        for group in _fine_groups(widths.paths):
             exact = {p: nearest(widths.paths[p] * ratio) for p in group if not isinstance(widths.paths[p], float)}
             trial = {**scaled, **exact}
             if trial != scaled and self._left() > 0 and not self._wrong_at(trial):
@@ -197,7 +200,7 @@ class Search:
         try:
             after = run_of(net, self.inputs, copied=False)
         except Exception as error:
-            return [f"it does not run at that width: {type(error).__name__}: {error}"]
+            return [f"{STOPPED}: {type(error).__name__}: {error}"]
         return changed_run(self.before, after)
 
     def _left(self) -> float:
@@ -336,11 +339,11 @@ class Search:
 
         A number in code that changes nothing alone may be a threshold, which has to move with a width.
         """
-        failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
-        for group in list(failing):
-            if self._adds([*chosen, *group], chosen):
-                chosen = [*chosen, *group]
-                failing.remove(group)
+        for group in rest:
+            effect = self._effect(group)
+            if effect != {} and self._is_exact(group) and self._are_channels(effect or {}) and self._adds([*chosen, *group], chosen):
+                chosen = list(dict.fromkeys([*chosen, *group]))
+        failing = [g for g in rest if self._effect(g) is None and self._is_exact(g) and not set(g) <= set(chosen)]
         thresholds = [group for group in rest if isinstance(group[0], Place) and self._effect(group) == {}]
         whole = [path for path in chosen if not isinstance(self.numbers[path], float)]  # what grows by a ratio grows with them
         bases = [whole, chosen] if whole != chosen else [chosen]
@@ -406,6 +409,12 @@ class Search:
     def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
         """Drops numbers whose doubling changes the outputs, and adds sizes of heads so that the number of heads stays."""
         problems = self._check(chosen)
+        for path in self._first_inputs(chosen) if any(STOPPED in problem for problem in problems) else []:
+            fewer = [other for other in chosen if other != path]
+            others = self._check(fewer)
+            if not any(STOPPED in problem for problem in others):
+                chosen, problems = fewer, others
+                break
         if not problems:
             return chosen, ""
         for group in [g for g in rest if self._effect(g) == {} or (self._effect(g) is None and self._is_exact(g))]:
@@ -418,6 +427,16 @@ class Search:
         if all("heads" in problem for problem in problems):
             return chosen, "the size of attention heads stays, their number follows the width"
         raise ConversionError(problems[0])
+
+    def _first_inputs(self, chosen: list[Path]) -> list[Path]:
+        """Returns numbers in code that only the inputs of layers follow, in the order in which these run: the first are data."""
+        order = self.structure.order
+        first: list[tuple[int, Path]] = []
+        for path in chosen:
+            dims = self.single.get(path) or {}
+            if dims and not any(self._is_output(*dim) for dim in dims):
+                first.append((min(order.get(owning_module(name), len(order)) for name, _ in dims), path))
+        return [path for _, path in sorted(first, key=lambda item: item[0])[:FIRST]]
 
     def _check(self, paths: list[Path]) -> list[str]:
         net = self._doubled(paths, self.device)
@@ -456,8 +475,9 @@ def _primes(count: int) -> list[int]:
 
 
 def _is_far(value: float, scaled: float, ratio: float) -> bool:
-    """Whether a rounded width is nearer to the given width than to the one that was asked for."""
-    return abs(value * ratio - value) >= 1 and abs(math.log(scaled / value)) < abs(math.log(ratio)) / 2
+    """Whether a rounded width is nearer to the given width than to the one that was asked for, or beyond the given width."""
+    moved = math.log(scaled / value) / math.log(ratio)
+    return abs(value * ratio - value) >= 1 and (abs(moved) < 0.5 or (moved < 0 and value > ROUNDING))
 
 
 def changed_dims(before: Shapes, after: Shapes) -> Dims:
@@ -490,6 +510,11 @@ def groups(paths: Iterable[Path]) -> list[tuple[Path, ...]]:
         role = tuple(_role(key) if i != last else key for i, key in enumerate(path))
         alike.setdefault(role, []).append(path)
     return [tuple(group) for group in alike.values()]
+
+
+def _fine_groups(paths: Iterable[Path]) -> list[tuple[Path, ...]]:
+    """Groups numbers as `groups` does, those in code also by value."""
+    return [part for g in groups(paths) for part in (constants.by_value(g) if isinstance(g[0], Place) else [g])]
 
 
 def _role(key: Any) -> Any:
