@@ -31,6 +31,8 @@ class Place(NamedTuple):
     """The number."""
     steps: Path
     """The step of the code, and keys inside its constant."""
+    parameter: str = ""
+    """The parameter whose default the number is."""
 
 
 LEAST = 4
@@ -81,10 +83,12 @@ def numbers_of(functions: Mapping[str, types.FunctionType]) -> dict[Place, int]:
     """Returns the whole numbers in the code and defaults of functions: by function, value and place."""
     numbers = {}
     for name, function in sorted(functions.items()):
-        places = [(("code", *place), value) for place, value in _in_code(function.__code__, ())]
-        places += [(("defaults", *place), value) for place, value in _inside(function.__defaults__, ())]
-        places += [(("keywords", *place), value) for place, value in _inside(function.__kwdefaults__, ())]
-        numbers.update({Place(name, value, place): value for place, value in places})
+        code, defaults = function.__code__, function.__defaults__ or ()
+        parameters = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        places = [Place(name, value, ("code", *steps)) for steps, value in _in_code(code, ())]
+        places += [Place(name, value, ("defaults", *s), parameters[s[0]]) for s, value in _inside(defaults, ())]
+        places += [Place(name, value, ("keywords", *s), str(s[0])) for s, value in _inside(function.__kwdefaults__, ())]
+        numbers.update({place: place.value for place in places})
     return numbers
 
 
@@ -108,8 +112,8 @@ def _inside(value: Any, place: Path) -> Iterator[tuple[Path, int]]:
 def rewritten(functions: Mapping[str, types.FunctionType], changes: Mapping[Place, int]) -> Iterator[None]:
     """Lets functions run with other numbers in a with-block. `changes` are by path, as in `numbers_of`."""
     by_function: dict[str, dict[Path, int]] = {}
-    for (name, _, place), value in changes.items():
-        by_function.setdefault(name, {})[place] = value
+    for place, value in changes.items():
+        by_function.setdefault(place.function, {})[place.steps] = value
     before = {name: _parts(functions[name]) for name in by_function}
     try:
         for name, new in by_function.items():

@@ -160,7 +160,8 @@ class Search:
         counts = []
         for other, value in self.numbers.items():
             if (
-                is_head_count(other)
+                not isinstance(other, Place)
+                and is_head_count(other)
                 and isinstance(value, int)
                 and other[: _trunk(other)] == path[: _trunk(path)][: _trunk(other)]
             ):
@@ -252,7 +253,7 @@ class Search:
         """Returns groups of numbers that are widths taken alone, with their effects, and groups that are not."""
         reach: list[tuple[tuple[Path, ...], Dims]] = []
         rest: list[tuple[Path, ...]] = []
-        self.single = self._effects_alone([path for path in self.numbers if isinstance(path, Place)])
+        self.single = self._effects_alone([p for p in self.numbers if isinstance(p, Place) and not is_head_count(p)])
         queue = [self._in_code(g, rest) for g in groups(self.numbers) if self._may_be_width(g)]
         while queue:
             group = queue.pop(0)
@@ -278,6 +279,7 @@ class Search:
             return group
         kept: list[Path] = []
         failing: list[Path] = []
+        group = tuple(path for path in group if path in self.single)
         for path in group:
             dims = self.single[path]
             shrinks = any(after < before for before, after in (dims or {}).values())  # a divisor, or a number of groups
@@ -341,7 +343,12 @@ class Search:
         """
         for group in rest:
             effect = self._effect(group)
-            if effect != {} and self._is_exact(group) and self._are_channels(effect or {}) and self._adds([*chosen, *group], chosen):
+            if (
+                effect != {}
+                and self._is_exact(group)
+                and self._are_channels(effect or {})
+                and self._adds([*chosen, *group], chosen)
+            ):
                 chosen = list(dict.fromkeys([*chosen, *group]))
         failing = [g for g in rest if self._effect(g) is None and self._is_exact(g) and not set(g) <= set(chosen)]
         thresholds = [group for group in rest if isinstance(group[0], Place) and self._effect(group) == {}]
@@ -356,8 +363,10 @@ class Search:
     def _adds(self, paths: list[Path], chosen: list[Path]) -> bool:
         """Whether these numbers are widths together, and reach more than those that were chosen."""
         dims = self._effect(paths)
-        before = self._effect(chosen) if chosen else {}
-        return dims is not None and self._is_width(dims) and (before is None or dims.keys() > before.keys())
+        before = (self._effect(chosen) if chosen else {}) or {}
+        if dims is None or not self._is_width(dims) or not dims.keys() > before.keys():
+            return False
+        return any(self._is_output(*dim) for dim in dims.keys() - before.keys())
 
     def _is_exact(self, group: tuple[Path, ...]) -> bool:
         """Whether numbers are fractions, or widths of tensors by value."""
@@ -429,7 +438,7 @@ class Search:
         raise ConversionError(problems[0])
 
     def _first_inputs(self, chosen: list[Path]) -> list[Path]:
-        """Returns numbers in code that only the inputs of layers follow, in the order in which these run: the first are data."""
+        """Returns numbers in code that only inputs of layers follow, in the order in which these run: the first are data."""
         order = self.structure.order
         first: list[tuple[int, Path]] = []
         for path in chosen:
@@ -533,9 +542,8 @@ def split(group: tuple[Path, ...]) -> list[tuple[Path, ...]]:
 
 def is_head_count(path: Path) -> bool:
     """Whether an argument is a number of attention heads, by its name."""
-    if isinstance(path, Place):
-        return False
-    name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
+    names = [path.parameter] if isinstance(path, Place) else path[::-1]
+    name = next((str(key).lower() for key in names if isinstance(key, str)), "")
     return "head" in name and not re.search("dim|size|channel|width|hidden|conv|init|scale|drop|bias|d_head|per_head", name)
 
 
