@@ -364,9 +364,9 @@ class Search:
         """Whether these numbers are widths together, and reach more than those that were chosen."""
         dims = self._effect(paths)
         before = (self._effect(chosen) if chosen else {}) or {}
-        if dims is None or not self._is_width(dims) or not dims.keys() > before.keys():
+        if dims is None or not self._is_width(dims):
             return False
-        return any(self._is_output(*dim) for dim in dims.keys() - before.keys())
+        return {dim for dim in dims if self._is_output(*dim)} > {dim for dim in before if self._is_output(*dim)}
 
     def _is_exact(self, group: tuple[Path, ...]) -> bool:
         """Whether numbers are fractions, or widths of tensors by value."""
