@@ -58,7 +58,7 @@ class Written(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@pytest.mark.parametrize("ratio", [0.5, 2.0])
+@pytest.mark.parametrize("ratio", [pytest.param(0.5, marks=pytest.mark.slow), 2.0])
 def test_widths_in_code_are_multiplied_and_all_else_stays(ratio: float) -> None:
     net = mt.resize(Written(), ratio, X)
     assert net.resizing.way == "its constructor" and not net.resizing.rounded
@@ -71,7 +71,7 @@ def test_widths_in_code_are_multiplied_and_all_else_stays(ratio: float) -> None:
 
 
 def test_code_is_as_it_was_afterwards() -> None:
-    """Also while a constructor failed on the way, as it does here at any other width."""
+    """Also where a constructor failed on the way: numbers of groups that divide no width were tried."""
     before = [(f.__code__, f.__defaults__, f.__kwdefaults__) for f in (Written.__init__, Block.__init__, stem)]
     mt.resize(Written(), 0.5, X)
     after = [(f.__code__, f.__defaults__, f.__kwdefaults__) for f in (Written.__init__, Block.__init__, stem)]
@@ -256,6 +256,7 @@ def test_two_threads_do_not_restore_each_other() -> None:
     assert widths(Divided()) == {"reduce": 16, "expand": 64, "head": 10}
 
 
+@pytest.mark.slow
 def test_packed_members_of_a_network_without_arguments_train() -> None:
     """Members are independent: their outputs are those of plain networks with their weights."""
     ens = mt.ensemble(Written(), mt.Packed(members=4, alpha=2), X, seed=0).eval()
