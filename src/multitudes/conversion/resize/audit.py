@@ -183,8 +183,11 @@ def without_channels(model: nn.Module, new: nn.Module, inputs: Inputs, names: Se
 
 
 def _another(tensor: Tensor) -> Tensor:
-    """Returns other values of the same range."""
-    return tensor.flip(0).roll(1, -1) if tensor.ndim else tensor
+    """Returns other values of the same range; of equal floating values, others nearby."""
+    other = tensor.flip(0).roll(1, -1) if tensor.ndim else tensor
+    if tensor.is_floating_point() and not tensor.is_meta and torch.equal(other, tensor):
+        return tensor + torch.linspace(0.1, 1, tensor.numel(), device=tensor.device).view(tensor.shape).to(tensor.dtype)
+    return other
 
 
 def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -252,7 +255,8 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(_comparable, value)) if type(value) in (list, tuple) else None
     if isinstance(value, dict):
-        return {str(key): _comparable(part) for key, part in value.items()}
+        entries = {str(key): _comparable(part) for key, part in value.items()}
+        return {key: part for key, part in entries.items() if part is not None}  # tensors by device are a cache
     if isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__qualname__", None)
