@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.resize.audit import changes_lost, without_channels
 from multitudes.conversion.resize.pruning import pruned
+from multitudes.engine.inputs import Inputs
 from multitudes.methods.packed import important_and_random
 
 
@@ -85,3 +87,18 @@ def test_what_is_right_passes() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     whole = nn.Sequential(nn.Linear(5, 16), nn.LayerNorm(16), layer, nn.Linear(16, 3))
     mt.ensemble(whole, mt.Packed(pretrained=True), torch.randn(3, 4, 5), seed=0)
+
+
+def test_a_layer_that_sees_the_data_is_not_excused_by_an_example_of_zeros() -> None:
+    """Files are loaded with such an example: a layer that keeps its width there must be reported there too."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    assert without_channels(net, net, Inputs(torch.zeros(3, 4)), ["0"]) == set()
+    assert without_channels(net, net, Inputs(torch.ones(3, 4)), ["0"]) == set()
+
+
+def test_a_cache_of_tensors_by_device_is_no_change() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    one.cache, other.cache = {"cpu": torch.ones(1)}, {"meta": torch.ones(1)}  # type: ignore[assignment]
+    assert not list(changes_lost(one, other))
+    other.cache = {"meta": torch.ones(1), "rate": 0.5}  # type: ignore[assignment]
+    assert list(changes_lost(one, other))

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.resize.advice import written
 from multitudes.conversion.resize.constructors import recipe_of
 from multitudes.conversion.resize.pruning import OutOfTimeError, deadline
-from multitudes.conversion.resize.recipe import META, written
-from multitudes.conversion.resize.widths import Search, groups, is_head_count, split
+from multitudes.conversion.resize.recipe import META
+from multitudes.conversion.resize.roles import groups, is_head_count, split
+from multitudes.conversion.resize.widths import Search
 
 TOKENS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -331,7 +333,7 @@ def test_which_arguments_are_widths() -> None:
     assert recipe is not None
     search = Search(recipe, structure)
     assert search.widths().paths == {("dim",): 8}
-    assert written(recipe, {8}).startswith("Attention(dim=round(8 * ratio)")
+    assert written(structure.model, recipe, search.alone()).startswith("Attention(dim=round(8 * ratio)")
 
 
 def test_numbers_of_one_role_are_tried_together() -> None:

@@ -13,7 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 import multitudes as mt
 from multitudes.conversion.anatomy.structure import observe
 from multitudes.conversion.resize.constructors import recipe_of
-from multitudes.conversion.resize.widths import Search, is_expert_count
+from multitudes.conversion.resize.roles import is_expert_count
+from multitudes.conversion.resize.widths import Search
 
 ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -215,7 +216,7 @@ def test_an_output_that_all_blocks_add_to_cannot_be_thinned(monkeypatch: pytest.
         raise mt.ConversionError("no channels")
 
     monkeypatch.setattr(module, "pruned", fails)
-    with pytest.raises(mt.ConversionError, match=r"its residual stream: 3 layers from embed on(.|\n)*Put a head behind it"):
+    with pytest.raises(mt.ConversionError, match=r"its residual stream: 3 layers(.|\n)*a last layer of its own"):
         mt.ensemble(Stream(), mt.Packed(), ROWS, seed=0)
     headed = nn.Sequential(Stream(), nn.Linear(16, 5))
     with pytest.raises(mt.ConversionError) as refusal:

@@ -92,7 +92,7 @@ class _SoftmaxShapes(Listening):
         if name.startswith("_scaled_dot_product") and "backward" not in name:
             query, key = args[0], args[1]
             self.maps.append((math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]))
-        elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2:
+        elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2 and args[1] % args[0].ndim >= args[0].ndim - 2:
             self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
         return func(*args, **(kwargs or {}))
 
@@ -186,12 +186,13 @@ def without_channels(model: nn.Module, new: nn.Module, inputs: Inputs, names: Se
 
 
 def _another(tensor: Tensor) -> Tensor:
-    """Returns other values of about the same range, whatever the given ones are: an example may be all ones."""
+    """Returns other values of about the same range, whatever the given ones are: an example may be all ones, or all zeros."""
     other = tensor.flip(0).roll(1, -1) if tensor.ndim else tensor
     if not (other.is_floating_point() or other.is_complex()):
         return other
     generator = torch.Generator().manual_seed(0)
-    return other * (0.8 + 0.2 * torch.rand(other.shape, generator=generator)).to(other)
+    noise = torch.rand(other.shape, generator=generator).to(other)
+    return other * (0.8 + 0.2 * noise) if other.is_meta or bool(other.any()) else noise
 
 
 def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -264,7 +265,8 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(_comparable, value)) if type(value) in (list, tuple) else None
     if isinstance(value, dict):
-        return {str(key): _comparable(part) for key, part in value.items()}
+        entries = {str(key): _comparable(part) for key, part in value.items()}
+        return {key: part for key, part in entries.items() if part is not None}  # tensors by device are a cache
     if isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__qualname__", None)

@@ -41,8 +41,8 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
         recipe = recorded(make, kind)
     elif is_transformers(model):
         recipe = bound(kind, (model.config,), {})
-    elif name := _timm_architecture(model):
-        recipe = recorded(lambda: _timm_model(name), kind)
+    elif name := timm_architecture(model):
+        recipe = timm_recipe(name, kind)
     else:
         recipe, guessed = _stored(model), True
     return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
@@ -54,13 +54,19 @@ def way_of(model: nn.Module, make: Any = None) -> str:
         return "the factory's arguments"
     if is_transformers(model):
         return "its configuration"
-    return "timm's constructor" if _timm_architecture(model) else "its constructor"
+    return "timm's constructor" if timm_architecture(model) else "its constructor"
 
 
-def _timm_architecture(model: Any) -> str | None:
+def timm_architecture(model: Any) -> str | None:
+    """Returns the name by which timm makes a network; None for other networks."""
     config = getattr(model, "pretrained_cfg", None) or {}
     name = config.get("architecture") if isinstance(config, dict) else getattr(config, "architecture", None)
     return name if type(model).__module__.startswith("timm.") else None
+
+
+def timm_recipe(name: str, kind: type[nn.Module]) -> Recipe | None:
+    """Returns the recipe of a network of timm as it is by default."""
+    return recorded(lambda: _timm_model(name), kind)
 
 
 def _timm_model(name: str) -> nn.Module:

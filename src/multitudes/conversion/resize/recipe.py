@@ -12,20 +12,19 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from multitudes.conversion.resize.constants import BUILDING, Path, Place, functions_of, numbers_of, rewritten
 from multitudes.engine.modules import named_tensors
 from multitudes.engine.program import META
-
-Path = tuple[Any, ...]
-"""Where a number stands among the arguments: names of arguments and fields, keys and indices, from outside to inside."""
 
 IN_PLACE = frozenset(
     """normal_ uniform_ fill_ zero_ clamp_ clip_ erfinv_ copy_ mul_ add_ sub_ div_ bernoulli_ random_ exponential_ log_ exp_
@@ -48,24 +47,47 @@ class Recipe:
     """Keywords that the constructor passes on to its parent class, and the defaults of others that it could pass on."""
     given: frozenset[str] = frozenset()
     """Names of the keywords that were given."""
+    functions: dict[str, FunctionType] = field(default_factory=dict)
+    """Functions that run while the network is built, whose numbers count as arguments (`with_code`)."""
 
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""
-        known = {**self.arguments, **({"": self.added} if self.added else {})}
+        in_code = {path: value for path, value in changes.items() if isinstance(path, Place)}
+        values = _NoValues() if device == META else nullcontext()
+        with BUILDING, device, values, rewritten(self.functions, in_code):
+            if self.make is None:
+                args, kwargs = self._call(self._known(), changes, device)
+                return self.kind(*args, **kwargs)
+            with _constructor(self.kind, lambda _, *fresh: self._call(self._known(fresh), changes, device)):
+                return self.make()
+
+    def _known(self, fresh: tuple[Any, Any] | None = None) -> dict[str, Any]:
+        """Returns the arguments by name; those that hold networks are as fresh as those that `make` just gave."""
+        known = dict(self.arguments)
+        if fresh is not None and any(holds_weights(value) for value in known.values()):
+            given = inspect.signature(self.kind.__init__).bind(None, *fresh[0], **fresh[1]).arguments
+            known.update({name: given[name] for name, value in known.items() if holds_weights(value)})
+        return {**known, **({"": self.added} if self.added else {})}
+
+    def _call(self, known: dict[str, Any], changes: Mapping[Path, Any], device: torch.device) -> tuple[Any, Any]:
+        """Returns the arguments of the constructor, by position and by name, with other numbers at some paths."""
         new = _with_numbers(known, (), changes, device)
         passed_on = new.pop("", {})
         signature = inspect.signature(self.kind.__init__)
         call = inspect.BoundArguments(signature, {next(iter(signature.parameters)): None, **new})
-        args, kwargs = call.args[1:], {**call.kwargs, **passed_on}
-        with device, _NoValues() if device == META else nullcontext():
-            if self.make is None:
-                return self.kind(*args, **kwargs)
-            with _constructor(self.kind, lambda *_: (args, kwargs)):
-                return self.make()
+        return call.args[1:], {**call.kwargs, **passed_on}
 
     def numbers(self) -> dict[Path, Any]:
-        """Returns all whole numbers and fractions among the arguments, by path."""
-        return dict(_numbers({**self.arguments, **({"": self.added} if self.added else {})}, ()))
+        """Returns all whole numbers and fractions among the arguments, and in the code of functions, by path."""
+        return {
+            path: value
+            for numbers in (_numbers(self._known(), ()), numbers_of(self.functions).items())
+            for path, value in numbers
+        }
+
+    def with_code(self) -> Recipe:
+        """Returns the recipe with the numbers in the code that it runs as further arguments."""
+        return replace(self, functions=functions_of(lambda: self.build({}, META)))
 
 
 class _NoValues(TorchFunctionMode):
@@ -114,7 +136,7 @@ def recorded(make: Callable[[], nn.Module], kind: type[nn.Module]) -> Recipe | N
         calls.append((net, *_with_numbers((args, kwargs), (), {}, META)))  # a copy: constructors may change their arguments
         return args, kwargs
 
-    with META, _NoValues(), _constructor(kind, observe):
+    with BUILDING, META, _NoValues(), _constructor(kind, observe):
         made = make()
     for net, args, kwargs in calls:
         if net is made:
@@ -128,7 +150,7 @@ def bound(kind: type[nn.Module], args: Any, kwargs: Any, make: Callable[[], nn.M
     call = signature.bind(None, *args, **kwargs)
     call.apply_defaults()
     arguments = dict(list(call.arguments.items())[1:])
-    if any(holds_weights(value) for value in arguments.values()):
+    if make is None and any(holds_weights(value) for value in arguments.values()):
         return None
     keywords = dict(_keywords(signature, arguments))
     others = {name: value for name, value in arguments.items() if value is not _keywords(signature, arguments)}
@@ -228,27 +250,3 @@ def _refilled(value: Any, new: dict[Any, Any]) -> Any:
         if part is not vars(value).get(key, None) if hasattr(value, "__dict__") else True:
             object.__setattr__(made, key, part)
     return made
-
-
-def written(recipe: Recipe, widths: Collection[int]) -> str:
-    """Writes the call of a constructor for a factory: arguments that are among `widths` are multiplied by the ratio."""
-    texts = []
-    for p in list(inspect.signature(recipe.kind.__init__).parameters.values())[1:]:
-        if p.name not in recipe.arguments or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            continue
-        value = recipe.arguments[p.name]
-        text = _text(value, widths)
-        if "ratio" in text or not (p.default is not p.empty and (value is p.default or value == p.default)):
-            texts.append(f"{p.name}={text}")
-    return f"{recipe.kind.__name__}({', '.join(texts)})"
-
-
-def _text(value: Any, widths: Collection[int]) -> str:
-    if isinstance(value, (list, tuple)) and len(value) < 8:
-        inner = ", ".join(_text(part, widths) for part in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    if type(value) is int and value in widths:
-        return f"round({value} * ratio)"
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    return getattr(value, "__name__", "...")

@@ -10,6 +10,7 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -22,11 +23,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
+from multitudes.conversion.resize.advice import advice
 from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, kinds_of, without_channels
+from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import recipe_of, way_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
-from multitudes.conversion.resize.recipe import Path, Recipe, written
-from multitudes.conversion.resize.widths import ROUNDING, Search, Widths, is_head_count
+from multitudes.conversion.resize.recipe import Recipe
+from multitudes.conversion.resize.roles import is_head_count
+from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, copy_with, named_tensors
 from multitudes.engine.seeds import checked_seed, seeded
@@ -34,9 +38,6 @@ from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
-
-STREAM = "Its output is its residual stream"
-"""How the reason begins why a network cannot be thinned whose blocks add to the output."""
 
 FEW = 0.1
 """The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
@@ -116,7 +117,7 @@ def resized(
     except Exception as error:  # constructors may raise anything
         reason = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
         failure = f"by {way}: {reason}"
-    instead = _stream(structure) or _advice(structure, factory)
+    instead = advice(structure, factory)
     if ratio > 1:
         raise ConversionError(f"{type(model).__name__} cannot be made {ratio:g} times as wide:\n  {failure}\n{instead}")
     try:
@@ -143,41 +144,6 @@ def _on_cpu(structure: Structure, seed: int) -> Structure | None:
         return None
 
 
-def _stream(structure: Structure) -> str:
-    """Says what to do where the output is a residual stream, to which blocks add from the first layer on; "" elsewhere."""
-    ends, layers = last_layers(structure)[0], structure.layers()
-    if len(ends) < 3 or layers[0] not in ends:
-        return ""
-    return (
-        f"{STREAM}: {len(ends)} layers from {layers[0]} on are added up to it, so they must stay as wide as the output. "
-        "Put a head behind it, whose inputs can follow (a network for classification in place of a backbone), or use another "
-        "method, such as mt.BatchEnsemble(members=4)"
-    )
-
-
-def _advice(structure: Structure, factory: Factory | None) -> str:
-    """Writes what to type: a factory of this very network, as far as its arguments are known."""
-    model = structure.model
-    if isinstance(model, Network):
-        said = ", ".join(f"{key}={value!r}" for key, value in model.arguments.items() if key != "width")
-        call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
-        return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
-    try:
-        recipe = recipe_of(structure, factory)  # type: ignore[arg-type]
-        ends = last_layers(structure)[0]
-        widths = {width_of(model.get_submodule(name)) for name in structure.layers() if name not in ends}
-        call = written(recipe, widths) if recipe is not None else ""
-    except Exception:  # of a constructor; then the general line is given
-        call = ""
-    if "ratio" not in call or way_of(model) != "its constructor":
-        return ADVICE
-    return f"Give a factory that makes it at any width:  {_example(call)}"
-
-
-def _example(call: str) -> str:
-    return f"mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
-
-
 @dataclass
 class Replay:
     """A recipe, and the widths among its arguments."""
@@ -199,43 +165,71 @@ _REPLAYS: WeakKeyDictionary[Any, Replay] = WeakKeyDictionary()
 """By factory: its members are made one by one, and the search is the same for all."""
 
 
-def _replay_of(structure: Structure, factory: Any) -> Replay:
-    """Finds what a model was built with, and which of it are widths."""
-    replay = _REPLAYS.get(factory) if factory is not None else None
-    if replay is None:
-        recipe = recipe_of(structure, factory)
-        if recipe is None:
-            raise ConversionError("what it was built with is not known")
-        search = Search(recipe, structure)
-        replay = Replay(recipe, search, search.widths())
-        if factory is not None:
-            _REPLAYS[factory] = replay
-    return replay
+def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
+    """Finds what a model was built with, and yields choices of widths in it, the likely ones first.
+
+    These are widths among its arguments, then with the numbers in the code that it runs; each time, if multipliers are among
+    them, also without multipliers, which some constructors treat in their own way if they are below 1.
+    """
+    if factory is not None and factory in _REPLAYS:
+        yield _REPLAYS[factory]
+        return
+    recipe = recipe_of(structure, factory)
+    if recipe is None:
+        raise ConversionError("what it was built with is not known")
+    failure, multiplied = None, True
+    for code, fractions in itertools.product((False, True), (True, False)):
+        if not fractions and not multiplied:
+            continue
+        try:
+            recipe = recipe.with_code() if code and not recipe.functions else recipe
+            search = Search(recipe, structure, fractions=fractions)
+            widths = search.widths()
+            multiplied = any(isinstance(value, float) for value in widths.paths.values())
+            yield Replay(recipe, search, widths)
+        except ConversionError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: int) -> nn.Module:
     """Builds the network again with other widths. Raises ConversionError if that is not possible, or not right."""
+    if isinstance(structure.model, Network):
+        return _resized_network(structure, structure.model, ratio, seed)
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
-    new: nn.Module
-    if isinstance(model, Network):
-        with seeded(seed), device:
-            try:
-                new, same = model.resized(ratio), model.resized(1.0)
-            except Exception as error:  # the constructor of a subclass may raise anything
-                raise ConversionError(f"{type(error).__name__}: {error}") from error
-        follows, note, problems = None, "", [*changes_lost(model, same)]
-    else:
-        replay = _replay_of(structure, factory)
-        changes = replay.changes(ratio)
-        with seeded(seed):
-            new = replay.recipe.build(changes, device)
-        follows, note, problems = replay.widths.follows, replay.widths.note, []
-    new = _in_place_of(model, new)
-    problems = problems or list(_problems(structure, new, ratio, follows, bool(note)))
+    failures: list[str] = []
+    for replay in _replays_of(structure, factory):
+        widths = replay.widths
+        try:
+            changes = replay.changes(ratio)
+            with seeded(seed):
+                new = _in_place_of(model, replay.recipe.build(changes, device))
+            problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
+        except ConversionError as error:
+            problems = [str(error)]
+        if not problems:
+            if factory is not None:
+                _REPLAYS[factory] = replay
+            return reported(structure, new, ratio, way_of(model, factory), widths.note)
+        failures += problems[:3]
+    raise ConversionError("; ".join(failures[:3]))
+
+
+def _resized_network(structure: Structure, model: Network, ratio: float, seed: int) -> nn.Module:
+    """Makes one of our networks again at another width."""
+    device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
+    with seeded(seed), device:
+        try:
+            new, same = model.resized(ratio), model.resized(1.0)
+        except Exception as error:  # the constructor of a subclass may raise anything
+            raise ConversionError(f"{type(error).__name__}: {error}") from error
+    thin = _in_place_of(model, new)
+    problems = list(changes_lost(model, same)) or list(_problems(structure, thin, ratio))
     if problems:
         raise ConversionError("; ".join(problems[:3]))
-    return reported(structure, new, ratio, way_of(model, factory), note)
+    return reported(structure, thin, ratio, way_of(model))
 
 
 def reported(structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "") -> nn.Module:

@@ -9,6 +9,7 @@ layers is taken. At the ratio that was asked for, widths are rounded to what the
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import time
@@ -21,9 +22,12 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
+from multitudes.conversion.resize import constants
 from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of
+from multitudes.conversion.resize.constants import Path, Place
 from multitudes.conversion.resize.pruning import width_of
-from multitudes.conversion.resize.recipe import Path, Recipe
+from multitudes.conversion.resize.recipe import Recipe
+from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import META, without_values
 from multitudes.errors import ConversionError
@@ -37,9 +41,12 @@ Dims = dict[tuple[str, int], tuple[int, int]]
 ROUNDING = 16
 """The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
 
-COUNTS = "num|len|position|token|quer|latent|slot|regist|expert"
-"""Words in the names of arguments that are numbers of something, not widths."""
+FIRST = 8
+"""How many numbers are tried that may be channels of the data."""
+PAIRS = 60
+"""How many pairs of numbers are tried that may be widths together."""
 
+STOPPED = "it does not run at that width"
 UNEVEN = "square matrices would no longer be square"
 
 
@@ -63,6 +70,8 @@ class Search:
     structure: Structure
     seconds: float = 8.0
     """How long it may take."""
+    fractions: bool = True
+    """Whether fractions may be widths; some constructors treat multipliers below 1 in their own way."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
 
@@ -81,6 +90,8 @@ class Search:
             self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
             self.inputs = self.structure.inputs
             self.before = self._run(self.structure.model)
+        self.single: dict[Path, Dims | None] = {}
+        """The effects of numbers in code, each alone."""
         assert self.before is not None
         outputs = {size for shape in fixed_outputs(self.before[0]) for size in shape}
         self.ends = {end for end in self.ends if width_of(self.full.get_submodule(end)) in outputs}
@@ -94,6 +105,10 @@ class Search:
             raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
         chosen, note = self._running(self._with_loose(chosen, rest), rest)
         return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
+
+    def alone(self) -> list[Path]:
+        """Returns the numbers that are widths taken alone, and still are together."""
+        return self._reaching()[0]
 
     def _following(self, chosen: list[Path]) -> set[str]:
         """Names the hidden layers whose width doubles with these numbers."""
@@ -160,7 +175,7 @@ class Search:
     def _exact(self, paths: dict[Path, Any], ratio: float, rounded: dict[Path, Any]) -> dict[Path, Any]:
         """Returns rounded widths with as many exact ones as possible, since not all must be divisible."""
         scaled = dict(rounded)
-        for group in groups(paths):
+        for group in fine_groups(paths):
             exact = {p: nearest(paths[p] * ratio) for p in group if not isinstance(paths[p], float)}
             trial = {**scaled, **exact}
             if trial != scaled and self._left() > 0 and not self._wrong_at(trial):
@@ -172,9 +187,10 @@ class Search:
         counts = []
         for other, value in self.numbers.items():
             if (
-                is_head_count(other)
+                not isinstance(other, Place)
+                and is_head_count(other)
                 and isinstance(value, int)
-                and other[: _trunk(other)] == path[: _trunk(path)][: _trunk(other)]
+                and other[: trunk(other)] == path[: trunk(path)][: trunk(other)]
             ):
                 stages = isinstance(other[-1], int)
                 if not stages or not isinstance(path[-1], int) or other[-1] == path[-1]:
@@ -212,7 +228,7 @@ class Search:
         try:
             after = run_of(net, self.inputs, copied=False)
         except Exception as error:
-            return [f"it does not run at that width: {type(error).__name__}: {error}"]
+            return [f"{STOPPED}: {type(error).__name__}: {error}"]
         return changed_run(self.before, after)
 
     def _left(self) -> float:
@@ -220,10 +236,14 @@ class Search:
 
     def _doubled(self, paths: Iterable[Path], device: torch.device = META) -> nn.Module | None:
         """Builds the network with these numbers doubled; None if the constructor fails or makes other modules."""
+        return self._built({path: 2 * self.numbers[path] for path in paths}, device)
+
+    def _built(self, changes: dict[Path, Any], device: torch.device = META) -> nn.Module | None:
+        """Builds the network with other numbers; None if the constructor fails or makes other modules."""
         if self._left() < 0:
             raise ConversionError(f"finding its widths takes more than {self.seconds:g} s")
         try:
-            net = self.recipe.build({path: 2 * self.numbers[path] for path in paths}, device)
+            net = self.recipe.build(changes, device)
         except Exception:  # constructors may raise anything
             return None
         return net if kinds_of(net) == self.kinds and shapes_of(net).keys() == self.shapes.keys() else None
@@ -238,48 +258,139 @@ class Search:
 
     def _reaching(self) -> tuple[list[Path], list[tuple[Path, ...]]]:
         """Returns the numbers that are widths taken alone, and groups of numbers that are not."""
-        reach: list[tuple[int, tuple[Path, ...], Dims]] = []
-        rest: list[tuple[Path, ...]] = []
-        queue = [group for group in groups(self.numbers) if self._may_be_width(group)]
-        while queue:
-            group = queue.pop(0)
-            dims = self._effect(group)
-            if dims is not None and self._is_width(dims):
-                reach.append((len(dims), group, dims))
-            else:
-                parts = split(group) if dims is None or dims else []
-                queue = [part for part in parts if self._may_be_width(part)] + queue
-                if not parts:
-                    rest.append(group)
+        reach, rest = self._widths_alone()
         chosen: list[Path] = []
         covered: set[tuple[str, int]] = set()
-        for _, group, dims in sorted(reach, key=lambda item: (-item[0], len(item[1]))):
+        queue = sorted(reach, key=lambda item: (-len(item[1]), len(item[0])))
+        while queue:
+            group, dims = queue.pop(0)
             if covered & dims.keys():
                 joint = self._effect([*chosen, *group])
                 if joint is None or not self._is_width(joint):
-                    rest.append(group)
+                    parts = constants.split(group) if isinstance(group[0], Place) else []
+                    queue = [(part, self._effect(part) or {}) for part in parts] + queue
+                    rest += [] if parts else [group]
                     continue
             chosen += group
             covered |= dims.keys()
         return chosen, rest
 
+    def _widths_alone(self) -> tuple[list[tuple[tuple[Path, ...], Dims]], list[tuple[Path, ...]]]:
+        """Returns groups of numbers that are widths taken alone, with their effects, and groups that are not."""
+        reach: list[tuple[tuple[Path, ...], Dims]] = []
+        rest: list[tuple[Path, ...]] = []
+        self.single = self._effects_alone([p for p in self.numbers if isinstance(p, Place) and not is_head_count(p)])
+        queue = [self._in_code(g, rest) for g in groups(self.numbers) if self._may_be_width(g)]
+        while queue:
+            group = queue.pop(0)
+            if not group:
+                continue
+            code = isinstance(group[0], Place)
+            dims = self._effect(group)
+            if dims is not None and self._is_width(dims, inputs=code):
+                reach.append((group, dims))
+            else:
+                parts = (constants.split(group) if code else split(group)) if dims is None or dims else []
+                queue = [part for part in parts if self._may_be_width(part)] + queue
+                if not parts or dims is None:
+                    rest.append(group)
+        return reach, rest
+
+    def _in_code(self, group: tuple[Path, ...], rest: list[tuple[Path, ...]]) -> tuple[Path, ...]:
+        """Leaves out the numbers in code that change no size, or that of a kernel or an output, and puts them into `rest`.
+
+        A group of arguments is returned as it is.
+        """
+        if not isinstance(group[0], Place):
+            return group
+        kept: list[Path] = []
+        failing: list[Path] = []
+        group = tuple(path for path in group if path in self.single)
+        for path in group:
+            dims = self.single[path]
+            shrinks = any(after < before for before, after in (dims or {}).values())  # a divisor, or a number of groups
+            if dims and not shrinks and self._are_channels(dims):
+                kept.append(path)
+            elif dims is None and self.numbers[path] in self.sizes:
+                failing.append(path)
+        joint = self._effect([*kept, *failing]) if failing else None
+        if joint and self._is_width(joint):
+            return tuple(self._needed([*kept, *failing], failing))
+        rest += constants.by_value(path for path in group if path not in kept)
+        return tuple(kept)
+
+    def _needed(self, paths: list[Path], doubtful: list[Path]) -> list[Path]:
+        """Leaves out numbers among the doubtful ones without which the same sizes change."""
+        for part in constants.by_value(doubtful):
+            fewer = [path for path in paths if path not in part]
+            if self._effect(fewer) == self._effect(paths):
+                paths = fewer
+        return paths
+
+    def _effects_alone(self, places: list[Path]) -> dict[Path, Dims | None]:
+        """Returns the effect of every number alone, by few builds.
+
+        Numbers that are sizes of tensors are each multiplied by a prime of its own: a size that grows by some of the primes
+        follows their numbers. All other numbers, which may be numbers of blocks, are doubled, fewer and fewer at a time.
+        """
+        sizes = [path for path in places if self.numbers[path] in self.sizes and self.numbers[path] > ROUNDING]
+        effects = self._times_primes(sizes)
+        queue = [[path for path in places if path not in effects]]
+        while queue:
+            part = queue.pop()
+            if part and (len(part) == 1 or self._effect(part) == {}):
+                effects.update(dict.fromkeys(part, self._effect(part)))
+            elif part:
+                queue += [part[: len(part) // 2], part[len(part) // 2 :]]
+        return effects
+
+    def _times_primes(self, places: list[Path]) -> dict[Path, Dims | None]:
+        """Multiplies each number by a prime of its own, and returns the effects that this shows; halves them where it fails."""
+        if len(places) < 2:
+            return {}
+        factors = dict(zip(_primes(len(places)), places, strict=True))
+        net = self._built({path: factor * self.numbers[path] for factor, path in factors.items()})
+        if net is None:
+            half = len(places) // 2
+            return self._times_primes(places[:half]) | self._times_primes(places[half:])
+        effects: dict[Path, Dims] = {path: {} for path in places}
+        explained = True
+        for dim, (before, after) in changed_dims(self.shapes, shapes_of(net)).items():
+            primes = [factor for factor in factors if after % (before * factor) == 0]
+            explained &= before * math.prod(primes) == after
+            for prime in primes:
+                effects[factors[prime]][dim] = (before, 2 * before)
+        return {path: dims for path, dims in effects.items() if dims or explained}
+
     def _completed(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
-        """Adds numbers that are widths only together: with those that were chosen, or in pairs."""
-        failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
-        for group in list(failing):
-            if self._adds([*chosen, *group], chosen):
-                chosen = [*chosen, *group]
-                failing.remove(group)
-        for i, one in enumerate(failing):
-            for other in failing[i + 1 :]:
-                if self._adds([*chosen, *one, *other], chosen):
-                    return self._completed([*chosen, *one, *other], [g for g in rest if g not in (one, other)])
+        """Adds numbers that are widths only together: with those that were chosen, or in pairs.
+
+        A number in code that changes nothing alone may be a threshold, which has to move with a width.
+        """
+        for group in rest:
+            effect = self._effect(group)
+            if (
+                effect != {}
+                and self._is_exact(group)
+                and self._are_channels(effect or {})
+                and self._adds([*chosen, *group], chosen)
+            ):
+                chosen = list(dict.fromkeys([*chosen, *group]))
+        failing = [g for g in rest if self._effect(g) is None and self._is_exact(g) and not set(g) <= set(chosen)]
+        thresholds = [group for group in rest if isinstance(group[0], Place) and self._effect(group) == {}]
+        whole = [path for path in chosen if not isinstance(self.numbers[path], float)]  # what grows by a ratio grows with them
+        bases = [whole, chosen] if whole != chosen else [chosen]
+        for (one, other), base in itertools.islice(itertools.product(_pairs(failing, thresholds), bases), PAIRS):
+            paths = list(dict.fromkeys([*base, *one, *other]))
+            if self._adds(paths, chosen):
+                return self._completed(paths, [g for g in rest if g not in (one, other)])
         return chosen
 
     def _with_loose(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds widths of loose matrices alone: parameters of modules that are no layers, as stacked experts are."""
         for group in rest:
-            if self._widens_loose(group, chosen) and self._adds([*chosen, *group], chosen):
+            dims = self._effect([*chosen, *group]) if self._widens_loose(group, chosen) else None
+            if dims is not None and self._is_width(dims) and dims.keys() > (self._effect(chosen) or {}).keys():
                 chosen = [*chosen, *group]
         return chosen
 
@@ -302,14 +413,17 @@ class Search:
     def _adds(self, paths: list[Path], chosen: list[Path]) -> bool:
         """Whether these numbers are widths together, and reach more than those that were chosen."""
         dims = self._effect(paths)
-        before = self._effect(chosen) if chosen else {}
-        return dims is not None and self._is_width(dims) and (before is None or dims.keys() > before.keys())
+        before = (self._effect(chosen) if chosen else {}) or {}
+        if dims is None or not self._is_width(dims):
+            return False
+        return {dim for dim in dims if self._is_output(*dim)} > {dim for dim in before if self._is_output(*dim)}
 
     @functools.cached_property
     def sizes(self) -> set[int]:
         """Sizes of tensors; of those up to 3, which kernels, groups and tables have too, the widths of layers alone."""
-        widths = {width_of(self.full.get_submodule(name)) for name in self.layers}
-        return {size for shape in self.shapes.values() for size in shape if size > 3 or size in widths}
+        widths = {width_of(self.full.get_submodule(name)) for name in self.layers} - {1}
+        every = [(name, axis, size) for name, shape in self.shapes.items() for axis, size in enumerate(shape)]
+        return {size for name, axis, size in every if (size > 3 or size in widths) and not self._is_kernel(name, axis)}
 
     def _is_exact(self, group: tuple[Path, ...]) -> bool:
         """Whether numbers are fractions, or widths of tensors by value."""
@@ -317,42 +431,63 @@ class Search:
 
     def _may_be_width(self, group: tuple[Path, ...]) -> bool:
         """Whether some number of a group divides the width of a tensor, or is a fraction of usual size."""
-        sizes = self.sizes - {1}
         for path in group:
             value = self.numbers[path]
             if is_head_count(path) or is_expert_count(path):
                 continue
+            if isinstance(path, Place):
+                return True
             if isinstance(value, float):
-                if 0.1 <= value <= 1e4 and math.isfinite(value):
+                if self.fractions and 0.1 <= value <= 1e4 and math.isfinite(value):
                     return True
-            elif value in sizes or (value > 3 and any(size % value == 0 for size in sizes)):
+            elif value in self.sizes or (value > 3 and (not self.fractions or any(s % value == 0 for s in self.sizes))):
                 return True
         return False
 
-    def _is_width(self, dims: Dims) -> bool:
-        """Whether a change of sizes is what a doubled width does."""
-        hidden = False
-        for (name, axis), (before, after) in dims.items():
+    def _is_width(self, dims: Dims, inputs: bool = False) -> bool:
+        """Whether a change of sizes is what a doubled width does; with `inputs`, layers may read more and give no more."""
+        if any(not before <= after <= min(2.1 * before + 8, 3 * before - 1) for before, after in dims.values()):
+            return False
+        return self._are_channels(dims) and (inputs or any(self._is_output(*dim) for dim in dims))
+
+    def _are_channels(self, dims: Dims) -> bool:
+        """Whether only numbers of hidden channels change: no kernels, and no outputs of the network."""
+        for name, axis in dims:
             module, key = owning_module(name), name.rpartition(".")[2]
             layer = self.full.get_submodule(module) if module in self.kinds else None
-            if after < before or after > 2 * before + 8 or after >= 3 * before:
+            if self._is_kernel(name, axis):
                 return False
-            if isinstance(layer, _ConvNd) and key == "weight" and axis > 1:
+            if module in self.ends and axis == output_axis(layer, key):
                 return False
-            is_output = axis == output_axis(layer, key)
-            if module in self.ends and is_output:
-                return False
-            hidden |= is_output and layer is not None and is_layer(layer)
-        return hidden
+        return True
+
+    def _is_kernel(self, name: str, axis: int) -> bool:
+        """Whether an axis of a tensor is the side of a convolution's kernel."""
+        module = owning_module(name)
+        layer = self.full.get_submodule(module) if module in self.kinds else None
+        return axis > 1 and name.endswith(".weight") and isinstance(layer, _ConvNd)
+
+    def _is_output(self, name: str, axis: int) -> bool:
+        """Whether an axis of a tensor is the width of a layer."""
+        module, key = owning_module(name), name.rpartition(".")[2]
+        layer = self.full.get_submodule(module) if module in self.kinds else None
+        return layer is not None and is_layer(layer) and axis == output_axis(layer, key)
 
     def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
         """Drops numbers whose doubling changes the outputs, and adds sizes of heads so that the number of heads stays."""
         problems = self._check(chosen)
+        for path in self._first_inputs(chosen) if any(STOPPED in problem for problem in problems) else []:
+            fewer = [other for other in chosen if other != path]
+            others = self._check(fewer)
+            if not any(STOPPED in problem for problem in others):
+                chosen, problems = fewer, others
+                break
         if not problems:
             return chosen, ""
         inputs = [group for group in rest if self._widens_inputs(group)]
         silent = [group for group in rest if self._sizes_no_parameter(group)]
-        for more in [*inputs, tuple(path for group in inputs for path in group), *silent]:
+        failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
+        for more in [*inputs, tuple(path for group in inputs for path in group), *silent, *failing]:
             if more and not self._check([*chosen, *more]):
                 return [*chosen, *more], ""
         for group in groups(chosen)[::-1]:
@@ -381,6 +516,16 @@ class Search:
                 return False
         return bool(dims)
 
+    def _first_inputs(self, chosen: list[Path]) -> list[Path]:
+        """Returns numbers in code that only inputs of layers follow, in the order in which these run: the first are data."""
+        order = self.structure.order
+        first: list[tuple[int, Path]] = []
+        for path in chosen:
+            dims = self.single.get(path) or {}
+            if dims and not any(self._is_output(*dim) for dim in dims):
+                first.append((min(order.get(owning_module(name), len(order)) for name, _ in dims), path))
+        return [path for _, path in sorted(first, key=lambda item: item[0])[:FIRST]]
+
     def _check(self, paths: list[Path]) -> list[str]:
         net = self._doubled(paths, self.device)
         return ["its constructor fails"] if net is None else self._problems(net)
@@ -397,9 +542,30 @@ def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
     return width_of(doubled) >= 1.5 * width if width > ROUNDING else shapes_of(layer) != shapes_of(doubled)
 
 
+def _pairs(
+    failing: list[tuple[Path, ...]], others: list[tuple[Path, ...]]
+) -> Iterator[tuple[tuple[Path, ...], tuple[Path, ...]]]:
+    """Yields pairs of groups, the largest groups first, then each group with some others."""
+    largest = sorted(failing, key=len, reverse=True)
+    yield from itertools.combinations(largest, 2)
+    yield from itertools.product(largest, others)
+
+
+def _primes(count: int) -> list[int]:
+    """Returns as many primes, from 5 on."""
+    primes: list[int] = []
+    number = 5
+    while len(primes) < count:
+        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
+            primes.append(number)
+        number += 2
+    return primes
+
+
 def _is_far(value: float, scaled: float, ratio: float) -> bool:
-    """Whether a rounded width is nearer to the given width than to the one that was asked for, or beyond it."""
-    return abs(value * ratio - value) >= 1 and math.log(scaled / value) / math.log(ratio) < 0.5
+    """Whether a rounded width is nearer to the given width than to the one that was asked for, or beyond the given width."""
+    moved = math.log(scaled / value) / math.log(ratio)
+    return abs(value * ratio - value) >= 1 and (abs(moved) < 0.5 or (moved < 0 and value > ROUNDING))
 
 
 def changed_dims(before: Shapes, after: Shapes) -> Dims:
@@ -418,45 +584,3 @@ def output_axis(layer: nn.Module | None, key: str) -> int:
     if type(layer).__name__ == "Conv1D" and key == "weight":  # transformers: [inputs, outputs]
         return 1
     return 0
-
-
-def groups(paths: Iterable[Path]) -> list[tuple[Path, ...]]:
-    """Groups numbers of the same role: entries of one list, or the same field of several stages."""
-    alike: dict[Path, list[Path]] = {}
-    for path in paths:
-        indices = [i for i, key in enumerate(path) if isinstance(key, int)]
-        last = indices[-1] if len(indices) > 1 and indices[-1] == len(path) - 1 and indices[-2] == len(path) - 2 else None
-        role = tuple(_role(key) if i != last else key for i, key in enumerate(path))
-        alike.setdefault(role, []).append(path)
-    return [tuple(group) for group in alike.values()]
-
-
-def _role(key: Any) -> Any:
-    return "*" if isinstance(key, int) else re.sub(r"\d+", "*", str(key))
-
-
-def split(group: tuple[Path, ...]) -> list[tuple[Path, ...]]:
-    """Splits a group of list entries by their last index, else into single numbers; other groups cannot be split."""
-    by_last: dict[Any, list[Path]] = {}
-    for path in group:
-        by_last.setdefault(path[-1], []).append(path)
-    if 1 < len(by_last) < len(group):
-        return [tuple(part) for part in by_last.values()]
-    return [(path,) for path in group] if 1 < len(by_last) <= 8 else []
-
-
-def is_head_count(path: Path) -> bool:
-    """Whether an argument is a number of attention heads, by its name."""
-    name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
-    return "head" in name and not re.search("dim|size|channel|width|hidden|conv|init|scale|drop|bias|d_head|per_head", name)
-
-
-def is_expert_count(path: Path) -> bool:
-    """Whether an argument is a number of experts, by its name: they stand along an axis of their own."""
-    name = next((str(key).lower() for key in reversed(path) if isinstance(key, str)), "")
-    return "experts" in name and not re.search("dim|size|channel|width|hidden", name)
-
-
-def _trunk(path: Path) -> int:
-    """Returns how many keys of a path name the object that the argument belongs to."""
-    return len(path) - 1 - isinstance(path[-1], int)

@@ -18,7 +18,7 @@ from torch import nn
 
 from multitudes.conversion.check import check
 from multitudes.conversion.convert import ensemble as convert
-from multitudes.conversion.resize.resize import STREAM
+from multitudes.conversion.resize.advice import STREAM
 from multitudes.engine.inputs import Inputs
 from multitudes.errors import ConversionError, InputError, MultitudesError
 from multitudes.files.ensemble_file import load, save

@@ -1,0 +1,97 @@
+"""What to type where a network cannot be resized: a factory of this very network, as far as its arguments are known."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from multitudes.conversion.anatomy.structure import Structure, last_layers
+from multitudes.conversion.resize.constants import Path
+from multitudes.conversion.resize.constructors import recipe_of, timm_architecture, timm_recipe
+from multitudes.conversion.resize.pruning import ADVICE, is_transformers
+from multitudes.conversion.resize.recipe import Recipe
+from multitudes.conversion.resize.widths import Search
+from multitudes.models.network import Network
+
+STREAM = "Its output is its residual stream"
+"""How the reason begins why a network cannot be thinned whose blocks add to the output."""
+
+
+def advice(structure: Structure, factory: Any = None) -> str:
+    """Writes what to type instead: a last layer for a network without one, else a factory."""
+    model = structure.model
+    if isinstance(model, Network):
+        said = ", ".join(f"{key}={value!r}" for key, value in model.arguments.items() if key != "width")
+        call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
+        return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
+    if text := _stream(structure):
+        return text
+    try:
+        recipe = recipe_of(structure, factory)
+        call = written(model, recipe, Search(recipe, structure).alone()) if recipe is not None else ""
+    except Exception:  # of a constructor; then the general line is given
+        call = ""
+    return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else ADVICE
+
+
+def _stream(structure: Structure) -> str:
+    """Says what to do where the output is a residual stream, to which many layers add; "" elsewhere."""
+    model, ends, layers = structure.model, last_layers(structure)[0], structure.layers()
+    without_head = layers[0] in ends or getattr(model, "num_classes", None) == 0 or 2 * len(ends) > len(layers)
+    if len(ends) < 3 or not without_head:
+        return ""
+    name = timm_architecture(model)
+    head = (
+        f":  timm.create_model({name!r}, num_classes=10)" if name else " (a network for classification in place of a backbone)"
+    )
+    return (
+        f"{STREAM}: {len(ends)} layers are added up to it, so they must stay as wide as the output. "
+        f"Use another method, such as mt.BatchEnsemble(members=4), or give it a last layer of its own{head}"
+    )
+
+
+def _example(call: str) -> str:
+    return f"mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
+
+
+def written(model: nn.Module, recipe: Recipe, widths: Collection[Path]) -> str:
+    """Writes the call that makes a model, for a factory: the arguments at the paths `widths` are multiplied by the ratio.
+
+    Arguments that are no widths are written where they differ from the default.
+    """
+    if is_transformers(model):
+        ((name, config),) = recipe.arguments.items()
+        plain = type(config)()
+        texts = [text for text in _texts(vars(config), vars(plain), widths, (name,)) if "..." not in text]
+        texts += [f"num_labels={config.num_labels}"] if config.num_labels != plain.num_labels else []
+        return f"{recipe.kind.__name__}({type(config).__name__}({', '.join(texts)}))"
+    defaults = {n: p.default for n, p in inspect.signature(recipe.kind.__init__).parameters.items()}
+    function, first = recipe.kind.__name__, []
+    if (architecture := timm_architecture(model)) and (plain := timm_recipe(architecture, recipe.kind)):
+        defaults, function, first = plain.arguments, "timm.create_model", [repr(architecture)]
+    return f"{function}({', '.join([*first, *_texts(recipe.arguments, defaults, widths, ())])})"
+
+
+def _texts(values: Mapping[str, Any], defaults: Mapping[str, Any], widths: Collection[Path], path: Path) -> Iterator[str]:
+    """Yields arguments as they are typed: those that follow the ratio or are no defaults."""
+    for name, value in values.items():
+        if name.startswith("_"):
+            continue
+        text = _text(value, widths, (*path, name))
+        known = name in defaults and (value is defaults[name] or bool(value == defaults[name]))
+        if "ratio" in text or not known:
+            yield f"{name}={text}"
+
+
+def _text(value: Any, widths: Collection[Path], path: Path) -> str:
+    if isinstance(value, (list, tuple)) and len(value) < 8:
+        inner = ", ".join(_text(part, widths, (*path, index)) for index, part in enumerate(value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+    if path in widths:
+        return f"{value:g} * ratio" if isinstance(value, float) else f"round({value} * ratio)"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    return getattr(value, "__name__", "...")
