@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
+from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import run_loop
@@ -112,11 +113,17 @@ def clean_autograd() -> Iterator[None]:
         yield
 
 
+def kept_buffers(template: nn.Module) -> dict[str, Tensor]:
+    """Returns clones of the buffers by name, without the draws of members, which no forward writes into."""
+    drawn = drawn_names(template)
+    return {name: buffer.clone() for name, buffer in template.named_buffers() if name not in drawn}
+
+
 @contextlib.contextmanager
 def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
     """Sets a mode and a seed in a with-block, and restores modes, buffers and the global generators afterwards."""
     modes = [(part, part.training) for part in template.modules()]
-    buffers = {name: buffer.clone() for name, buffer in template.named_buffers()}
+    buffers = kept_buffers(template)
     template.train(mode == "train")
     try:
         with seeded(seed):
@@ -138,7 +145,7 @@ def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, m
         drew = generator_states() != before
         _check_kept_tensors(engine.template)
         gradients = gradients_of(output, dict(engine.template.named_parameters()))
-        buffers = {name: buffer.clone() for name, buffer in engine.template.named_buffers()}
+        buffers = kept_buffers(engine.template)
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
 
 
@@ -169,24 +176,28 @@ def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval", weights: Se
         call = fresh_inputs(inputs)
         output = module(*call.args, **call.kwargs)
         gradients = gradients_of(output, dict(module.named_parameters()), weights)
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        buffers = kept_buffers(module)
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
 
 
 @contextlib.contextmanager
-def without_modules(template: nn.Module, names: frozenset[str]) -> Iterator[None]:
-    """Makes some norms return their input, in a with-block, with each row scaled to one size.
+def without_modules(template: nn.Module, names: frozenset[str], scaled: bool = True) -> Iterator[None]:
+    """Makes some norms return their input, in a with-block.
 
-    Rows that are not scaled would grow from layer to layer, and rounding errors with them.
+    scaled  each row is brought to one size: else rows grow from layer to layer, and rounding errors with them
     """
     modules = [template.get_submodule(name) for name in sorted(names)]
     for module in modules:
-        module.forward = _scaled_rows
+        module.forward = _scaled_rows if scaled else _identity
     try:
         yield
     finally:
         for module in modules:
             del module.forward
+
+
+def _identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
 
 
 def _scaled_rows(x: Tensor, *_: Any, **__: Any) -> Tensor:
