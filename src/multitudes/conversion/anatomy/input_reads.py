@@ -19,7 +19,7 @@ from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import copy_with, detached_copy
 
 HIDDEN, WEIGHT, INPUT = 1, 2, 4
 """Marks: went through a first layer; depends on a parameter; depends on input k (shifted left by k)."""
@@ -230,7 +230,8 @@ def is_additive(layer: nn.Module, call: tuple[Any, Any]) -> bool:
     sets.append({name: sets[0][name] + sets[1][name] for name in sets[0]})
     args, kwargs = tree.apply(_in_double, call)
     with torch.no_grad():
-        outputs = [tree.tensors(detached_copy(layer, values).double()(*args, **kwargs)) for values in sets]
+        copies = [copy_with(layer, {n: nn.Parameter(value) for n, value in values.items()}).double() for values in sets]
+        outputs = [tree.tensors(copy(*args, **kwargs)) for copy in copies]
     return all(torch.allclose(a + b, c) for a, b, c in zip(*outputs, strict=True))
 
 
@@ -243,5 +244,5 @@ def _in_double(tensor: Tensor) -> Tensor:
 def _random_tensors(layer: nn.Module, seed: int) -> dict[str, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     parameters = dict(layer.named_parameters())
-    values = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in parameters.items()}
+    values = {n: torch.rand(p.shape, generator=rng, dtype=torch.float64).sub_(0.5) for n, p in parameters.items()}
     return {n: value if parameters[n].is_meta else value.to(parameters[n].device) for n, value in values.items()}

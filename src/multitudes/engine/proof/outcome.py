@@ -181,14 +181,11 @@ def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval", weights: Se
 
 
 @contextlib.contextmanager
-def without_modules(template: nn.Module, names: frozenset[str], scaled: bool = True) -> Iterator[None]:
-    """Makes some norms return their input, in a with-block.
-
-    scaled  each row is brought to one size: else rows grow from layer to layer, and rounding errors with them
-    """
+def without_modules(template: nn.Module, names: frozenset[str]) -> Iterator[None]:
+    """Makes some modules return their input, in a with-block."""
     modules = [template.get_submodule(name) for name in sorted(names)]
     for module in modules:
-        module.forward = _scaled_rows if scaled else _identity
+        module.forward = _identity
     try:
         yield
     finally:
@@ -198,11 +195,6 @@ def without_modules(template: nn.Module, names: frozenset[str], scaled: bool = T
 
 def _identity(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
-
-
-def _scaled_rows(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    size = x.detach().square().mean(tuple(range(1, x.ndim)), keepdim=True).sqrt()
-    return x / (size + 1e-6)
 
 
 def gradients_of(output: Any, parameters: Mapping[str, Tensor], weights: Sequence[Tensor] | None = None) -> dict[str, Tensor]:

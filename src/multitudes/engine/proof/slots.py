@@ -192,7 +192,7 @@ def _other_outputs(engine: Engine, slots: Inputs, mode: str, known: Outcome | No
 
 def _without_norms(engine: Engine, mode: str) -> Any:
     """Takes shared BatchNorm layers out of the network in training: over few rows they amplify rounding errors."""
-    return without_modules(engine.template, engine.shared_norms if mode == "train" else frozenset(), scaled=False)
+    return without_modules(engine.template, engine.shared_norms if mode == "train" else frozenset())
 
 
 def _training_step(engine: Engine, example: Inputs, executor: Any) -> tuple[str | None, Outcome | None]:

@@ -22,7 +22,7 @@ from multitudes.engine.draws import Drawing, drawing_layers, drawn_names
 from multitudes.engine.inputs import BatchAxis, Inputs, add_row, count_rows, row_axis
 from multitudes.engine.modules import registers_of
 from multitudes.engine.program import shapes_only, without_values
-from multitudes.engine.proof.smaller import LARGE
+from multitudes.engine.proof import smaller
 from multitudes.errors import ConversionError, RunError
 
 FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -195,7 +195,7 @@ def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[st
 def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[str, list[CallShape]] | None:
     """Returns what `_calls` does for a large network, without arithmetic; None if that needs values, or the network is small."""
     numbers = sum(p.numel() for p in network.parameters()) * sum(t.numel() for t in inputs.tensors())
-    if numbers <= LARGE * count_rows(inputs, batch_axis):
+    if numbers <= smaller.LARGE * count_rows(inputs, batch_axis):
         return None
     try:
         calls = _calls(shapes_only(network), without_values(inputs), batch_axis)
