@@ -162,7 +162,7 @@ def duplicate(value: Any, memo: dict[int, Any]) -> Any:
     if type(state) is not dict:
         return copy.deepcopy(value, memo)
     memo.setdefault(id(memo), []).append(state)  # kept, as deepcopy does: another object could get its address
-    new = memo[id(value)] = kind.__new__(kind)
+    new = memo[id(value)] = object.__new__(kind)
     new.__setstate__({key: duplicate(part, memo) for key, part in state.items()})
     return new
 

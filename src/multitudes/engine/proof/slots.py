@@ -75,7 +75,7 @@ def prove_slots(
 def _decided(
     obstacle: Callable[..., str | None], trial: Engine, inputs: Inputs, plain: Mapping[str, Outcome], large: bool
 ) -> str | None:
-    """Returns why slots are not right in some mode, in double precision if those of a large network differ; None if they are."""
+    """Returns why slots are not right in some mode, or None. Double precision decides if those of a large network differ."""
     try:
         why = next((text for mode, loop in plain.items() if (text := obstacle(trial, inputs, mode, loop))), None)
         precise = doubled(trial, inputs) if why and large else None
@@ -178,7 +178,7 @@ def _loop(engine: Engine, inputs: Inputs, mode: str, known: Outcome) -> Outcome:
 
 
 def _other_outputs(engine: Engine, slots: Inputs, mode: str, known: Outcome | None) -> str | None:
-    """Compares the outputs of vmap with those of one slot after another. `known` is vmap's outcome, if its precision is the same."""
+    """Compares the outputs of vmap with those of one slot after another. `known` is vmap's outcome, if it was run."""
 
     def run(executor: Any) -> list[Tensor]:
         with restored(engine.template, mode), torch.no_grad():
@@ -199,7 +199,9 @@ def _training_step(engine: Engine, example: Inputs, executor: Any) -> tuple[str 
     """Takes a training step in the model's own precision and with dropout. Returns its error, or its outcome."""
     twin = replace(engine, template=trainable_copy(engine.template))
     try:
-        return None, run_executor(functools.partial(executor, per_member=True), twin, different_inputs(engine, example), "train")
+        return None, run_executor(
+            functools.partial(executor, per_member=True), twin, different_inputs(engine, example), "train"
+        )
     except Exception as error:
         return _text(error), None
 

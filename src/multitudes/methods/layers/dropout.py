@@ -193,7 +193,7 @@ def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[st
 
 
 def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[str, list[CallShape]] | None:
-    """Returns what `_calls` does for a large network, without arithmetic; None if that needs values, or the network is small."""
+    """Returns what `_calls` does, without arithmetic; None if that needs values, or the network is small."""
     numbers = sum(p.numel() for p in network.parameters()) * sum(t.numel() for t in inputs.tensors())
     if numbers <= smaller.LARGE * count_rows(inputs, batch_axis):
         return None
@@ -201,7 +201,9 @@ def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchA
         calls = _calls(shapes_only(network), without_values(inputs), batch_axis)
     except Exception:  # values decide what runs
         return None
-    return None if any(call.each > 1 for found in calls.values() for call in found) else calls  # where a row lies shows in values
+    return (
+        None if any(call.each > 1 for found in calls.values() for call in found) else calls
+    )  # where a row lies shows in values
 
 
 def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor], Any]) -> dict[str, list[Any]]:
