@@ -184,8 +184,8 @@ def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 
 def _neutral(draft: Draft) -> Iterator[Law]:
     """Compares members that start as copies, under neutral settings, with the given model."""
-    step("neutral settings")
     neutral, example, large = draft.neutral(), draft.given.small.inputs, draft.given.small.large
+    step("neutral settings")
     engine, base = without_dropout(neutral.stack(neutral.method.members)), trainable_copy(draft.given.model)
     for part in base.modules():
         if isinstance(part, DROPOUTS):

@@ -50,6 +50,7 @@ def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
     """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
     small = draft.given.small
+    step("members to try")
     few = _few_members(draft, engine)
     try:
         if not recall(draft, few):
@@ -99,6 +100,7 @@ def _costs(draft: Draft, engine: Engine) -> tuple[Counts, dict[str, int], int]:
     """
     members, base = draft.method.members, draft.given.model
     (work, work_each), (saved, saved_each), base_work = _measured(draft, engine)
+    base_work = draft.given.small.multiply_adds or base_work
     of_members = engine.owned | engine.summed
     shared = sum(p.numel() for n, p in engine.template.named_parameters() if n not in of_members)
     each = sum(p[0].numel() for n, p in engine.template.named_parameters() if n in of_members)
@@ -131,18 +133,19 @@ def _measured(draft: Draft, engine: Engine) -> tuple[Line, Line, int]:
         try:
             thin = replace(engine, template=shapes_only(engine.template))
             with draft.given.small.decisions.on_meta():
-                return _measure(shapes_only(draft.given.model), thin, without_values(inputs))
+                base = None if draft.given.small.multiply_adds else shapes_only(draft.given.model)
+                return _measure(base, thin, without_values(inputs))
         except Exception:  # values decide what runs
             pass
     return _measure(detached_copy(draft.given.model, {}), engine, inputs)
 
 
-def _measure(base: nn.Module, engine: Engine, inputs: Inputs) -> tuple[Line, Line, int]:
-    base.eval()
+def _measure(base: nn.Module | None, engine: Engine, inputs: Inputs) -> tuple[Line, Line, int]:
+    """Measures one member and two, and the base model; None counts 0 for it."""
 
     def single() -> Any:
         call = fresh_inputs(inputs)
-        return base(*call.args, **call.kwargs)
+        return base.eval()(*call.args, **call.kwargs) if base is not None else None
 
     def some(count: int) -> Callable[[], Any]:
         few = first_members(engine, count)

@@ -6,7 +6,6 @@ runs cannot run there; its program is recorded on its own device.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening
-from multitudes.engine.modules import as_same_kind, copy_with, kept_tensors, named_tensors, plain_attention
+from multitudes.engine.modules import as_same_kind, copy_with, duplicate, kept_tensors, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
 
 META = torch.device("meta")
@@ -112,7 +111,7 @@ def shapes_only(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(tensor): tensor.detach().to(META) for _, tensor in kept_tensors(module)}
     for _, tensor in named_tensors(module):
         memo[id(tensor)] = as_same_kind(tensor, tensor.detach().to(META))
-    return copy.deepcopy(module, memo)
+    return duplicate(module, memo)
 
 
 def own_buffers(module: nn.Module) -> nn.Module:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from multitudes.conversion.anatomy.structure import is_norm, own_tensors
-from multitudes.engine.modules import Factory, detached_copy, join_name, named_tensors
+from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, join_name, named_parts, named_tensors
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
@@ -146,12 +146,16 @@ def _some(tensor: Tensor) -> Tensor:
     return tensor.flatten()[:: max(tensor.numel() // 16_000, 1)]
 
 
-def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = None) -> tuple[nn.Module, dict[str, str]]:
+def reinitialised(
+    model: nn.Module, seed: int, resized_from: nn.Module | None = None, only: Collection[str] | None = None
+) -> tuple[nn.Module, dict[str, str]]:
     """Returns a freshly initialised copy of the model, and the rule by which each tensor was initialised.
 
-    `resized_from` is the model that `model` was thinned from: it decides which rule initialises a tensor.
+    resized_from  the model that `model` was thinned from: it decides which rule initialises a tensor
+    only          the modules whose own tensors are wanted: the others get no values, on the meta device; None for all
     """
-    new, before = detached_copy(model, {}), dict(named_tensors(model))
+    before = dict(named_tensors(model))
+    new = detached_copy(model, {}) if only is None else _with_values_of(model, only)
     chosen = None if resized_from is None else reinitialised(resized_from, seed)[1]
     start = _Start.of(model if resized_from is None else resized_from, chosen)
     rules: dict[str, str] = {}
@@ -161,19 +165,31 @@ def reinitialised(model: nn.Module, seed: int, resized_from: nn.Module | None = 
             for called, initialiser in _own_initialisers(part):
                 if _run(part, called, initialiser, _renamed(name, part, first), rules, start):
                     break
-        for name, part in new.named_modules():
+        parts = [(name, part) for name, part in named_parts(new) if only is None or name in only]
+        for name, part in parts:
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
             if callable(reset) and not _required(reset):
                 names = _renamed(name, part, first)
                 if not all(names[key] in rules for key in own_tensors(part)):
                     _run(part, reset.__name__, reset, names, rules, start)
         for name, tensor in named_tensors(new):
-            _keep_or_draw(name, tensor, before[name], rules, start)
-        for name, part in new.named_modules():
+            if only is None or not tensor.is_meta:
+                _keep_or_draw(name, tensor, before[name], rules, start)
+        for name, part in parts:
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
                 rules.update((join_name(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
     return new, rules
+
+
+def _with_values_of(model: nn.Module, names: Collection[str]) -> nn.Module:
+    """Copies a model with clones of the tensors that these modules hold; all others are on the meta device."""
+    wanted = {id(tensor) for name in names for tensor in own_tensors(model.get_submodule(name)).values()}
+    values = {}
+    for name, tensor in named_tensors(model):
+        value = tensor.detach().clone() if id(tensor) in wanted else tensor.detach().to("meta")
+        values[name] = as_same_kind(tensor, value)
+    return copy_with(model, values)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -6,8 +6,9 @@ tensor is marked with the inputs that it depends on, and with whether it went th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import copy_with, detached_copy
 
 HIDDEN, WEIGHT, INPUT = 1, 2, 4
 """Marks: went through a first layer; depends on a parameter; depends on input k (shifted left by k)."""
@@ -38,19 +39,36 @@ class InputReads:
     """Those of them that also run on hidden activations."""
     beside: tuple[str, ...]
     """Inputs that reach the outputs on another way than through these layers (masks, ids that choose a token), by name."""
-    around: str | None
-    """An input that a first layer reads, and that also reaches the outputs with a gradient around first layers, or None.
-
-    An input that first layers read only together with others, such as edges that mix nodes before a layer, does not count.
-    """
+    alone: frozenset[int]
+    """Inputs that a first layer reads without another, by their places."""
     loose: str | None
     """A parameter that is multiplied with an input, or looked up by it, outside of layers; None if there is none."""
     calls: dict[str, tuple[Any, Any]]
     """Arguments of the first call of each first layer: (args, kwargs)."""
+    structure: Structure = field(compare=False, repr=False)
+    """The network's structure."""
+
+    @functools.cached_property
+    def around(self) -> str | None:
+        """An input that a first layer reads, and that also reaches the outputs with a gradient around first layers, or None.
+
+        An input that first layers read only together with others, such as edges that mix nodes before a layer, does not
+        count. The example is run when this property is first read.
+        """
+        ways = _around(self.structure.model, self.structure.inputs, self.first) if self.first else set()
+        return next((name for k, name in enumerate(input_names(self.structure.inputs)) if k in ways & self.alone), None)
 
 
 def input_reads(structure: Structure) -> InputReads:
-    """Runs the example through a copy of the model in eval mode, and follows what depends on its inputs."""
+    """Runs the example through a copy of the model in eval mode, once, and follows what depends on its inputs."""
+    known = structure.worked_out
+    if "input reads" not in known:
+        known["input reads"] = _follow(structure)
+    reads: InputReads = known["input reads"]
+    return reads
+
+
+def _follow(structure: Structure) -> InputReads:
     probe = detached_copy(structure.model, {}).eval().requires_grad_(False)
     layers = [name for name in structure.layers() if any(True for _ in probe.get_submodule(name).parameters())]
     tensors = [t.detach().clone() for t in structure.inputs.tensors()]
@@ -70,14 +88,14 @@ def input_reads(structure: Structure) -> InputReads:
         output = probe(*call.args, **call.kwargs)
     reached = marks.of(output) // INPUT
     names = input_names(structure.inputs)
-    ways = _around(structure.model, structure.inputs, watch.first) if watch.first else set()
     return InputReads(
         first=frozenset(watch.first),
         both=frozenset(watch.first & watch.others),
         beside=tuple(name for k, name in enumerate(names) if reached >> k & 1),
-        around=next((name for k, name in enumerate(names) if k in ways and watch.alone >> k & 1), None),
+        alone=frozenset(k for k in range(len(names)) if watch.alone >> k & 1),
         loose=marks.loose,
         calls=watch.calls,
+        structure=structure,
     )
 
 
@@ -184,7 +202,7 @@ class Watch:
                 self.marks.marks[self.marks.key(tensor)] = HIDDEN
 
 
-def _around(model: nn.Module, inputs: Inputs, first: set[str]) -> set[int]:
+def _around(model: nn.Module, inputs: Inputs, first: Collection[str]) -> set[int]:
     """Returns the inputs that reach the outputs with a gradient, but not through these layers."""
     probe = detached_copy(model, {}).eval()
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
@@ -212,7 +230,8 @@ def is_additive(layer: nn.Module, call: tuple[Any, Any]) -> bool:
     sets.append({name: sets[0][name] + sets[1][name] for name in sets[0]})
     args, kwargs = tree.apply(_in_double, call)
     with torch.no_grad():
-        outputs = [tree.tensors(detached_copy(layer, values).double()(*args, **kwargs)) for values in sets]
+        copies = [copy_with(layer, {n: nn.Parameter(value) for n, value in values.items()}).double() for values in sets]
+        outputs = [tree.tensors(copy(*args, **kwargs)) for copy in copies]
     return all(torch.allclose(a + b, c) for a, b, c in zip(*outputs, strict=True))
 
 
@@ -225,5 +244,5 @@ def _in_double(tensor: Tensor) -> Tensor:
 def _random_tensors(layer: nn.Module, seed: int) -> dict[str, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     parameters = dict(layer.named_parameters())
-    values = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in parameters.items()}
+    values = {n: torch.rand(p.shape, generator=rng, dtype=torch.float64).sub_(0.5) for n, p in parameters.items()}
     return {n: value if parameters[n].is_meta else value.to(parameters[n].device) for n, value in values.items()}

@@ -22,7 +22,7 @@ from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name, named_tensors, owning_module
+from multitudes.engine.modules import detached_copy, join_name, named_parts, named_tensors, owning_module, tensors_of
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
@@ -64,6 +64,8 @@ class Structure:
     """The example."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
+    worked_out: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What was worked out from this structure by further runs of the example, by name: each is run once."""
 
     def started(self, name: str) -> int | None:
         """Returns the time of the first call of a module, or of a module inside it; None if none was called."""
@@ -156,7 +158,9 @@ def is_norm(module: nn.Module) -> bool:
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters and buffers of a module itself, not of modules inside it; parametrized ones are included."""
-    return {name: tensor for name, tensor in named_tensors(module) if owning_module(name) == ""}
+    inner = getattr(module, "parametrizations", None)
+    parts = named_parts(inner) if isinstance(inner, nn.Module) else []
+    return dict(tensors_of([("", module), *((join_name("parametrizations", name), part) for name, part in parts)]))
 
 
 def observe(model: nn.Module, inputs: Inputs) -> Structure:

@@ -7,13 +7,15 @@ with it on inputs that differ.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multitudes.engine import tree
+from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs, stack_slots, take_rows
 from multitudes.engine.loop import output_axes, run_loop
 from multitudes.engine.modules import batch_norms
@@ -21,6 +23,7 @@ from multitudes.engine.proof.outcome import (
     Outcome,
     close,
     difference,
+    doubled,
     is_random,
     restored,
     run_executor,
@@ -53,11 +56,12 @@ def prove_slots(
     _check_rows(trial, inputs, plain["eval"])
     trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
     engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
-    why = next((text for mode, loop in plain.items() if (text := _obstacle_of_vmap(trial, inputs, mode, loop, quick))), None)
-    why = why or (_training_obstacle(engine, example, run_vmap) if trains else None)
+    why, step = _training_step(engine, example, run_vmap) if trains else (None, None)  # first: dropout fails at once
+    known = step if quick and not engine.shared_norms and not _drops(engine) else None
+    why = why or _decided(functools.partial(_obstacle_of_vmap, quick=quick, known=known), trial, inputs, plain, quick)
     if why is not None:
-        why = next((text for mode, loop in plain.items() if (text := _obstacle_of_turns(trial, inputs, mode, loop))), None)
-        why = why or (_training_obstacle(engine, example, run_slots_in_turn) if trains else None)
+        why = _decided(_obstacle_of_turns, trial, inputs, plain, quick)
+        why = why or (_training_step(engine, example, run_slots_in_turn)[0] if trains else None)
         engine.traits = replace(engine.traits, slots_in_turn=why is None)
     else:
         engine.traits = replace(engine.traits, vmap_per_member=True)
@@ -66,6 +70,20 @@ def prove_slots(
             f"it could not train with a different example in each slot: {why}. "
             "Change this part of the model, or use another method, such as MultiHead"
         )
+
+
+def _decided(
+    obstacle: Callable[..., str | None], trial: Engine, inputs: Inputs, plain: Mapping[str, Outcome], large: bool
+) -> str | None:
+    """Returns why slots are not right in some mode, or None. Double precision decides if those of a large network differ."""
+    try:
+        why = next((text for mode, loop in plain.items() if (text := obstacle(trial, inputs, mode, loop))), None)
+        precise = doubled(trial, inputs) if why and large else None
+        if precise is None:
+            return why
+        return next((text for mode in plain if (text := obstacle(*precise, mode, run_reference(*precise, mode)))), None)
+    except Exception as error:
+        return _text(error)
 
 
 def different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
@@ -126,34 +144,31 @@ def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str, plain: Outcome
     if mode == "train" and engine.traits.slot_norms:
         return f"BatchNorm {min(engine.traits.slot_norms)} sees other rows in each slot, which needs vmap"
     equal = stack_slots([inputs] * engine.members, engine.batch_axis)
-    try:
-        with _without_norms(engine, mode):
-            plain = _loop(engine, inputs, mode, plain)
-            slots = run_executor(run_slots_in_turn, engine, equal, mode)
-    except Exception as error:
-        return _text(error)
+    with _without_norms(engine, mode):
+        plain = _loop(engine, inputs, mode, plain)
+        slots = run_executor(run_slots_in_turn, engine, equal, mode)
     differs = None if plain.random else difference(slots, plain)
     return differs and f"with equal inputs in all slots, {differs} from that of a plain call"
 
 
-def _obstacle_of_vmap(engine: Engine, inputs: Inputs, mode: str, plain: Outcome, quick: bool) -> str | None:
+def _obstacle_of_vmap(
+    engine: Engine, inputs: Inputs, mode: str, plain: Outcome, quick: bool, known: Outcome | None
+) -> str | None:
     """Returns why vmap is not right for slots.
 
-    None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs.
+    None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs. `known` is its
+    outcome on different inputs.
     """
     equal, other = stack_slots([inputs] * engine.members, engine.batch_axis), different_inputs(engine, inputs)
     vmap = functools.partial(run_vmap, per_member=True)
-    try:
-        with _without_norms(engine, mode):
-            plain = _loop(engine, inputs, mode, plain)
-            differs = difference(run_executor(vmap, engine, equal, mode), plain)
-            if quick:
-                differs = differs or _other_outputs(engine, other, mode)
-            else:
-                turns = run_executor(run_slots_in_turn, engine, other, mode)
-                differs = differs or difference(run_executor(vmap, engine, other, mode), turns)
-    except Exception as error:
-        return _text(error)
+    with _without_norms(engine, mode):
+        plain = _loop(engine, inputs, mode, plain)
+        differs = difference(run_executor(vmap, engine, equal, mode), plain)
+        if quick:
+            differs = differs or _other_outputs(engine, other, mode, known)
+        else:
+            turns = run_executor(run_slots_in_turn, engine, other, mode)
+            differs = differs or difference(run_executor(vmap, engine, other, mode), turns)
     return f"under vmap, {differs}" if differs and not plain.random else None
 
 
@@ -162,13 +177,17 @@ def _loop(engine: Engine, inputs: Inputs, mode: str, known: Outcome) -> Outcome:
     return run_reference(engine, inputs, mode) if mode == "train" and engine.shared_norms else known
 
 
-def _other_outputs(engine: Engine, slots: Inputs, mode: str) -> str | None:
-    """Compares the outputs of vmap with those of one slot after another."""
-    outputs = []
-    for executor in (run_slots_in_turn, functools.partial(run_vmap, per_member=True)):
+def _other_outputs(engine: Engine, slots: Inputs, mode: str, known: Outcome | None) -> str | None:
+    """Compares the outputs of vmap with those of one slot after another. `known` is vmap's outcome, if it was run."""
+
+    def run(executor: Any) -> list[Tensor]:
         with restored(engine.template, mode), torch.no_grad():
-            outputs.append(tree.tensors(executor(engine, fresh_inputs(slots))))
-    return None if all(close(a, b) for a, b in zip(*outputs, strict=True)) else "output differs"
+            return tree.tensors(executor(engine, fresh_inputs(slots)))
+
+    turns = run(run_slots_in_turn)
+    same = known is not None and [t.dtype for t in known.values] == [t.dtype for t in turns]
+    outputs = known.values if known is not None and same else run(functools.partial(run_vmap, per_member=True))
+    return None if all(close(a, b) for a, b in zip(outputs, turns, strict=True)) else "output differs"
 
 
 def _without_norms(engine: Engine, mode: str) -> Any:
@@ -176,14 +195,20 @@ def _without_norms(engine: Engine, mode: str) -> Any:
     return without_modules(engine.template, engine.shared_norms if mode == "train" else frozenset())
 
 
-def _training_obstacle(engine: Engine, example: Inputs, executor: Any) -> str | None:
-    """Takes a training step in the model's own precision and with dropout. Returns its error, or None."""
+def _training_step(engine: Engine, example: Inputs, executor: Any) -> tuple[str | None, Outcome | None]:
+    """Takes a training step in the model's own precision and with dropout. Returns its error, or its outcome."""
     twin = replace(engine, template=trainable_copy(engine.template))
     try:
-        run_executor(functools.partial(executor, per_member=True), twin, different_inputs(engine, example), "train")
+        return None, run_executor(
+            functools.partial(executor, per_member=True), twin, different_inputs(engine, example), "train"
+        )
     except Exception as error:
-        return _text(error)
-    return None
+        return _text(error), None
+
+
+def _drops(engine: Engine) -> bool:
+    """Whether a dropout module of the network drops anything in training."""
+    return any(isinstance(part, DROPOUTS) and part.p > 0 for part in engine.template.modules())
 
 
 def _text(error: Exception) -> str:

@@ -34,6 +34,8 @@ class SmallExample:
     """Whether the model is large: trials of it should be few."""
     decisions: Decisions = field(default_factory=Decisions)
     """What the values of the example decided."""
+    multiply_adds: int | None = None
+    """The multiply-adds of the model on the whole example, if it is large."""
 
 
 def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExample:
@@ -58,10 +60,10 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
         cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
         inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program, rows)), inputs)
     if batch_norms(model) or None in axes(inputs, batch_axis):
-        return SmallExample(inputs, inputs, True, decisions)
+        return SmallExample(inputs, inputs, True, decisions, program.multiply_adds)
     one = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
     alone = _covers(tracer, one, tracer.program(inputs), rows)
-    return SmallExample(one if alone else inputs, inputs, True, decisions)
+    return SmallExample(one if alone else inputs, inputs, True, decisions, program.multiply_adds)
 
 
 def _equal_axes(inputs: Inputs, batch_axis: BatchAxis) -> dict[int, list[tuple[int, int]]]:

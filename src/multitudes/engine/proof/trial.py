@@ -132,7 +132,7 @@ class Trial:
         Values are compared too, since what members store on modules may show in later calls only.
         """
         evaluation = self.outcome("loop", "eval")
-        if evaluation.drew:
+        if evaluation.drew or any(norm.running_mean is not None for norm in batch_norms(self.engine.template).values()):
             return False
         try:
             tracer = Tracer(plain_member(self.engine, 0))

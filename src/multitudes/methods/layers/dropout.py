@@ -21,6 +21,8 @@ from multitudes.engine import tree
 from multitudes.engine.draws import Drawing, drawing_layers, drawn_names
 from multitudes.engine.inputs import BatchAxis, Inputs, add_row, count_rows, row_axis
 from multitudes.engine.modules import registers_of
+from multitudes.engine.program import shapes_only, without_values
+from multitudes.engine.proof import smaller
 from multitudes.errors import ConversionError, RunError
 
 FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -163,6 +165,18 @@ def reset_call_counts(network: nn.Module, _: Any) -> None:
 
 def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
     """Records the shapes of each dropout's calls, in place. Returns True if they changed."""
+    calls = _calls_without_values(network, inputs, batch_axis) or _calls(network, inputs, batch_axis)
+    changed = False
+    for name, layer in drawing_layers(network):
+        assert isinstance(layer, MaskedDropout)
+        before = layer.calls
+        layer.fit(calls[name], name, next(p.detach() for p in network.parameters() if p.is_floating_point()))
+        changed |= layer.calls != before
+    return changed
+
+
+def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[str, list[CallShape]]:
+    """Runs the network with two numbers of rows. Returns the shapes of each dropout's calls, by the dropout's name."""
     count = count_rows(inputs, batch_axis)
     few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
     many = _seen(
@@ -170,17 +184,26 @@ def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
         add_row(inputs, batch_axis),
         lambda name, at, x: _slot(name, few[name][at], x, count) if at < len(few[name]) else None,
     )
-    changed = False
-    for name, layer in drawing_layers(network):
-        assert isinstance(layer, MaskedDropout)
-        if len(few[name]) != len(many[name]):
+    for name, calls in many.items():
+        if len(calls) != len(few[name]):
             raise ConversionError(
                 f"{name} must be called equally often for any number of rows, but a row more changes it: change forward"
             )
-        before = layer.calls
-        layer.fit(many[name], name, next(p.detach() for p in network.parameters() if p.is_floating_point()))
-        changed |= layer.calls != before
-    return changed
+    return many
+
+
+def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[str, list[CallShape]] | None:
+    """Returns what `_calls` does, without arithmetic; None if that needs values, or the network is small."""
+    numbers = sum(p.numel() for p in network.parameters()) * sum(t.numel() for t in inputs.tensors())
+    if numbers <= smaller.LARGE * count_rows(inputs, batch_axis):
+        return None
+    try:
+        calls = _calls(shapes_only(network), without_values(inputs), batch_axis)
+    except Exception:  # values decide what runs
+        return None
+    return (
+        None if any(call.each > 1 for found in calls.values() for call in found) else calls
+    )  # where a row lies shows in values
 
 
 def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor], Any]) -> dict[str, list[Any]]:

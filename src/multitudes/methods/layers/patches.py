@@ -260,7 +260,7 @@ class Patching:
         names, seed = self.patched(given.structure), given.seed
         new = detached_copy(given.model, {})
         stored = self.components - self.zero_component
-        starts = [reinitialised(given.model, member_seed(seed, k))[0] for k in range(stored)] if self.init == "random" else []
+        starts = self._starts(given.model, names, [member_seed(seed, k) for k in range(stored)])
         every = [f"{n}.{key}" for n, part in new.named_modules() for key in part._parameters]
         places = {name: index for index, name in enumerate(every)}
         for name in names:
@@ -268,7 +268,7 @@ class Patching:
             keys = tuple(key for key, p in layer._parameters.items() if p is not None)
             shapes = {key: tuple(layer._parameters[key].shape) for key in keys}
             for key in keys:
-                own: list[Any] = [start.get_submodule(name)._parameters[key] for start in starts]
+                own = [start[join_name(name, key)] for start in starts if start and not is_norm(layer)]
                 value = self._started(layer, key, own, stored, member_seed(seed, stored + places[f"{name}.{key}"]))
                 old = layer._parameters[key]
                 layer._parameters[key] = nn.Parameter(value.to(old), requires_grad=old.requires_grad)
@@ -291,6 +291,17 @@ class Patching:
         without_fast_path(new, Drawing)
         add_seeds(new)
         return new
+
+    def _starts(self, model: nn.Module, names: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Returns the parameters of freshly initialised copies of the patched layers, one for each seed; norms need none."""
+        fresh = frozenset(name for name in names if not is_norm(model.get_submodule(name)))
+        if self.init == "copies" or not fresh:
+            return [{} for _ in seeds]
+        try:
+            copies = [reinitialised(model, seed, only=fresh)[0] for seed in seeds]
+        except Exception:  # an initialiser that needs the values of other layers
+            copies = [reinitialised(model, seed)[0] for seed in seeds]
+        return [dict(copy.named_parameters(remove_duplicate=False)) for copy in copies]
 
     def _started(self, layer: nn.Module, key: str, own: list[Tensor], stored: int, seed: int) -> Tensor:
         """Returns the initial components of one parameter, ``[K, ...]``."""
