@@ -246,6 +246,8 @@ def _run_on_blank(part: nn.Module, initialiser: Callable[[], Any], before: dict[
         except Exception:  # it may be the user's
             for n, tensor in named_tensors(part):
                 tensor.copy_(before[n])
+            if not names and any(tensor.is_meta for tensor in before.values()):
+                raise  # it needs the values of other layers
         else:
             return names
     return set()

@@ -79,16 +79,7 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
         plain = {mode: outcome for mode in MODES if (outcome := trial.loop(mode)) is not None}
         if trial.loop("train") is trial.loop("eval"):
             del plain["train"]
-        trains = "train" not in trial.failed
-        try:
-            prove_slots(engine, inputs, trial.engine, trial.inputs, plain, trains, quick=large)
-        except RunError:
-            precise = trial.in_double() if large else None  # rounding may be to blame
-            if precise is None:
-                raise
-            plain = {mode: trial.outcome("loop", mode, precise=True) for mode in plain}
-            twin = replace(trial.engine, template=precise[0].template)
-            prove_slots(engine, inputs, twin, precise[1], plain, trains, quick=large)
+        prove_slots(engine, inputs, trial.engine, trial.inputs, plain, "train" not in trial.failed, quick=large)
         engine.untried -= {PER_MEMBER}
     elif PER_MEMBER in tried:
         _prove_per_member(trial, engine)

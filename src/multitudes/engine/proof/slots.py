@@ -53,7 +53,12 @@ def prove_slots(
     trains  whether the given network runs in training mode on the example; if not, its ensemble need not either
     quick   the network is large: on different inputs only outputs are compared, not gradients
     """
-    _check_rows(trial, inputs, plain["eval"])
+    if _decided(_obstacle_of_rows, trial, inputs, {"eval": plain["eval"]}, quick):
+        raise RunError(
+            "in another order of rows, each row has another output, so rows depend on each other or on their places "
+            "(nodes of one graph?), but MIMO puts examples in different orders into its slots. "
+            "Use another method, such as MultiHead or BatchEnsemble"
+        )
     trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
     engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
     why, step = _training_step(engine, example, run_vmap) if trains else (None, None)  # first: dropout fails at once
@@ -97,23 +102,23 @@ def different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
     return stack_slots(calls, engine.batch_axis)
 
 
-def _check_rows(engine: Engine, inputs: Inputs, plain: Outcome) -> None:
-    """Checks that outputs follow their rows: slots hold examples in different orders. Nodes of one graph do not follow."""
+def _obstacle_of_rows(engine: Engine, inputs: Inputs, mode: str, plain: Outcome) -> str | None:
+    """Returns that outputs do not follow their rows, as those of the nodes of one graph; None if they do.
+
+    Slots hold examples in different orders.
+    """
     count = count_rows(inputs, engine.batch_axis)
     if count < 2:
-        return
+        return None
     order = torch.tensor([1, 0, *range(2, count)])  # rolled, the nodes of a ring would follow too
-    with restored(engine.template, "eval"), torch.enable_grad():  # as the outcome was computed
+    with restored(engine.template, mode), torch.enable_grad():  # as the outcome was computed
         moved = run_loop(engine, take_rows(inputs, engine.batch_axis, order))
     for axis, a, b in zip(output_axes(engine, moved), plain.values, tree.tensors(moved), strict=True):
         if axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count:
             a = a.index_select(axis + 1, order.to(a.device))
-        if a.shape == b.shape and not close(b, a) and not is_random(engine, inputs, "eval"):
-            raise RunError(
-                "in another order of rows, each row has another output, so rows depend on each other or on their places "
-                "(nodes of one graph?), but MIMO puts examples in different orders into its slots. "
-                "Use another method, such as MultiHead or BatchEnsemble"
-            )
+        if a.shape == b.shape and not close(b, a) and not is_random(engine, inputs, mode):
+            return "output differs in another order of rows"
+    return None
 
 
 def _norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
