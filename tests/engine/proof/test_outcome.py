@@ -210,3 +210,22 @@ def test_trials_compute_products_in_full_single_precision() -> None:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+class TestFlips:
+    """A rounding error may turn a ReLU on or off: then few entries differ, and nothing as a whole."""
+
+    def test_few_entries_may_differ_a_little(self) -> None:
+        expected = torch.randn(100_000)
+        flipped = expected.clone()
+        flipped[7] += 0.01 * expected.abs().max()
+        assert close(flipped, expected, tolerance=1e-4, flips=True)
+        assert not close(flipped, expected, tolerance=1e-4)
+
+    @pytest.mark.parametrize("wrong", ["one entry", "all entries", "NaN"])
+    def test_more_is_an_error(self, wrong: str) -> None:
+        expected = torch.randn(100_000)
+        other = expected * 1.001 if wrong == "all entries" else expected.clone()
+        if wrong != "all entries":
+            other[7] = torch.nan if wrong == "NaN" else other[7] + expected.abs().max()
+        assert not close(other, expected, tolerance=1e-4, flips=True)

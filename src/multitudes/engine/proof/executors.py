@@ -18,7 +18,7 @@ import torch
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
 from multitudes.engine.fold import forbidden, learn_rows, run_fold
-from multitudes.engine.inputs import Inputs
+from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
@@ -34,7 +34,7 @@ from multitudes.engine.proof.outcome import (
     without_modules,
 )
 from multitudes.engine.proof.slots import different_inputs, prove_slots
-from multitudes.engine.proof.trial import RUNS, Trial, shape_engines
+from multitudes.engine.proof.trial import RUNS, Trial
 from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
@@ -269,15 +269,9 @@ def _loop_without_coupled(trial: Trial, mode: str) -> Outcome:
 
 def _learned_rows(trial: Trial) -> dict[str, list[Any]]:
     """Returns the batch axes of each layer with member tensors."""
-    *first, last = shape_engines(trial)
-    for engine, inputs in first:
-        try:
-            with restored(engine.template, "eval"):
-                return learn_rows(engine, inputs)
-        except Exception:  # values decide what runs
-            continue
-    with restored(last[0].template, "eval"):
-        return learn_rows(*last)
+    twin = trial.copy()
+    with restored(twin.template, "eval"):
+        return learn_rows(twin, fresh_inputs(trial.inputs))
 
 
 def _vmap_obstacle(engine: Engine, mode: str) -> str | None:

@@ -18,7 +18,7 @@ from multitudes.engine.fold import learn_output, run_fold
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
-from multitudes.engine.program import Tracer, shapes_only, without_values
+from multitudes.engine.program import Tracer
 from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
     Outcome,
@@ -265,21 +265,12 @@ class Trial:
 
     def _output_axes(self) -> dict[str, list[Any]]:
         """Returns the batch axes of the outputs; empty if they are unclear, or the model runs at one batch size only."""
-        for engine, inputs in shape_engines(self):
-            try:
-                with restored(engine.template, "eval"):
-                    return {OUTPUT: learn_output(engine, inputs)}
-            except Exception:
-                continue
-        return {}
-
-
-def shape_engines(trial: Trial) -> list[tuple[Engine, Inputs]]:
-    """Returns engines to learn shapes with: for a large one first on the meta device, where nothing is computed."""
-    real = [(trial.copy(), fresh_inputs(trial.inputs))]
-    if not trial.large:
-        return real
-    return [(replace(trial.engine, template=shapes_only(trial.engine.template)), without_values(trial.inputs)), *real]
+        twin = self.copy()
+        try:
+            with restored(twin.template, "eval"):
+                return {OUTPUT: learn_output(twin, fresh_inputs(self.inputs))}
+        except Exception:
+            return {}
 
 
 class SharedWrite(RunError):
