@@ -9,10 +9,13 @@ memory is what the conversion takes at its peak beyond these tensors, beside wha
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ def make(name: str) -> tuple[torch.nn.Module, Any]:
 def peak(function: Callable[[], Any]) -> tuple[Any, float]:
     """Runs a function. Returns its result, and how many gigabytes the process grew at most in the meantime."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed would be used again, unseen
     before, most, done = resident(), [0.0], threading.Event()
 
     def watch() -> None:
@@ -83,8 +87,10 @@ def main() -> None:
     print(f"{'network':<10} {'method':<14} {'seconds':>8} {'of tensors':>11} {'GB beyond':>10} {'step, GB':>9}  executors")
     for network in chosen.networks:
         net, x = make(network)
-        for name in chosen.methods:
-            convert(network, net, x, methods[name]())
+        for name in chosen.methods:  # each in a process of its own: freed memory would hide what the next one takes
+            pair = get_context("fork").Process(target=convert, args=(network, net, x, methods[name]()))
+            pair.start()
+            pair.join()
     del operators
 
 
@@ -99,7 +105,9 @@ def convert(network: str, net: torch.nn.Module, x: Any, method: mt.Method) -> No
     seconds, steps = time.process_time() - start, ens.plan.seconds
     share = sum(steps.get(name, 0.0) for name in OWN) / max(sum(steps.values()), 1e-9)
     tensors = sum(t.numel() * t.element_size() for _, t in named_tensors(ens.template)) / 2**30
-    _, one_step = peak(lambda: step(ens, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # methods that train by parts
+        _, one_step = peak(lambda: step(ens, x))
     used = ", ".join(dict.fromkeys(ens.plan.executor.values()))
     print(
         f"{network:<10} {type(method).__name__:<14} {seconds * (1 - share):8.1f} {seconds * share:11.1f} "
