@@ -32,7 +32,7 @@ class Entry:
     """Its classifier, where MultiHead's members part."""
     split: str
     """Where TreeNet's branches begin: the last stages, with at least a third of the blocks."""
-    way: str = "channels"
+    way: str = "timm's constructor"
     """How it is resized."""
     size: int = 32
     """The side of the images."""
@@ -48,16 +48,16 @@ class Entry:
 
 ZOO = {
     "resnet18": Entry("fc", "layer3", smaller={"layers": (1, 1, 1, 1)}),
-    "densenet121": Entry("classifier", "features.denseblock3", "timm's constructor", smaller={"block_config": (2, 2, 4, 2)}),
-    "convnext_atto": Entry("head.fc", "stages.2", "timm's constructor"),
-    "tf_efficientnet_b0": Entry("classifier", "blocks.4", "timm's constructor", multiple=8),
-    "mobilenetv3_small_100": Entry("classifier", "blocks.4", "timm's constructor", multiple=8),
-    "regnetx_002": Entry("head.fc", "s4"),
+    "densenet121": Entry("classifier", "features.denseblock3", smaller={"block_config": (2, 2, 4, 2)}),
+    "convnext_atto": Entry("head.fc", "stages.2"),
+    "tf_efficientnet_b0": Entry("classifier", "blocks.4", multiple=8),
+    "mobilenetv3_small_100": Entry("classifier", "blocks.4", multiple=8),
+    "regnetx_002": Entry("head.fc", "s4", "channels"),
     "resnext50_32x4d": Entry("fc", "layer3", smaller={"layers": (1, 1, 1, 1)}),
     "vgg11_bn": Entry("head.fc", "features.25", smaller={"mlp_ratio": 1 / 32}, ratio=0.5),
-    "mixer_s16_224": Entry("head", "blocks.5", "timm's constructor", sized=True, ratio=0.25),
-    "vit_tiny_patch16_224": Entry("head", "blocks.8", "timm's constructor", sized=True, smaller={"embed_dim": 96}),
-    "swin_tiny_patch4_window7_224": Entry("head.fc", "layers.2", "timm's constructor", 56, True, {"embed_dim": 48}),
+    "mixer_s16_224": Entry("head", "blocks.5", sized=True, ratio=0.25),
+    "vit_tiny_patch16_224": Entry("head", "blocks.8", sized=True, smaller={"embed_dim": 96}),
+    "swin_tiny_patch4_window7_224": Entry("head.fc", "layers.2", size=56, sized=True, smaller={"embed_dim": 48}),
 }
 
 METHODS = {
