@@ -243,3 +243,22 @@ def test_a_layer_whose_reset_fails_starts_at_the_scale_of_the_given_one() -> Non
     fresh = new.get_parameter("0.weight")
     assert not torch.equal(fresh, layer.weight), "it is drawn anew"
     assert 0.5 < float(fresh.detach().std() / layer.weight.detach().std()) < 2, "a reset that failed has left nothing behind"
+
+
+def test_the_spectral_norm_of_fresh_weights_is_one() -> None:
+    """Its singular vectors are those of the member's weight: in eval mode nothing would improve stale ones."""
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+    ens = mt.ensemble(nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)).eval(), mt.Deep(members=3), torch.randn(2, 16), seed=0)
+    for m in range(3):
+        weight = ens.member(m).eval()[0].weight.detach()
+        assert abs(float(torch.linalg.matrix_norm(weight, 2)) - 1) < 0.1
+
+
+def test_orthogonal_matrices_differ_between_members() -> None:
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+    net = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))
+    ens = mt.ensemble(net, mt.Deep(members=2), torch.randn(2, 4), seed=0)
+    first, second = (ens.member(m)[1].weight.detach() for m in range(2))
+    assert not torch.allclose(first, second) and not torch.allclose(first, layer.weight)
+    for weight in (first, second):
+        torch.testing.assert_close(weight @ weight.T, torch.eye(8), rtol=0, atol=1e-5)

@@ -31,6 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
 from multitudes.conversion.anatomy.structure import is_norm, own_tensors
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, join_name, named_parts, named_tensors
@@ -176,10 +178,26 @@ def reinitialised(
             if only is None or not tensor.is_meta:
                 _keep_or_draw(name, tensor, before[name], rules, start)
         for name, part in parts:
+            if isinstance(part, ParametrizationList):
+                _start_parametrization(name, part, rules)
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
                 rules.update((join_name(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
     return new, rules
+
+
+def _start_parametrization(name: str, part: ParametrizationList, rules: dict[str, str]) -> None:
+    """Brings what torch's parametrizations compute from a weight in line with the fresh weight.
+
+    The spectral norm keeps singular vectors, which it improves in training alone. An orthogonal matrix keeps its start as a
+    buffer, and its parameter is constant: it is drawn anew.
+    """
+    for inner in part:
+        if isinstance(inner, _SpectralNorm) and hasattr(inner, "_u"):
+            inner._power_method(inner._reshape_weight_to_matrix(part.original), 15)
+        elif isinstance(inner, _Orthogonal) and "base" in inner._buffers and len(part) == 1:
+            part.right_inverse(nn.init.orthogonal_(torch.empty_like(inner.base)))
+            rules[join_name(name, "0.base")] = rules[join_name(name, "original")] = "an orthogonal matrix, drawn anew"
 
 
 def _with_values_of(model: nn.Module, names: Collection[str]) -> nn.Module:

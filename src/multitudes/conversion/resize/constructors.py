@@ -16,8 +16,8 @@ from multitudes.conversion.resize.audit import changes_lost, run_of
 from multitudes.conversion.resize.pruning import is_transformers, width_of
 from multitudes.conversion.resize.recipe import Recipe, bound, fields, holds_weights, recorded
 from multitudes.engine import tree
-from multitudes.engine.inputs import fresh_inputs
-from multitudes.engine.modules import named_tensors
+from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.program import META, without_values
 from multitudes.engine.seeds import seeded
 from multitudes.errors import ConversionError
@@ -46,6 +46,11 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
     else:
         recipe, guessed = _stored(model), True
     return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
+
+
+def is_known(model: nn.Module, make: Any = None) -> bool:
+    """Whether a model's arguments are known by name: those of transformers and timm are, those of other classes are guessed."""
+    return make is None and (is_transformers(model) or bool(timm_architecture(model)))
 
 
 def way_of(model: nn.Module, make: Any = None) -> str:
@@ -135,12 +140,15 @@ class _Fit:
         with seeded(0):
             twin = recipe.build({}, tensors[0].device)
         twin = twin.to(dtype=tensors[0].dtype) if tensors[0].is_floating_point() else twin
-        twin.load_state_dict(model.state_dict())
-        outputs = []
-        for net in (model, twin):
+        moved = _without_constants(model)
+        twin.load_state_dict(moved.state_dict())
+        outputs: list[list[torch.Tensor]] = []
+        for net in (moved, twin):
             with seeded(0):
                 outputs.append(tree.tensors(run_of(net, inputs)[0]))
-        if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=True)):
+            outputs[-1] += _trained(net, inputs)
+        same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=False)]
+        if len(outputs[0]) != len(outputs[1]) or not all(same):
             raise ConversionError("its constructor makes a network that computes something else: it was changed afterwards")
 
     def _best(self, recipe: Recipe, trials: Any, lost: list[str] | None = None) -> tuple[Recipe, list[str]]:
@@ -233,6 +241,27 @@ class _Fit:
         """Lists the lengths of containers in the model: numbers of blocks or stages."""
         kinds = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
         return sorted({len(part) for part in self.structure.model.modules() if isinstance(part, kinds)})
+
+
+def _without_constants(model: nn.Module) -> nn.Module:
+    """Copies a model and moves its constant parameters, such as a branch of zeros, behind which a change would hide."""
+    moved = detached_copy(model, {})
+    generator = torch.Generator().manual_seed(0)
+    for parameter in moved.parameters():
+        values = parameter.detach()
+        if values.is_floating_point() and values.numel() > 1 and bool((values == values.flatten()[0]).all()):
+            values.add_(0.1 * torch.randn(values.shape, generator=generator).to(values))
+    return moved
+
+
+def _trained(net: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+    """Returns the outputs of a network in training mode, with dropout from one seed; none if it does not run so."""
+    call = fresh_inputs(inputs)
+    try:
+        with torch.no_grad(), seeded(0):
+            return tree.tensors(detached_copy(net, {}).train()(*call.args, **call.kwargs))
+    except Exception:  # one row is too few for BatchNorm
+        return []
 
 
 def _with(recipe: Recipe, values: Arguments) -> Recipe:

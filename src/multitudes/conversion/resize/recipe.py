@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -104,11 +105,14 @@ class _NoValues(TorchFunctionMode):
 def _constructor(kind: type[nn.Module], arguments: Callable[..., tuple[Any, Any]]) -> Iterator[None]:
     """Lets a class's constructor run with the arguments that `arguments(net, args, kwargs)` returns, in a with-block."""
     own = kind.__init__
-    depth = 0
+    depth, thread = 0, threading.get_ident()
 
     @functools.wraps(own)
     def observed(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         nonlocal depth
+        if threading.get_ident() != thread:  # a network of the user's, built in the meantime
+            own(self, *args, **kwargs)
+            return
         if depth == 0:
             args, kwargs = arguments(self, args, kwargs)
         depth += 1

@@ -11,6 +11,7 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -26,7 +27,8 @@ from multitudes.conversion.anatomy.structure import Structure, is_layer, last_la
 from multitudes.conversion.resize.advice import advice
 from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, kinds_of, without_channels
 from multitudes.conversion.resize.constants import Path
-from multitudes.conversion.resize.constructors import recipe_of, way_of
+from multitudes.conversion.resize.constructors import is_known, recipe_of, way_of
+from multitudes.conversion.resize.counts import changed_counts, changed_tables
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import is_head_count
@@ -39,6 +41,8 @@ from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
 
+ENOUGH = 64
+"""Entries of a tensor above which its standard deviation means something."""
 FEW = 0.1
 """The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
 
@@ -207,14 +211,32 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
             with seeded(seed):
                 new = _in_place_of(model, replay.recipe.build(changes, device))
             problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
+            in_code = bool(replay.recipe.functions)
+            if not problems and (in_code or not is_known(model, factory)):
+                problems = list(changed_counts(model, new, structure.inputs, ratio, in_code))
         except ConversionError as error:
             problems = [str(error)]
         if not problems:
             if factory is not None:
                 _REPLAYS[factory] = replay
+            if not is_known(model, factory) and _starts_otherwise(model, new):
+                new = reinitialised(new, seed, resized_from=model)[0]
             return reported(structure, new, ratio, way_of(model, factory), widths.note)
         failures += problems[:3]
     raise ConversionError("; ".join(failures[:3]))
+
+
+def _starts_otherwise(model: nn.Module, new: nn.Module) -> bool:
+    """Whether weights start at another scale than the given ones: these may have been drawn after the constructor ran."""
+    tensors = dict(new.named_parameters())
+    for name, given in model.named_parameters():
+        fresh = tensors[name]
+        if given.is_floating_point() and min(given.numel(), fresh.numel()) > ENOUGH and not is_constant(given):
+            thinner = max(a / b for a, b in zip(given.shape, fresh.shape, strict=True))
+            share = float(fresh.detach().std() / given.detach().std())
+            if not 0.5 <= share <= 2 * math.sqrt(max(thinner, 1.0)):
+                return True
+    return False
 
 
 def _resized_network(structure: Structure, model: Network, ratio: float, seed: int) -> nn.Module:
@@ -298,6 +320,7 @@ def _problems(
         yield f"it does not run: {type(error).__name__}: {error}"
         return
     yield from (change for change in changes if not (heads_follow and "number of heads" in change))
+    yield from changed_tables(model, new)
     yield from fails_in_training(model, new, structure.inputs)
     yield from _too_large(model, new, ratio)
     yield from _unchanged(structure, new, ratio, follows)

@@ -1,0 +1,95 @@
+"""Finds counts that a resized network changed with its widths: words, experts, latents, taps, heads, repeated steps.
+
+A constructor that was only guessed, or numbers in its code, may be counts as well as widths, and a network with fewer of them
+runs too. What cannot be told from a count is reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from multitudes.conversion.resize.pruning import width_of
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.modules import named_tensors, owning_module
+from multitudes.engine.program import Program, Tracer
+
+TABLES = (nn.Embedding, nn.EmbeddingBag)
+ROUNDED = 4
+"""By how many channels an input may be narrower than the ratio says."""
+
+
+def changed_tables(model: nn.Module, new: nn.Module) -> Iterator[str]:
+    """Reports tables with another number of rows: words, positions and labels are no channels."""
+    for name, part in model.named_modules():
+        if isinstance(part, TABLES):
+            rows, now = part.num_embeddings, new.get_submodule(name).num_embeddings
+            if rows != now:
+                yield f"{name} would have {now} rows instead of {rows}, but their number is no width"
+
+
+def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: float, in_code: bool) -> Iterator[str]:
+    """Reports what may be a count in a network whose numbers were guessed; `in_code`: also from its constructors' code."""
+    yield from _changed_loose(model, new, in_code)
+    for name, part in model.named_modules():
+        other: Any = new.get_submodule(name)
+        if isinstance(part, nn.GroupNorm) and part.num_groups != other.num_groups:
+            yield f"{name} would have {other.num_groups} groups instead of {part.num_groups}"
+        if isinstance(part, (nn.Linear, _ConvNd)):
+            before, after = part.weight.shape[1], other.weight.shape[1]
+            if ratio < 1 and after < 0.75 * ratio * before - ROUNDED:
+                yield f"{name} would read {after} inputs instead of {before}: two of the numbers that make them shrink"
+    try:
+        full, thin = Tracer(model).program(inputs), Tracer(new).program(inputs)
+    except Exception:  # values decide what runs
+        return
+    if full.names != thin.names:
+        yield f"it would run {len(thin.names)} operations instead of {len(full.names)}, so a number of steps follows the width"
+    elif any(_fewer_heads(*pair) for pair in _steps(full, thin)):
+        yield "it may have another number of heads: where channels are split, their size stays and their number shrinks"
+
+
+def _changed_loose(model: nn.Module, new: nn.Module, in_code: bool) -> Iterator[str]:
+    """Reports tensors that belong to no layer of torch's if axes of theirs changed that may be counts."""
+    widths = {width_of(part) for part in model.modules()}
+    after = dict(named_tensors(new))
+    for name, tensor in named_tensors(model):
+        if name not in after or type(model.get_submodule(owning_module(name))).__module__.startswith("torch.nn."):
+            continue
+        shape, now = tuple(tensor.shape), tuple(after[name].shape)
+        changed = {axis for axis, (a, b) in enumerate(zip(shape, now, strict=True)) if a != b}
+        if changed and not _may_change(shape, changed, widths, isinstance(tensor, nn.Parameter), in_code):
+            yield f"{name} would be {list(now)} instead of {list(shape)}, and which of its axes are channels is not known"
+
+
+def _may_change(shape: Sequence[int], changed: set[int], widths: Collection[int], parameter: bool, in_code: bool) -> bool:
+    """Whether axes that changed are channels: the last one alone; of arguments, some axes but not all."""
+    if in_code and not parameter:
+        return False
+    if len(shape) == 1:
+        return not in_code or shape[0] in widths
+    if changed == {len(shape) - 1}:
+        return True
+    return not in_code and changed < {axis for axis, size in enumerate(shape) if size > 1}
+
+
+def _steps(full: Program, thin: Program) -> Iterator[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]]:
+    """Yields shapes before and after each operation, in both networks."""
+    shapes = [(a[0], b[0]) for a, b in zip(full.shapes, thin.shapes, strict=True) if a and b]
+    for before, after in itertools.pairwise(shapes):
+        yield (*before, *after)
+
+
+def _fewer_heads(given: Sequence[int], thin: Sequence[int], split: Sequence[int], thin_split: Sequence[int]) -> bool:
+    """Whether an axis of channels becomes two, of which the first shrinks and the second, the size of a head, stays."""
+    if len(split) != len(given) + 1 or len(given) != len(thin) or len(split) != len(thin_split):
+        return False
+    for axis, (size, now) in enumerate(zip(given, thin, strict=True)):
+        is_split = [*split[:axis], size, *split[axis + 2 :]] == [*given] and split[axis] * split[axis + 1] == size
+        if is_split and size != now and split[axis + 1] > 1:
+            return split[axis] != thin_split[axis] and split[axis + 1] == thin_split[axis + 1]
+    return False

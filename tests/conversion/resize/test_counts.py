@@ -1,0 +1,172 @@
+"""Counts are no widths: words, latents, experts, taps, heads and steps stay, or the network is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import multitudes as mt
+
+
+class Words(nn.Module):
+    """A table of 1000 words; the example has small ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(1000, 64), nn.Linear(64, 256), nn.Linear(256, 7)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(F.relu(self.body(self.table(ids).mean(1))))
+
+
+class Latents(nn.Module):
+    """32 learned latents read the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(32, 64))
+        self.read, self.head = nn.Linear(8, 64), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        weights = (self.latents @ h.transpose(1, 2)).softmax(-1)
+        return self.head((weights @ h).mean(1))
+
+
+class Experts(nn.Module):
+    """Eight stacked experts, whose number has a short name."""
+
+    def __init__(self, width: int = 64, n: int = 8) -> None:
+        super().__init__()
+        self.width, self.n = width, n
+        self.read, self.gate, self.head = nn.Linear(8, width), nn.Linear(width, n), nn.Linear(width, 5)
+        self.weights = nn.Parameter(0.1 * torch.randn(n, width, 2 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        each = torch.einsum("bc,ecd->bed", h, self.weights)[..., : self.width]
+        return self.head((self.gate(h).softmax(-1)[..., None] * each).sum(1))
+
+
+class Steps(nn.Module):
+    """Runs a block as often as its width says."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.width, self.steps = width, width // 16
+        self.read, self.block, self.head = nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        for _ in range(self.steps):
+            h = F.relu(self.block(h))
+        return self.head(h)
+
+
+class LinearAttention(nn.Module):
+    """Heads without a softmax, whose number has a short name."""
+
+    def __init__(self, n_h: int = 8, size: int = 8) -> None:
+        super().__init__()
+        self.n_h, self.size = n_h, size
+        self.read, self.head = nn.Linear(8, n_h * size), nn.Linear(n_h * size, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = F.elu(self.read(x)).view(x.shape[0], x.shape[1], self.n_h, self.size) + 1
+        mixed = torch.einsum("bnhd,bmhd,bmhe->bnhe", q, q, q)
+        return self.head(mixed.flatten(2).mean(1))
+
+
+class RawKernel(nn.Module):
+    """A convolution by a kernel that no layer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(0.01 * torch.randn(64, 64, 7, 7))
+        self.read, self.head = nn.Conv2d(3, 64, 1), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.conv2d(self.read(x), self.kernel, padding=3).mean((2, 3)))
+
+
+ROWS = torch.randn(3, 8)
+TOKENS = torch.randn(3, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("build", "x"),
+    [
+        (Words, torch.randint(300, (3, 4))),
+        (Latents, TOKENS),
+        (Experts, ROWS),
+        (Steps, ROWS),
+        (LinearAttention, TOKENS),
+        (RawKernel, torch.randn(2, 3, 8, 8)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_count_stays_or_the_network_is_refused(build: Callable[[], nn.Module], x: Tensor) -> None:
+    net = build()
+    try:
+        thin = mt.resize(net, 0.5, x, seed=0)
+    except mt.ConversionError:
+        return
+    counts = {
+        "Words": lambda n: n.table.num_embeddings,
+        "Latents": lambda n: len(n.latents),
+        "Experts": lambda n: len(n.weights),
+        "Steps": lambda n: n.steps,
+        "LinearAttention": lambda n: n.n_h,
+        "RawKernel": lambda n: n.kernel.shape[2:],
+    }
+    count = counts[build.__name__]
+    assert count(thin) == count(net), thin.resizing
+
+
+class Hidden(nn.Module):
+    """What its attributes do not tell: a rate of dropout, and the slope of a branch that starts at zero."""
+
+    def __init__(self, width: int = 64, p: float = 0.0, slope: float = 0.01) -> None:
+        super().__init__()
+        self.drop = functools.partial(F.dropout, p=p)
+        self.activation = functools.partial(F.leaky_relu, negative_slope=slope)
+        self.gain = nn.Parameter(torch.zeros(width))
+        self.read, self.head = nn.Linear(8, width), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        return self.head(h + self.gain * self.activation(self.drop(h, training=self.training)))
+
+
+@pytest.mark.parametrize("given", [{"p": 0.5}, {"slope": 0.5}], ids=str)
+def test_arguments_that_show_in_no_shape_are_not_lost(given: dict[str, float]) -> None:
+    """By channels they are kept; a constructor with its default would forget them."""
+    try:
+        thin = mt.resize(Hidden(**given), 0.5, ROWS, seed=0)
+    except mt.ConversionError:
+        return
+    assert thin.drop.keywords["p"] == given.get("p", 0.0)
+    assert thin.activation.keywords["negative_slope"] == given.get("slope", 0.01)
+
+
+class Plain(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.width = width
+        self.read, self.head = nn.Linear(8, width), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.read(x)))
+
+
+def test_weights_that_were_drawn_after_the_constructor_ran_keep_their_scale() -> None:
+    net = Plain()
+    nn.init.normal_(net.read.weight, std=3.0)
+    thin = mt.resize(net, 0.5, ROWS, seed=0)
+    assert thin.resizing.way == "its constructor"
+    assert 2 < float(thin.read.weight.detach().std()) < 4.5
