@@ -38,7 +38,7 @@ def test_the_text_overrides_settings_of_the_job() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "nouns"),
     [
-        (parse.method, "paked", "method 'paked'.*'packed'.*batchensemble, deep"),
+        (parse.method, "paked", "method 'paked'.*'packed'.*batchensemble, .*deep"),
         (parse.method, "packed(alpa=2)", "setting of packed 'alpa'.*'alpha'"),
         (parse.method, "packed(2)", "name=value"),
         (parse.method, "packed(alpha=__import__('os'))", "name=value"),

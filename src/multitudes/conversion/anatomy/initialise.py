@@ -196,7 +196,7 @@ def _start_parametrization(name: str, part: ParametrizationList, rules: dict[str
         if isinstance(inner, _SpectralNorm) and hasattr(inner, "_u"):
             inner._power_method(inner._reshape_weight_to_matrix(part.original), 15)
         elif isinstance(inner, _Orthogonal) and "base" in inner._buffers and len(part) == 1:
-            part.right_inverse(nn.init.orthogonal_(torch.empty_like(inner.base)))
+            part.right_inverse(nn.init.orthogonal_(torch.empty_like(part.original)))
             rules[join_name(name, "0.base")] = rules[join_name(name, "original")] = "an orthogonal matrix, drawn anew"
 
 
