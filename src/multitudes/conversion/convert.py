@@ -22,7 +22,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
 from multitudes.method import Method
 from multitudes.prediction.tasks import checked_task
-from multitudes.terminal import Steps, step, steps
+from multitudes.terminal import step, steps
 
 
 @undisturbed
@@ -42,7 +42,7 @@ def plan(
     with steps(f"planning {type(method).__name__}") as timed:
         draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
         planned = draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))[0]
-    return _with_proof(planned, draft, timed)
+    return replace(planned, seconds=timed.seconds)
 
 
 @undisturbed
@@ -94,7 +94,7 @@ def ensemble(
         if check and not draft.on_meta:
             self_check(draft)
         base = on_meta(draft.given.model)
-        planned = _with_proof(proved, draft, timed)
+        planned = replace(proved, seconds=timed.seconds)  # steps that follow are added to these
         ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=planned)
         if not draft.on_meta:
             _check_step(draft, ens)
@@ -128,19 +128,6 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
             f"{method} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it fails: "
             f"{' '.join(str(error).split())[:200]}. Run every member on all rows: {type(method).__name__}({other})"
         ) from error
-
-
-def _with_proof(planned: Plan, draft: Draft, timed: Steps) -> Plan:
-    """Returns the plan with what was run to prove it, and the seconds of each step; steps that follow are added to these."""
-    if planned.refused or draft.on_meta:
-        return replace(planned, seconds=timed.seconds)
-    small = draft.given.small
-    shapes = " and ".join(f"{list(tensor.shape)}" for tensor in small.inputs.tensors())
-    given = " and ".join(f"{list(tensor.shape)}" for tensor in draft.given.inputs.tensors())
-    where = f"an input of shape {shapes}" + (f" in place of {given}, which runs the same operations" if shapes != given else "")
-    precision = "the model's precision, in double where that leaves a doubt" if small.large else "double precision if possible"
-    proof = f"{draft.trial_members} member(s) on {where}, in {precision}"
-    return replace(planned, proof=proof, seconds=timed.seconds)
 
 
 def _refusal_text(planned: Plan) -> str:

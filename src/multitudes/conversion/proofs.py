@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multitudes.conversion.draft import Draft
 
 _PROOFS: WeakKeyDictionary[nn.Module, dict[Hashable, dict[str, Any]]] = WeakKeyDictionary()
-FACTS = ("traits", "proven", "why", "row_axes", "untried")
+FACTS = ("traits", "proven", "why", "row_axes", "untried", "blocks_left_out")
 
 
 def recall(draft: Draft, few: Engine) -> bool:

@@ -42,6 +42,7 @@ def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
         init={name: rules[name] + alike if name in rules else "copied from the given model" for name in sorted(draft.owned)},
         memory=memory,
         counts=counts,
+        proof="" if draft.on_meta else _proof(draft, engine),
         notes=(*draft.plan.notes, *_notes(draft, engine, few)),
     )
     return planned, few
@@ -77,6 +78,18 @@ def _few_members(draft: Draft, engine: Engine) -> Engine:
         redraw(few)
     few.refresh()
     return few
+
+
+def _proof(draft: Draft, engine: Engine) -> str:
+    """Says what was run to prove the conversion."""
+    small = draft.given.small
+    shapes = " and ".join(f"{list(tensor.shape)}" for tensor in small.inputs.tensors())
+    given = " and ".join(f"{list(tensor.shape)}" for tensor in draft.given.inputs.tensors())
+    where = f"an input of shape {shapes}" + (f" in place of {given}, which runs the same operations" if shapes != given else "")
+    precision = "the model's precision, in double where that leaves a doubt" if small.large else "double precision if possible"
+    count = engine.blocks_left_out
+    blocks = f"; {count} blocks that are like others ran forward only" if count else ""
+    return f"{draft.trial_members} member(s) on {where}, in {precision}{blocks}"
 
 
 def _notes(draft: Draft, engine: Engine, few: Engine) -> list[str]:

@@ -158,7 +158,7 @@ def duplicate(value: Any, memo: dict[int, Any]) -> Any:
         for key, part in value.items():
             new[duplicate(key, memo)] = duplicate(part, memo)
         return new
-    state = value.__getstate__() if isinstance(value, nn.Module) and _copies_by_state(kind) else None
+    state = _state(value, kind) if isinstance(value, nn.Module) and _copies_by_state(kind) else None
     if type(state) is not dict:
         return copy.deepcopy(value, memo)
     memo.setdefault(id(memo), []).append(state)  # kept, as deepcopy does: another object could get its address
@@ -167,11 +167,20 @@ def duplicate(value: Any, memo: dict[int, Any]) -> Any:
     return new
 
 
+def _state(module: nn.Module, kind: type[nn.Module]) -> Any:
+    """Returns what pickle would store of a module. A converted class has its own way: recurrent layers would store weights."""
+    return dict(vars(module)) if "made_of" in vars(kind) else module.__getstate__()
+
+
 def _copies_by_state(kind: type[nn.Module]) -> bool:
-    """Whether `copy.deepcopy` copies a module of this class by its state, and in no way of its own."""
+    """Whether `copy.deepcopy` copies a module of this class by its state, and in no way of its own.
+
+    A converted class is pickled in a way of its own, but copied as the class that it is made of.
+    """
     usual = ("__reduce_ex__", "__reduce__", "__new__")
-    own = hasattr(kind, "__deepcopy__") or kind in copyreg.dispatch_table
-    return not own and all(getattr(kind, name) is getattr(object, name) for name in usual)
+    plain: Any = vars(kind)["made_of"][1] if "made_of" in vars(kind) else kind
+    own = hasattr(plain, "__deepcopy__") or plain in copyreg.dispatch_table
+    return not own and all(getattr(plain, name) is getattr(object, name) for name in usual)
 
 
 def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -179,10 +188,18 @@ def kept_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     tensors = []
     for name, part in named_parts(module):
         for key, value in vars(part).items():
-            if key in EVERY_MODULES or isinstance(value, (nn.Module, *PLAIN)):
+            if key in EVERY_MODULES or _holds_none(value):
                 continue
             tensors += [(join_name(name, key), leaf) for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
     return tensors
+
+
+def _holds_none(value: Any) -> bool:
+    """Whether an attribute is seen at once to hold no tensor."""
+    kind = type(value)
+    if kind in ATOMS or isinstance(value, (nn.Module, *PLAIN)):
+        return True
+    return kind in (tuple, list, dict) and ATOMS.issuperset(map(type, value.values() if kind is dict else value))
 
 
 def empty_dicts(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
@@ -211,6 +228,15 @@ def as_same_kind(tensor: Tensor, value: Tensor) -> Tensor:
 def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """Copies a module with detached clones of all its tensors. `tensors` gives other values for some, by name."""
     values = {n: as_same_kind(tensor, tensors.get(n, tensor).detach().clone()) for n, tensor in named_tensors(module)}
+    return copy_with(module, values)
+
+
+def light_copy(module: nn.Module, own: Callable[[str], bool] = lambda name: False) -> nn.Module:
+    """Copies a module with its own buffers, and its own parameters where `own(name)`; the others share their memory."""
+    values = {}
+    for name, tensor in named_tensors(module):
+        shares = isinstance(tensor, nn.Parameter) and not own(name)
+        values[name] = as_same_kind(tensor, tensor.detach() if shares else tensor.detach().clone())
     return copy_with(module, values)
 
 

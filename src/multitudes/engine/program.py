@@ -37,8 +37,15 @@ class Program:
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     """For each operation, the shapes of its results."""
     arguments: tuple[str, ...]
-    """For each operation, its arguments that are numbers or flags."""
+    """For each operation, its arguments that are numbers, flags, or lists of these."""
     multiply_adds: int
+    outputs: tuple[tuple[int, ...], ...] = ()
+    """The shapes of what the call returns."""
+
+    @property
+    def operations(self) -> list[tuple[Any, ...]]:
+        """Each operation with the shapes of its results and its numbers."""
+        return list(zip(self.names, self.shapes, self.arguments, strict=True))
 
     def covers(self, large: Program, rows: int | None = None) -> bool:
         """Whether this program, of a smaller call, is the same as that of a larger call but for the sizes of axes.
@@ -130,11 +137,17 @@ def _record(module: nn.Module, inputs: Inputs, mode: str) -> Program:
     module.train(mode == "train")
     try:
         with torch.no_grad(), plain_attention(), seeded(0), recorder:
-            module(*inputs.args, **inputs.kwargs)
+            outputs = tree.tensors(module(*inputs.args, **inputs.kwargs))
     finally:
         for part, training in modes:
             part.training = training
-    return Program(tuple(recorder.names), tuple(recorder.shapes), tuple(recorder.arguments), recorder.flops // 2)
+    return Program(
+        tuple(recorder.names),
+        tuple(recorder.shapes),
+        tuple(recorder.arguments),
+        recorder.flops // 2,
+        tuple(tuple(tensor.shape) for tensor in outputs),
+    )
 
 
 class _Recorder(Listening):
@@ -151,8 +164,14 @@ class _Recorder(Listening):
         if str(func) not in LAYOUT:
             self.names.append(str(func))
             self.shapes.append(tuple(tuple(t.shape) for t in tree.tensors(result)))
-            self.arguments.append(repr([a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int, float))]))
+            self.arguments.append(repr([a for a in (*args, *kwargs.values()) if _is_numeric(a)]))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += math.ceil(formula(*args, **kwargs, out_val=result))
         return result
+
+
+def _is_numeric(argument: Any) -> bool:
+    if isinstance(argument, (list, tuple)):
+        return all(isinstance(entry, (bool, int, float)) for entry in argument)
+    return isinstance(argument, (bool, int, float))

@@ -98,6 +98,8 @@ class Engine:
     """For each mode, the executor in use."""
     untried: frozenset[str] = frozenset()
     """Executors that were left to later, since this device would not choose them; "per member" means calls per member."""
+    blocks_left_out: int = 0
+    """Number of blocks that proofs ran forward only, since they are like others."""
     example: Inputs | None = None
     """The small example on which executors were tried, to try others later."""
     registers: dict[str, list[tuple[dict[str, Any], str]]] = field(init=False, repr=False, compare=False)
@@ -179,6 +181,7 @@ class Engine:
         """Takes over the traits and proofs of a trial engine with fewer members."""
         self.traits = replace(trial.traits, plain_weights=self.traits.plain_weights)
         self.why, self.proven, self.row_axes, self.untried = trial.why, trial.proven, trial.row_axes, trial.untried
+        self.blocks_left_out = trial.blocks_left_out
         self.refresh()
 
 

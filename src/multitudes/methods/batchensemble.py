@@ -37,7 +37,7 @@ from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine.converted import Formed, converted_class
 from multitudes.engine.draws import bake_parameters, run_with
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name
+from multitudes.engine.modules import detached_copy, join_name, light_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Given, Layout, Method, split_rows
@@ -82,9 +82,9 @@ class BatchEnsemble(Method):
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """Returns a copy of the network with the factors of member m."""
-        new = detached_copy(network, {})
+        factors = factor_names(network)
+        new = light_copy(network, factors.__contains__)
         generator = torch.Generator().manual_seed(member_seed(given.seed, m))
-        factors = factor_names(new)
         with torch.no_grad():
             for name, factor in new.named_parameters():
                 if name in factors:

@@ -45,7 +45,7 @@ from multitudes.conversion.resize.resize import resized
 from multitudes.engine.converted import Formed, converted_class
 from multitudes.engine.draws import bake_parameters
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, inside, join_name
+from multitudes.engine.modules import detached_copy, inside, join_name, light_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
@@ -160,7 +160,7 @@ class Masksembles(Method):
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:
         """Returns a copy of the network with the masks of member m."""
-        new = detached_copy(network, {})
+        new = light_copy(network)
         for layer, key, own in _sites(new, given.seed):
             buffer = getattr(layer, key)
             buffer.copy_(_table(buffer.numel(), self.members, layer.ones, own)[m])
@@ -224,6 +224,7 @@ class Masked:
     mask: Tensor
     ones: int
     overlap: dict[str, float]
+    reported = ("overlap",)
 
     def work_in(self) -> None:
         """Turns this layer into a plain one, with the mask multiplied into its weights."""

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from multitudes.conversion.anatomy.graph import outputs_first
-from multitudes.conversion.anatomy.structure import Structure
+from multitudes.conversion.anatomy.structure import Structure, probe_of
 from multitudes.engine import tree
-from multitudes.engine.modules import detached_copy
 
 
 def first_layers(structure: Structure) -> set[str]:
@@ -27,7 +26,7 @@ def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:
     """Drops layers whose input does not depend on the network's inputs, but on a learned query, say."""
     if len(names) < 2:
         return names
-    probe = detached_copy(structure.model, {}).eval().requires_grad_(False)
+    probe = probe_of(structure).requires_grad_(False)
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in structure.inputs.tensors()]
     call = structure.inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
     reading: set[str] = set()

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.graph import walk
-from multitudes.conversion.anatomy.structure import Structure
+from multitudes.conversion.anatomy.structure import Structure, probe_of
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
-from multitudes.engine.modules import copy_with, detached_copy
+from multitudes.engine.modules import copy_with
 
 HIDDEN, WEIGHT, INPUT = 1, 2, 4
 """Marks: went through a first layer; depends on a parameter; depends on input k (shifted left by k)."""
@@ -55,7 +55,7 @@ class InputReads:
         An input that first layers read only together with others, such as edges that mix nodes before a layer, does not
         count. The example is run when this property is first read.
         """
-        ways = _around(self.structure.model, self.structure.inputs, self.first) if self.first else set()
+        ways = _around(self.structure, self.first) if self.first else set()
         return next((name for k, name in enumerate(input_names(self.structure.inputs)) if k in ways & self.alone), None)
 
 
@@ -69,7 +69,7 @@ def input_reads(structure: Structure) -> InputReads:
 
 
 def _follow(structure: Structure) -> InputReads:
-    probe = detached_copy(structure.model, {}).eval().requires_grad_(False)
+    probe = probe_of(structure).requires_grad_(False)
     layers = [name for name in structure.layers() if any(True for _ in probe.get_submodule(name).parameters())]
     tensors = [t.detach().clone() for t in structure.inputs.tensors()]
     marks = Marks()
@@ -202,9 +202,9 @@ class Watch:
                 self.marks.marks[self.marks.key(tensor)] = HIDDEN
 
 
-def _around(model: nn.Module, inputs: Inputs, first: Collection[str]) -> set[int]:
+def _around(structure: Structure, first: Collection[str]) -> set[int]:
     """Returns the inputs that reach the outputs with a gradient, but not through these layers."""
-    probe = detached_copy(model, {}).eval()
+    probe, inputs = probe_of(structure), structure.inputs
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
     call = inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
     ends: set[Any] = set()

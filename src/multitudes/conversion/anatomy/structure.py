@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,16 @@ from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name, named_parts, named_tensors, owning_module, tensors_of
+from multitudes.engine.modules import (
+    as_same_kind,
+    copy_with,
+    detached_copy,
+    join_name,
+    named_parts,
+    named_tensors,
+    owning_module,
+    tensors_of,
+)
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
@@ -64,6 +73,8 @@ class Structure:
     """The example."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
+    parameters: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """The parameters of the copy that was observed, for further runs (`probe_of`)."""
     worked_out: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What was worked out from this structure by further runs of the example, by name: each is run once."""
 
@@ -212,6 +223,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         takes_tensor=order.keys() - other_first,
         inputs=inputs,
         left_out=tree.left_out(output),
+        parameters={name: parameter.detach() for name, parameter in probe.named_parameters()},
     )
     shapes = structure.unregistered_weights()
     if shapes:
@@ -241,9 +253,21 @@ def _without_calls_of(model: nn.Module) -> Iterator[None]:
         hook.remove()
 
 
+def probe_of(structure: Structure) -> nn.Module:
+    """Returns a copy of the model for one more run in eval mode.
+
+    The parameters of all such copies share the memory of those that were observed: forward may write into them.
+    """
+    values = {}
+    for name, tensor in named_tensors(structure.model):
+        value = structure.parameters.get(name)
+        values[name] = as_same_kind(tensor, tensor.detach().clone() if value is None else value)
+    return copy_with(structure.model, values).eval()
+
+
 def training_only(structure: Structure, seed: int) -> set[str]:
     """Names the layers that run in training mode but not in eval mode, such as an auxiliary head."""
-    probe = detached_copy(structure.model, {}).train()
+    probe = probe_of(structure).train()
     called: set[str] = set()
     for name, module in probe.named_modules():
         if is_layer(module):

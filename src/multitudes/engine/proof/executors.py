@@ -1,7 +1,8 @@
 """Proves executors: finds out which ones are right for a template, and why the others are not.
 
 The loop and then the other executors run a few members on a small example: in training and eval mode, forward and backward.
-An executor is proven if its outputs, gradients and buffers agree with the loop's.
+An executor is proven if its outputs, gradients and buffers agree with the loop's. A large network is proved on a shallower copy
+if it has one, and runs as a whole forward only.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import torch
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
-from multitudes.engine.fold import forbidden, learn_rows, run_fold
-from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.fold import forbidden, run_fold
+from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
@@ -27,14 +28,15 @@ from multitudes.engine.proof.outcome import (
     Outcome,
     clean_autograd,
     difference,
-    restored,
     run_executor,
     run_reference,
     trainable_copy,
     without_modules,
 )
+from multitudes.engine.proof.shallower import shallower
 from multitudes.engine.proof.slots import different_inputs, prove_slots
-from multitudes.engine.proof.trial import RUNS, Trial
+from multitudes.engine.proof.trial import RUNS, Trial, plain_member
+from multitudes.engine.proof.whole import run_whole
 from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
@@ -59,6 +61,28 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
     names  the executors to try; None tries all, or of a large network those that the engine's device would choose
     """
     tried = frozenset(names) if names is not None else (_needed(engine) if large else ALL)
+    part = shallower(engine, inputs, plain_member(engine, 0)) if large else None
+    if part is None or not _proved_on_part(engine, part, inputs, tried):
+        _prove(engine, inputs, large, tried)
+    pick(engine)
+
+
+def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
+    """Proves a large engine on `part`, a shallower copy of it. Returns False if the whole network must decide."""
+    try:
+        trial = _prove(part, inputs, True, tried)
+        step("the whole network")
+        whole = run_whole(engine, inputs, part, trial)
+    except Exception:
+        return False
+    engine.traits, engine.row_axes = whole.traits, whole.row_axes
+    engine.proven, engine.why, engine.untried = part.proven, part.why, part.untried
+    engine.blocks_left_out = part.blocks_left_out
+    return True
+
+
+def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -> Trial:
+    """Proves executors on the engine as it is."""
     trial = Trial(engine, inputs, large)
     engine.why, engine.untried = {}, ALL - tried
     for mode in reversed(MODES):  # eval first: the loop is always a reference there
@@ -84,7 +108,7 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
     elif PER_MEMBER in tried:
         _prove_per_member(trial, engine)
     _check_trainable(trial, engine)
-    pick(engine)
+    return trial
 
 
 def _needed(engine: Engine) -> frozenset[str]:
@@ -231,7 +255,7 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
         return known
     try:
         if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
-            engine.row_axes = {**engine.row_axes, **_learned_rows(trial)}
+            engine.row_axes = {**engine.row_axes, **trial.learned_rows()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", SLOW)
@@ -265,13 +289,6 @@ def _loop_without_coupled(trial: Trial, mode: str) -> Outcome:
     twin = trial.copy()
     with without_modules(twin.template, coupled):
         return run_reference(twin, trial.inputs, mode)
-
-
-def _learned_rows(trial: Trial) -> dict[str, list[Any]]:
-    """Returns the batch axes of each layer with member tensors."""
-    twin = trial.copy()
-    with restored(twin.template, "eval"):
-        return learn_rows(twin, fresh_inputs(trial.inputs))
 
 
 def _vmap_obstacle(engine: Engine, mode: str) -> str | None:

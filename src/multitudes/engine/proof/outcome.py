@@ -161,14 +161,14 @@ def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
                     buffer.copy_(buffers[name])
 
 
-def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
+def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str, backward: bool = True) -> Outcome:
     """Runs one forward and backward by an executor, and leaves the engine unchanged."""
     with restored(engine.template, mode), torch.enable_grad():
         before = generator_states()
         output = executor(engine, fresh_inputs(inputs))
         drew = generator_states() != before
         _check_kept_tensors(engine.template)
-        gradients = gradients_of(output, dict(engine.template.named_parameters()))
+        gradients = gradients_of(output, dict(engine.template.named_parameters())) if backward else {}
         buffers = kept_buffers(engine.template)
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
 
@@ -199,12 +199,18 @@ def _same_draw(a: Tensor, b: Tensor) -> bool:
     return close(a, b, tolerance={torch.float64: 1e-8, torch.float32: 1e-4}.get(a.dtype))
 
 
-def run_plain(module: nn.Module, inputs: Inputs, mode: str = "eval", weights: Sequence[Tensor] | None = None) -> Outcome:
+def run_plain(
+    module: nn.Module,
+    inputs: Inputs,
+    mode: str = "eval",
+    weights: Sequence[Tensor] | None = None,
+    backward: bool = True,
+) -> Outcome:
     """Runs one forward and backward of a plain module, and leaves it unchanged. `weights` are those of `gradients_of`."""
     with restored(module, mode), torch.enable_grad():
         call = fresh_inputs(inputs)
         output = module(*call.args, **call.kwargs)
-        gradients = gradients_of(output, dict(module.named_parameters()), weights)
+        gradients = gradients_of(output, dict(module.named_parameters()), weights) if backward else {}
         buffers = kept_buffers(module)
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
 

@@ -59,7 +59,7 @@ def prove_slots(
             "(nodes of one graph?), but MIMO puts examples in different orders into its slots. "
             "Use another method, such as MultiHead or BatchEnsemble"
         )
-    trial.traits = replace(trial.traits, slot_norms=_norms_of_slots(trial, inputs))
+    trial.traits = replace(trial.traits, slot_norms=norms_of_slots(trial, inputs))
     engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
     why, step = _training_step(engine, example, run_vmap) if trains else (None, None)  # first: dropout fails at once
     known = step if quick and not engine.shared_norms and not _drops(engine) else None
@@ -75,6 +75,16 @@ def prove_slots(
             f"it could not train with a different example in each slot: {why}. "
             "Change this part of the model, or use another method, such as MultiHead"
         )
+
+
+def check_slots(engine: Engine, inputs: Inputs, plain: Callable[[], Outcome]) -> None:
+    """Runs slots forward in eval mode, as the traits say. Raises RunError if they differ from plain calls."""
+    if engine.traits.vmap_per_member:
+        differs = _other_outputs(engine, different_inputs(engine, inputs), "eval", None)
+    else:
+        differs = _obstacle_of_turns(engine, inputs, "eval", plain(), backward=False)
+    if differs:
+        raise RunError(differs)
 
 
 def _decided(
@@ -121,7 +131,7 @@ def _obstacle_of_rows(engine: Engine, inputs: Inputs, mode: str, plain: Outcome)
     return None
 
 
-def _norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
+def norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
     """Names the shared BatchNorm layers whose input differs between members if slots hold different inputs."""
     if not engine.shared_norms:
         return frozenset()
@@ -144,14 +154,14 @@ def _norms_of_slots(engine: Engine, inputs: Inputs) -> frozenset[str]:
     return frozenset(differ)
 
 
-def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str, plain: Outcome) -> str | None:
+def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str, plain: Outcome, backward: bool = True) -> str | None:
     """Returns why one slot after another is not right; None if it agrees with a plain call on equal inputs."""
     if mode == "train" and engine.traits.slot_norms:
         return f"BatchNorm {min(engine.traits.slot_norms)} sees other rows in each slot, which needs vmap"
     equal = stack_slots([inputs] * engine.members, engine.batch_axis)
     with _without_norms(engine, mode):
         plain = _loop(engine, inputs, mode, plain)
-        slots = run_executor(run_slots_in_turn, engine, equal, mode)
+        slots = run_executor(run_slots_in_turn, engine, equal, mode, backward)
     differs = None if plain.random else difference(slots, plain)
     return differs and f"with equal inputs in all slots, {differs} from that of a plain call"
 

@@ -6,7 +6,7 @@ double precision decides where outcomes differ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from multitudes.engine import tree
-from multitudes.engine.fold import learn_output, run_fold
+from multitudes.engine.fold import learn_output, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
@@ -47,19 +47,31 @@ WAYS = [(mutates, copies, no_replay) for mutates in (False, True) for copies, no
 
 
 class Trial:
-    """Trial runs of an engine on one batch. Each outcome is computed once."""
+    """Trial runs of an engine on one batch. Each outcome is computed once.
 
-    def __init__(self, engine: Engine, inputs: Inputs, large: bool = False) -> None:
+    modes     the modes in which the loop runs first
+    backward  False for runs that are forward only, if gradients and leaks are known otherwise
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        inputs: Inputs,
+        large: bool = False,
+        modes: Sequence[str] = MODES,
+        backward: bool = True,
+    ) -> None:
         plain = without_dropout(engine)
         precise = None if large else doubled(plain, inputs)
         self.engine, self.inputs = precise or (plain, inputs)
         self.large = large
+        self.modes, self.backward = modes, backward
         self.failed: dict[str, Exception] = {}
         """The modes in which the network does not run, with the error."""
         self._outcomes: dict[Any, Outcome] = {}
         self._double: tuple[Engine, Inputs] | None = None
         self._learn_loop()
-        self.engine.row_axes = self._output_axes()
+        self.engine.row_axes = self._output_axes() if backward else {}
 
     def copy(self) -> Engine:
         """Copies the engine for one run. What forward stores on modules is discarded with the copy."""
@@ -76,8 +88,11 @@ class Trial:
             engine, inputs = self.precision if precise else (self.engine, self.inputs)
             twin = replace(self.copy(), template=copy_with(engine.template, {}))
             with without_modules(twin.template, without):
-                self._outcomes[key] = run_executor(RUNS[name], twin, inputs, mode)
+                self._outcomes[key] = self._run(RUNS[name], twin, inputs, mode)
         return self._outcomes[key]
+
+    def _run(self, executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
+        return run_executor(executor, engine, inputs, mode, backward=self.backward)
 
     def difference(self, name: str, reference: str, mode: str, without: frozenset[str] = frozenset()) -> str | None:
         """Returns how the outcomes of two executors differ; None if they agree."""
@@ -110,8 +125,8 @@ class Trial:
         norms = _without_norms(self.engine)
         self.engine.traits = Traits(written_buffers=norms)
         written: set[str] = set()
-        for mode in reversed(MODES):
-            if mode == "train" and self.large and self._trains_as_in_eval():
+        for mode in reversed(self.modes):
+            if mode == "train" and self.large and self.backward and self._trains_as_in_eval():
                 self._outcomes["loop", mode, frozenset(), False] = self.outcome("loop", "eval")
                 continue
             step(f"the loop in {mode} mode")
@@ -200,7 +215,7 @@ class Trial:
 
         norms = [(n, norm) for n, norm in batch_norms(twin.template).items() if n in twin.shared_norms]
         handles = [norm.register_forward_pre_hook(lambda _, args, n=n: look(n, args)) for n, norm in norms]
-        outcome = run_executor(run, twin, self.inputs, mode)
+        outcome = self._run(run, twin, self.inputs, mode)
         for handle in handles:
             handle.remove()
         if replay.disabled and twin.owned:
@@ -214,7 +229,7 @@ class Trial:
             coupled=traits.coupled | coupled,
         )
         again = self.engine.traits.mutates != traits.mutates or self.engine.traits.no_replay != traits.no_replay
-        return run_executor(run_loop, self.copy(), self.inputs, mode) if again else outcome
+        return self._run(run_loop, self.copy(), self.inputs, mode) if again else outcome
 
     def _check_members(self, mode: str) -> None:
         """Refuses members that differ from the same network alone, or that affect each other."""
@@ -224,12 +239,14 @@ class Trial:
             return
         differs = None if loop.random else self._difference_from_plain(mode)
         if differs:  # more is known about the network now than in the first run
-            loop = run_executor(run_loop, self.copy(), self.inputs, mode)
+            loop = self._run(run_loop, self.copy(), self.inputs, mode)
             random = not repeats_afresh(self.engine, self.inputs, mode, run_loop, (0, 1))  # what is stored is no noise
             loop = self._outcomes["loop", mode, frozenset(), False] = replace(loop, random=random)
             differs = None if loop.random else self._difference_from_plain(mode)
         if differs:
             raise RunError(f"members are not independent ({mode}): {differs}. {FORGET}")
+        if not self.backward:
+            return
         if self.large and not loop.random:
             tried = quick_leaks(self.copy, self.inputs, mode, loop.values)
         else:
@@ -243,7 +260,7 @@ class Trial:
         engine = self.engine
         if mode != "train" or not engine.owned or not engine.shared_norms - engine.traits.coupled:
             return
-        plain = run_plain(plain_member(engine, 0), self.inputs, mode).buffers
+        plain = run_plain(plain_member(engine, 0), self.inputs, mode, backward=self.backward).buffers
         ours = self.outcome("loop", mode).buffers
         wrong = {n for n, b in ours.items() if n not in engine.owned and not close(b, plain[n])}
         norms = frozenset(name for name in engine.shared_norms if any(owning_module(n) == name for n in wrong))
@@ -256,12 +273,19 @@ class Trial:
             def pair(precise: bool, m: int = m) -> tuple[Outcome, Outcome]:
                 engine, inputs = self.precision if precise else (self.engine, self.inputs)
                 loop = self.outcome("loop", mode, precise=precise)
-                plain = run_plain(plain_member(engine, m), inputs, mode, [w[m] for w in weights_of(loop.values)])
+                weights = [w[m] for w in weights_of(loop.values)]
+                plain = run_plain(plain_member(engine, m), inputs, mode, weights, backward=self.backward)
                 return _own_part(loop, engine, m), _own_part(plain, engine, None)
 
             if differs := self.decided(pair):
                 return f"alone, member {m} gives another result: {differs}"
         return None
+
+    def learned_rows(self) -> dict[str, list[Any]]:
+        """Returns the batch axes of each layer with member tensors."""
+        twin = self.copy()
+        with restored(twin.template, "eval"):
+            return learn_rows(twin, fresh_inputs(self.inputs))
 
     def _output_axes(self) -> dict[str, list[Any]]:
         """Returns the batch axes of the outputs; empty if they are unclear, or the model runs at one batch size only."""
