@@ -2,8 +2,8 @@
 
 python benchmarks/conversion.py [--networks resnet50 vit] [--methods packed emp]
 
-It needs timm and transformers. Seconds are those of the process, without the members' own tensors and their initialisation;
-memory is what the conversion takes at its peak beyond these tensors, beside what one training step of the ensemble takes.
+It needs timm and transformers. Seconds are those of the process, without the members' own tensors and their initialisation, and
+without what torch imports once in a process; memory is what the conversion takes at its peak beyond these tensors, beside what one training step of the ensemble takes.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def main() -> None:
     print(f"{'network':<10} {'method':<14} {'seconds':>8} {'of tensors':>11} {'GB beyond':>10} {'step, GB':>9}  executors")
     for network in chosen.networks:
         net, x = make(network)
+        mt.plan(net, mt.Packed(), x)  # imports, and what torch sets up once in a process
         for name in chosen.methods:  # each in a process of its own: freed memory would hide what the next one takes
             pair = get_context("fork").Process(target=convert, args=(network, net, x, methods[name]()))
             pair.start()
