@@ -22,6 +22,7 @@ TOPICS = {
     "style",
     "package",
     "readme",
+    "help",
     "papers",
     "peers",
     "refuted",

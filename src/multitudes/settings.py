@@ -14,15 +14,18 @@ multitudes.errors.InputError: Mask(members=0, width='c'): members must be a whol
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Set
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from multitudes.errors import InputError
 
@@ -62,6 +65,8 @@ Count = Annotated[int, at_least(1)]
 
 Rate = Annotated[float, at_least(0), below(1)]
 """A number of at least 0 and below 1, such as a dropout rate or a momentum."""
+
+Kind = TypeVar("Kind")
 
 KIND_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
 
@@ -164,3 +169,53 @@ def _kinds(kind: Any) -> dict[str, Any]:
                 except (NameError, KeyError, AttributeError, TypeError):  # local to a function, or for type checkers only
                     hints[name] = Any
     return hints
+
+
+class _Explained:
+    """A class's docstring with its settings, as `help()` shows it. It is made from the source when it is first read."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.whole = ""
+
+    def __get__(self, instance: Any, owner: type) -> str:
+        self.whole = self.whole or "\n\n".join(filter(None, [inspect.cleandoc(self.text), settings_text(owner)]))
+        return self.whole
+
+
+def explained(kind: type[Kind]) -> type[Kind]:
+    """Decorates a dataclass: `help()` also shows its settings, each with its default and the string below it in the source."""
+    kind.__doc__ = _Explained(kind.__doc__ or "")  # type: ignore[assignment]
+    return kind
+
+
+def settings_text(kind: Any) -> str:
+    """Returns a list of a dataclass's settings: name, default and explanation."""
+    texts = field_texts(kind)
+    lines = []
+    for field in dataclasses.fields(kind):
+        if field.init:
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            lines.append(f"{field.name}" if required else f"{field.name} = {_default(field)}")
+            lines += textwrap.wrap(texts.get(field.name, ""), 100, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(["Settings:", *(f"    {line}" for line in lines)]) if lines else ""
+
+
+def _default(field: Any) -> str:
+    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    text = repr(value)
+    return text if len(text) <= 60 else f"{type(value).__name__}(...)"
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Returns the strings below the fields of a dataclass and its bases, by the field's name; empty if there is no source."""
+    texts: dict[str, str] = {}
+    for base in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return texts

@@ -23,7 +23,7 @@ from torch.nn import functional
 from multitudes.data.images import check_images
 from multitudes.data.rand_augment import RandAugment
 from multitudes.errors import InputError
-from multitudes.settings import Rate, above, at_least, between, check_settings, check_value
+from multitudes.settings import Rate, above, at_least, between, check_settings, check_value, explained
 
 
 class Pair(NamedTuple):
@@ -119,6 +119,7 @@ def smooth(targets: Tensor, classes: int | None, smoothing: float = 0.1) -> Tens
     return targets * (1 - smoothing) + smoothing / targets.shape[1]
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Augment:
     """Augments a training batch by crop, flip, RandAugment, mixup or cutmix, and label smoothing, in this order.

@@ -14,8 +14,10 @@ from torch.utils.data import ConcatDataset, Dataset
 from multitudes.data.labels import as_wide, check_finite, check_range
 from multitudes.data.lazy import Lazy, concatenate
 from multitudes.errors import InputError
+from multitudes.settings import explained
 
 
+@explained
 @dataclass(frozen=True, eq=False, repr=False)
 class Data(Dataset[tuple[Tensor, Tensor]]):
     """A dataset: inputs, targets, class names and the normalisation of inputs.

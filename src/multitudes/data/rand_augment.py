@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from multitudes.data.images import check_images
-from multitudes.settings import Count, at_least, between, check_settings
+from multitudes.settings import Count, at_least, between, check_settings, explained
 
 MOST = 10.0
 """The largest magnitude."""
@@ -26,6 +26,7 @@ MOST = 10.0
 GREY = 128.0
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class RandAugment:
     """Applies `n` operations to each image, drawn with replacement, each with probability `chance`.

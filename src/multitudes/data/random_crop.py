@@ -15,12 +15,13 @@ from typing import Annotated
 
 import numpy as np
 
-from multitudes.settings import above, as_tuple, check_rules, check_settings
+from multitudes.settings import above, as_tuple, check_rules, check_settings, explained
 
 Positive = Annotated[float, above(0)]
 TRIES = 10
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class RandomCrop:
     """A random part of an image, which is then resized: ``data.folder(path, crop=RandomCrop())``."""

@@ -41,12 +41,13 @@ from multitudes.engine.modules import detached_copy, join_name, light_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Given, Layout, Method, split_rows
-from multitudes.settings import at_least, below
+from multitudes.settings import at_least, below, explained
 
 FACTORS = ("alpha", "gamma", "alpha_out", "gamma_out")
 """Names of the factors of known layers; those of formed weights are `weight_alpha`, `weight_gamma` and so on."""
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class BatchEnsemble(Method):
     """One network; two vectors of factors for each member and layer: ``[M, B, ...]``."""

@@ -22,8 +22,10 @@ from multitudes.engine.modules import owned_modules
 from multitudes.ensemble import Ensemble
 from multitudes.files.ensemble_file import load_into
 from multitudes.method import Layout, Method
+from multitudes.settings import explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Deep(Method):
     """M separate networks: ``[M, B, ...]``."""

@@ -40,9 +40,10 @@ from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Criterion, Given, Layout, Method
 from multitudes.methods.layers.priors import DropPrior
-from multitudes.settings import Count, Rate
+from multitudes.settings import Count, Rate, explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class DropConnect(DropPrior, Method):
     """One network; a mask over weights for each member and layer: ``[M, B, ...]``."""

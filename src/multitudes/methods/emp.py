@@ -15,8 +15,10 @@ from typing import ClassVar
 
 from multitudes.method import Method
 from multitudes.methods.layers.patches import Patching
+from multitudes.settings import explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class EMP(Patching, Method):
     """One network; a member draws one component for each patched layer: ``[M, B, ...]``."""

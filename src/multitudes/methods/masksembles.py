@@ -52,9 +52,10 @@ from multitudes.errors import ConversionError, InputError
 from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
 from multitudes.models.network import nearest
-from multitudes.settings import Count, above, at_least, check_rules
+from multitudes.settings import Count, above, at_least, check_rules, explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(Method):
     """One network; a mask over channels for each member and layer: ``[M, B, ...]``."""

@@ -32,13 +32,14 @@ from multitudes.errors import ConversionError
 from multitudes.method import Batch, Criterion, Given, Layout, Method
 from multitudes.methods.layers.dropout import FILTERWISE, MaskedDropout, measure, reset_call_counts
 from multitudes.methods.layers.priors import DropPrior
-from multitudes.settings import Count, Rate, as_tuple, check_rules
+from multitudes.settings import Count, Rate, as_tuple, check_rules, explained
 
 WORDS = ("auto", "existing", "layers", "norm")
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 """Dropout that replaces dropped units by a constant and rescales the rest: not a mask."""
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(DropPrior, Method):
     """One network; a mask for each member and each dropout: ``[M, B, ...]``."""

@@ -29,9 +29,10 @@ from multitudes.engine.modules import as_same_kind, detached_copy, inside, named
 from multitudes.engine.slots import Turn
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Given, Layout, Method, by_rank
-from multitudes.settings import Count, between
+from multitudes.settings import Count, between, explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class MIMO(Method):
     """One network with M input slots and M heads: ``[M, B, ...]``."""

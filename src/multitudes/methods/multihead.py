@@ -15,8 +15,10 @@ from multitudes.conversion.anatomy.structure import Structure, heads
 from multitudes.engine.modules import inside, names_matching, owned_modules
 from multitudes.errors import InputError
 from multitudes.method import Layout, Method
+from multitudes.settings import explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class MultiHead(Method):
     """A shared body and M heads: ``[M, B, ...]``."""

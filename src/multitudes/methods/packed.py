@@ -29,11 +29,12 @@ from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Given, Layout, Method
-from multitudes.settings import Count, above, at_least, check_rules
+from multitudes.settings import Count, above, at_least, check_rules, explained
 
 CHANNELS_PER_GROUP = 64
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Packed(Method):
     """M networks of α/M of the width: ``[M, B, ...]``."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.method import Layout, Method
-from multitudes.settings import check_rules
+from multitudes.settings import check_rules, explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Single(Method):
     """One network: ``[1, B, ...]``."""

@@ -16,8 +16,10 @@ from multitudes.conversion.anatomy.structure import Structure, last_third
 from multitudes.engine.modules import names_matching, owned_modules, owning_module
 from multitudes.errors import InputError
 from multitudes.method import Layout, Method
+from multitudes.settings import explained
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class TreeNet(Method):
     """A shared trunk and M branches: ``[M, B, ...]``."""

@@ -14,7 +14,7 @@ from multitudes.data import Data
 from multitudes.errors import InputError
 from multitudes.method import Method
 from multitudes.prediction.values import CLASSES
-from multitudes.settings import check_value
+from multitudes.settings import check_value, explained
 from multitudes.shell.parse import import_by_name, method, methods_by_name, unknown_name
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
@@ -22,6 +22,7 @@ from multitudes.training.recipes import recipe
 Root = str | PathLike[str] | None
 
 
+@explained
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
     """A network and datasets to compare methods on.

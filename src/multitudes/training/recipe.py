@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
-from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, between, check_rules, check_settings
+from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, between, check_rules, check_settings, explained
 
 RISE, DIVISOR, LAST_DIVISOR = 0.3, 25.0, 1e4
 """OneCycleLR's pct_start, div_factor and final_div_factor."""
@@ -22,6 +22,7 @@ NotNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, above(0)]
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
