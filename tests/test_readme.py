@@ -97,7 +97,8 @@ def test_links_lead_to_files() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["methods_table.py", "recipes_table.py", "rooms.py", pytest.param("cost_table.py", marks=pytest.mark.slow)]
+    "name",
+    ["methods_table.py", "recipes_table.py", "reference.py", "rooms.py", pytest.param("cost_table.py", marks=pytest.mark.slow)],
 )
 def test_generated_files_are_current(name: str) -> None:
     assert run(ROOT / "docs" / name, "--check") == (0, "")
