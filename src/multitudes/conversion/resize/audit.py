@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,18 @@ HIDDEN = ("hidden_state", "past_key_values", "mems")
 Maps = list[tuple[int, int, int]]
 """A triple per attention: number of maps (rows × heads), their height and width."""
 
-Run = tuple[Any, Maps]
-"""An output in eval mode, and the attention maps on the way."""
+CHOICES = ("_softmax", "_log_softmax", "logsumexp", "topk", "argmax", "argmin")
+"""Operations that weigh the entries of an axis against each other, or choose among them: experts, components, slots, codes."""
+
+
+class Run(NamedTuple):
+    """What a network does in eval mode."""
+
+    output: Any
+    maps: Maps
+    """The attention maps on the way."""
+    choices: list[int]
+    """Of each operation that chooses, the number of entries it chooses among."""
 
 
 def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
@@ -40,10 +50,10 @@ def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterato
 
 def changed_run(run: Run, new_run: Run) -> list[str]:
     """Lists what differs between the runs of two networks: see `changed_outputs`."""
-    (before, heads), (after, heads_now) = run, new_run
     changes = []
-    outputs = dict(tree.leaves(after))
-    for name, tensor in _fixed(before).items():
+    heads, heads_now = run.maps, new_run.maps
+    outputs = dict(tree.leaves(new_run.output))
+    for name, tensor in _fixed(run.output).items():
         shape = getattr(outputs.get(name), "shape", None)
         if shape != tensor.shape:
             where = f"the output {name}" if name else "the output"
@@ -52,6 +62,10 @@ def changed_run(run: Run, new_run: Run) -> list[str]:
         changes.append(
             f"attention would have another number of heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
         )
+    for before, after in zip(run.choices, new_run.choices, strict=False):
+        if before != after:
+            changes.append(f"it would choose among {after} instead of {before} (by a softmax, topk or argmax): a count is no width")
+            break
     return changes
 
 
@@ -72,20 +86,21 @@ def _heads(maps: Maps) -> str:
 
 
 def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
-    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps."""
+    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps and choices."""
     softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
     probe = detached_copy(net, {}) if copied else net
     with torch.no_grad(), plain_attention(), softmaxes:
         output = probe.eval()(*call.args, **call.kwargs)
-    return output, softmaxes.maps
+    return Run(output, softmaxes.maps, softmaxes.choices)
 
 
 class _SoftmaxShapes(Listening):
-    """Records the shape of every softmax over attention maps, plain or inside an attention kernel."""
+    """Records the shape of every softmax over attention maps, plain or inside an attention kernel, and other choices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maps: Maps = []
+        self.choices: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._overloadpacket.__name__
@@ -94,7 +109,26 @@ class _SoftmaxShapes(Listening):
             self.maps.append((math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]))
         elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2 and args[1] % args[0].ndim >= args[0].ndim - 2:
             self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
+        if name in CHOICES and (count := _choice(name, args)):
+            self.choices.append(count)
         return func(*args, **(kwargs or {}))
+
+
+def _choice(name: str, args: Any) -> int:
+    """Returns the number of entries that an operation chooses among; 0 for attention over channels, which follow the width.
+
+    That is a softmax over one of the last axes of heads, or over a square map.
+    """
+    place = 2 if name == "topk" else 1
+    axis = args[place] if len(args) > place else -1
+    axis = axis[0] if isinstance(axis, (list, tuple)) and len(axis) == 1 else axis
+    shape = args[0].shape
+    if not isinstance(axis, int) or not shape:
+        return 0
+    axis %= len(shape)
+    last = axis >= len(shape) - 2
+    attends = name == "_softmax" and last and (len(shape) > 3 or (len(shape) == 3 and shape[1] == shape[2]))
+    return 0 if attends else int(shape[axis])
 
 
 def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[int]], inputs: Inputs) -> Iterator[str]:

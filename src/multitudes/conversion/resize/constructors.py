@@ -145,7 +145,7 @@ class _Fit:
         outputs: list[list[torch.Tensor]] = []
         for net in (moved, twin):
             with seeded(0):
-                outputs.append(tree.tensors(run_of(net, inputs)[0]))
+                outputs.append(tree.tensors(run_of(net, inputs).output))
             outputs[-1] += _trained(net, inputs)
         same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=False)]
         if len(outputs[0]) != len(outputs[1]) or not all(same):
@@ -244,13 +244,16 @@ class _Fit:
 
 
 def _without_constants(model: nn.Module) -> nn.Module:
-    """Copies a model and moves its constant parameters, such as a branch of zeros, behind which a change would hide."""
+    """Copies a model and moves its constant parameters, such as a branch of zeros, behind which a change would hide.
+
+    They grow: a single number may be a temperature, which must not become negative.
+    """
     moved = detached_copy(model, {})
     generator = torch.Generator().manual_seed(0)
     for parameter in moved.parameters():
         values = parameter.detach()
-        if values.is_floating_point() and values.numel() > 1 and bool((values == values.flatten()[0]).all()):
-            values.add_(0.1 * torch.randn(values.shape, generator=generator).to(values))
+        if values.is_floating_point() and values.numel() and bool((values == values.flatten()[0]).all()):
+            values.add_(0.1 * torch.randn(values.shape, generator=generator).abs().to(values))
     return moved
 
 

@@ -7,6 +7,7 @@ runs too. What cannot be told from a count is reported.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -86,10 +87,27 @@ def _steps(full: Program, thin: Program) -> Iterator[tuple[Sequence[int], Sequen
 
 def _fewer_heads(given: Sequence[int], thin: Sequence[int], split: Sequence[int], thin_split: Sequence[int]) -> bool:
     """Whether an axis of channels becomes two, of which the first shrinks and the second, the size of a head, stays."""
-    if len(split) != len(given) + 1 or len(given) != len(thin) or len(split) != len(thin_split):
+    parts, thin_parts = _regrouped(given, split), _regrouped(thin, thin_split)
+    if len(parts) != len(thin_parts) or not len(given) < len(split) == len(thin_split):
         return False
-    for axis, (size, now) in enumerate(zip(given, thin, strict=True)):
-        is_split = [*split[:axis], size, *split[axis + 2 :]] == [*given] and split[axis] * split[axis + 1] == size
-        if is_split and size != now and split[axis + 1] > 1:
-            return split[axis] != thin_split[axis] and split[axis + 1] == thin_split[axis + 1]
+    for (size, inner), (now, inner_now) in zip(parts, thin_parts, strict=True):
+        if size != now and len(inner) == len(inner_now) == 2 and inner[1] > 1:
+            return inner[0] != inner_now[0] and inner[1] == inner_now[1]
     return False
+
+
+def _regrouped(given: Sequence[int], split: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns for each axis of a tensor the axes that it is split into by a reshape; nothing if it is none.
+
+    Axes of one entry are left out.
+    """
+    parts: list[tuple[int, tuple[int, ...]]] = []
+    rest = [size for size in split if size > 1]
+    for size in [size for size in given if size > 1]:
+        inner: list[int] = []
+        while rest and math.prod(inner) < size:
+            inner.append(rest.pop(0))
+        if math.prod(inner) != size:
+            return []
+        parts.append((size, tuple(inner)))
+    return [] if rest else parts

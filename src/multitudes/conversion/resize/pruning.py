@@ -70,7 +70,7 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     ends = last_layers(structure)[0]
-    if is_transformers(model) and run_of(model, inputs)[1]:  # finding its channels may take forever
+    if is_transformers(model) and run_of(model, inputs).maps:  # finding its channels may take forever
         raise ConversionError(
             f"{type(model).__name__} cannot be thinned by channels: its attention is from the transformers library.\n{ADVICE}"
         )

@@ -31,7 +31,7 @@ from multitudes.conversion.resize.constructors import is_known, recipe_of, way_o
 from multitudes.conversion.resize.counts import changed_counts, changed_tables
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
 from multitudes.conversion.resize.recipe import Recipe
-from multitudes.conversion.resize.roles import is_head_count
+from multitudes.conversion.resize.roles import groups, is_head_count
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, copy_with, named_tensors
@@ -45,6 +45,10 @@ ENOUGH = 64
 """Entries of a tensor above which its standard deviation means something."""
 FEW = 0.1
 """The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
+
+
+ARGUMENTS = 6
+"""The most widths among the arguments of an unknown class of which each is left out in turn, since it may be a count."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     """Finds what a model was built with, and yields choices of widths in it, the likely ones first.
 
     These are widths among its arguments, then with the numbers in the code that it runs; each time, if multipliers are among
-    them, also without multipliers, which some constructors treat in their own way if they are below 1.
+    them, also without multipliers, which some constructors treat in their own way if they are below 1. Arguments of an unknown
+    class may be counts: then each of them is also left out in turn.
     """
     if factory is not None and factory in _REPLAYS:
         yield _REPLAYS[factory]
@@ -181,18 +186,26 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     recipe = recipe_of(structure, factory)
     if recipe is None:
         raise ConversionError("what it was built with is not known")
+    guessed = not is_known(structure.model, factory)
     failure, multiplied = None, True
     for code, fractions in itertools.product((False, True), (True, False)):
         if not fractions and not multiplied:
             continue
-        try:
-            recipe = recipe.with_code() if code and not recipe.functions else recipe
-            search = Search(recipe, structure, fractions=fractions)
-            widths = search.widths()
-            multiplied = any(isinstance(value, float) for value in widths.paths.values())
+        left_out: list[frozenset[Path]] = [frozenset()]
+        for without in left_out:
+            try:
+                recipe = recipe.with_code() if code and not recipe.functions else recipe
+                search = Search(recipe, structure, fractions=fractions, guessed=guessed, without=without)
+                widths = search.widths()
+            except ConversionError as error:
+                failure = failure if without else failure or error
+                continue
             yield Replay(recipe, search, widths)
-        except ConversionError as error:
-            failure = failure or error
+            if without:
+                continue
+            multiplied = any(isinstance(value, float) for value in widths.paths.values())
+            if guessed and not code and len(groups(widths.paths)) <= ARGUMENTS:
+                left_out += [frozenset(group) for group in groups(widths.paths)]
     if failure is not None:
         raise failure
 

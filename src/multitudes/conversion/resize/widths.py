@@ -72,6 +72,10 @@ class Search:
     """How long it may take."""
     fractions: bool = True
     """Whether fractions may be widths; some constructors treat multipliers below 1 in their own way."""
+    guessed: bool = False
+    """Whether the arguments are those of an unknown class: then last layers keep their width, even if outputs add it up."""
+    without: frozenset[Path] = frozenset()
+    """Numbers that are no widths."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
 
@@ -93,8 +97,8 @@ class Search:
         self.single: dict[Path, Dims | None] = {}
         """The effects of numbers in code, each alone."""
         assert self.before is not None
-        outputs = {size for shape in fixed_outputs(self.before[0]) for size in shape}
-        self.ends = {end for end in self.ends if width_of(self.full.get_submodule(end)) in outputs}
+        outputs = {size for shape in fixed_outputs(self.before.output) for size in shape}
+        self.ends = {end for end in self.ends if self.guessed or width_of(self.full.get_submodule(end)) in outputs}
 
     def widths(self) -> Widths:
         """Finds the widths. Raises ConversionError if there are none."""
@@ -433,7 +437,7 @@ class Search:
         """Whether some number of a group divides the width of a tensor, or is a fraction of usual size."""
         for path in group:
             value = self.numbers[path]
-            if is_head_count(path) or is_expert_count(path):
+            if is_head_count(path) or is_expert_count(path) or path in self.without:
                 continue
             if isinstance(path, Place):
                 return True
