@@ -159,6 +159,14 @@ def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[
             yield "kept weights would multiply other channels than in the given model"
 
 
+def width_of(layer: nn.Module) -> int:
+    """Returns the number of output channels of a layer; 0 if it has no such number."""
+    for name in ("out_channels", "out_features", "embedding_dim", "embed_dim"):
+        if isinstance(width := getattr(layer, name, None), int):
+            return width
+    return 0
+
+
 def inputs_of(layer: Any) -> int:
     """Returns the number of input channels of a linear layer or convolution."""
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
@@ -304,3 +312,17 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__qualname__", None)
+
+
+def without_constants(model: nn.Module) -> nn.Module:
+    """Copies a model and moves its constant parameters, such as a branch of zeros, behind which a change would hide.
+
+    They grow: a single number may be a temperature, which must not become negative.
+    """
+    moved = detached_copy(model, {})
+    generator = torch.Generator().manual_seed(0)
+    for parameter in moved.parameters():
+        values = parameter.detach()
+        if values.is_floating_point() and values.numel() and bool((values == values.flatten()[0]).all()):
+            values.add_(0.1 * torch.randn(values.shape, generator=generator).abs().to(values))
+    return moved

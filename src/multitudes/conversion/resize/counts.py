@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from multitudes.conversion.resize.pruning import width_of
+from multitudes.conversion.resize.audit import width_of
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import Program, Tracer

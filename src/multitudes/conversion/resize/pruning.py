@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import changed_outputs, fails_in_training, inputs_of, reads_wrong_channels, run_of
+from multitudes.conversion.resize.audit import (
+    changed_outputs,
+    fails_in_training,
+    inputs_of,
+    reads_wrong_channels,
+    run_of,
+    width_of,
+)
+from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
@@ -91,6 +99,8 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
         wrong = wrong or [*_tie_again(model, new), *_wrong(structure, new, expected)]
         if choose is not first_channels and not wrong:
             wrong = list(reads_wrong_channels(model, new, read, inputs))
+        elif not wrong:
+            wrong = list(stale_numbers(model, new, inputs))
     except Exception as error:  # the thinned network may raise anything
         wrong = [f"the thinned network does not run: {type(error).__name__}: {error}"]
     if wrong:
@@ -223,14 +233,6 @@ def _prune(graph: Any, group: ChannelGroup, keep: int, choose: Chooser, read: di
     for (norm, removed), tensors in zip(norms, before, strict=True):  # torch-pruning shuffles the remaining channels of a norm
         for key, tensor in tensors.items():
             getattr(norm, key).data = tensor.detach()[[c for c in range(len(tensor)) if c not in removed]]
-
-
-def width_of(layer: nn.Module) -> int:
-    """Returns the number of output channels of a layer; 0 if it has no such number."""
-    for name in ("out_channels", "out_features", "embedding_dim", "embed_dim"):
-        if isinstance(width := getattr(layer, name, None), int):
-            return width
-    return 0
 
 
 def _tie_again(model: nn.Module, new: nn.Module) -> Iterator[str]:

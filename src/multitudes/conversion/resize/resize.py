@@ -10,9 +10,10 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -25,16 +26,24 @@ from multitudes.conversion.anatomy.initialise import build, check_model, is_cons
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
 from multitudes.conversion.resize.advice import advice
-from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, kinds_of, without_channels
+from multitudes.conversion.resize.audit import (
+    changed_outputs,
+    changes_lost,
+    fails_in_training,
+    kinds_of,
+    width_of,
+    without_channels,
+)
 from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import is_known, recipe_of, way_of
 from multitudes.conversion.resize.counts import changed_counts, changed_tables
-from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
+from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import groups, is_head_count
+from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
 from multitudes.engine.inputs import checked_example
-from multitudes.engine.modules import Factory, copy_with, named_tensors
+from multitudes.engine.modules import Factory, copy_with, named_tensors, owning_module
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
@@ -222,11 +231,14 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
         try:
             changes = replay.changes(ratio)
             with seeded(seed):
-                new = _in_place_of(model, replay.recipe.build(changes, device))
+                new = replay.recipe.build(changes, device)
+            new = _in_place_of(model, new, functools.partial(_built, replay.recipe, device, seed))
             problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
             in_code = bool(replay.recipe.functions)
             if not problems and (in_code or not is_known(model, factory)):
                 problems = list(changed_counts(model, new, structure.inputs, ratio, in_code))
+            if not problems and in_code:
+                problems = list(stale_numbers(model, new, structure.inputs))
         except ConversionError as error:
             problems = [str(error)]
         if not problems:
@@ -260,7 +272,7 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
             new, same = model.resized(ratio), model.resized(1.0)
         except Exception as error:  # the constructor of a subclass may raise anything
             raise ConversionError(f"{type(error).__name__}: {error}") from error
-    thin = _in_place_of(model, new)
+    thin = _in_place_of(model, new, lambda: same)
     problems = list(changes_lost(model, same)) or list(_problems(structure, thin, ratio))
     if problems:
         raise ConversionError("; ".join(problems[:3]))
@@ -291,12 +303,20 @@ def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
-def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
+def _built(recipe: Recipe, device: torch.device, seed: int) -> nn.Module:
+    """Builds the network of a recipe at its own width."""
+    with seeded(seed):
+        return recipe.build({}, device)
+
+
+def _in_place_of(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]) -> nn.Module:
     """Moves the new model to the device, dtypes and modes of the given one, and freezes the same parameters.
 
-    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values.
+    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values;
+    but not a buffer that the constructor computes: `same`, which builds the network at its own width, gives it the given value.
     """
     tensors = dict(named_tensors(model))
+    computed = _computed_buffers(model, new, same)
     for name, new_tensor in named_tensors(new):
         if name not in tensors:
             continue
@@ -306,7 +326,7 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
         is_parameter = isinstance(new_tensor, nn.Parameter)
         if is_parameter and tensor.numel() > 1 and is_constant(tensor) and not new_tensor.is_meta:
             new_tensor.data.fill_(tensor.flatten()[0])
-        elif not is_parameter and new_tensor.shape == tensor.shape:
+        elif not is_parameter and new_tensor.shape == tensor.shape and name not in computed:
             new_tensor.data.copy_(tensor)
     for part in new.modules():
         if isinstance(part, _NormBase):
@@ -315,6 +335,25 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
     for name, part in new.named_modules():
         part.training = modes.get(name, model.training)
     return new
+
+
+def _computed_buffers(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]) -> set[str]:
+    """Names the buffers that have another value at the new width, as 1/√width has, and that a constructor computes."""
+    norms = {name for name, part in model.named_modules() if isinstance(part, _NormBase)}
+    given = {name: buffer for name, buffer in model.named_buffers() if owning_module(name) not in norms}
+    theirs = dict(new.named_buffers())
+    differ = [name for name, buffer in given.items() if name in theirs and _differ(buffer, theirs[name])]
+    if not differ:
+        return set()
+    full = dict(same().named_buffers())
+    return {name for name in differ if name in full and not _differ(given[name], full[name])}
+
+
+def _differ(buffer: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two buffers of the same shape have other values."""
+    if buffer.shape != other.shape or buffer.is_meta or other.is_meta:
+        return False
+    return not torch.equal(buffer, other.to(buffer.device, buffer.dtype))
 
 
 def _problems(

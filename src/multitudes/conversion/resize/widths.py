@@ -23,9 +23,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize import constants
-from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of
+from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of, width_of
 from multitudes.conversion.resize.constants import Path, Place
-from multitudes.conversion.resize.pruning import width_of
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
