@@ -142,7 +142,8 @@ class Draft:
             return network, dict.fromkeys(dict(named_tensors(network)), self.method.origin)
         seed = member_seed(self.given.seed, m)
         if self.given.factory is None:
-            return reinitialised(self.network, seed)
+            shared = dict(named_tensors(self.network)).keys() - self.owned - self.summed
+            return reinitialised(self.network, seed, shared=shared)
         network = self.method.prepare(self.given.with_model(build(self.given.factory, 1.0, seed), seed))
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.network, network))
         if ours != theirs:

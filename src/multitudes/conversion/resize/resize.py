@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
+from multitudes.conversion.anatomy.initialise import build, check_model, copies_in, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
 from multitudes.conversion.resize.advice import advice
@@ -328,6 +328,10 @@ def _in_place_of(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]
             new_tensor.data.fill_(tensor.flatten()[0])
         elif not is_parameter and new_tensor.shape == tensor.shape and name not in computed:
             new_tensor.data.copy_(tensor)
+    fresh = dict(named_tensors(new))
+    for name, copies in copies_in(tensors).items():
+        for other in [n for n in copies if n in fresh and name in fresh and fresh[n].shape == fresh[name].shape]:
+            fresh[other].data.copy_(fresh[name])
     for part in new.modules():
         if isinstance(part, _NormBase):
             part.reset_running_stats()
