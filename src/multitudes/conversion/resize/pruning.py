@@ -34,6 +34,7 @@ from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
+from multitudes.engine.program import Tracer
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
 
@@ -85,7 +86,7 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
     expected: dict[str, int] = {name: width_of(model.get_submodule(name)) for name in ends}
     wrong = []
     try:
-        with warnings.catch_warnings(), deadline(seconds):
+        with warnings.catch_warnings(), deadline(seconds, _largest(model, inputs)):
             warnings.filterwarnings("ignore", module="torch_pruning")  # its guesses are checked afterwards
             read = _thin(new, ratio, inputs, ends, expected, choose)
     except OutOfTimeError:
@@ -118,17 +119,36 @@ class OutOfTimeError(Exception):
     """A computation has taken longer than it may."""
 
 
+class LostTrackError(Exception):
+    """torch-pruning counts more channels than the network has entries: products of activations make them multiply."""
+
+
+def _largest(model: nn.Module, inputs: Inputs) -> float:
+    """Returns the most channels that there can be: the entries of a row of an activation, or a side of a weight."""
+    try:
+        shapes = [shape for shapes in Tracer(model).program(inputs).shapes for shape in shapes]
+    except Exception:  # values decide what runs
+        return math.inf
+    sides = [size for parameter in model.parameters() for size in parameter.shape]
+    return max([*sides, *(math.prod(shape[1:]) for shape in shapes)], default=math.inf)
+
+
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float, most: float = math.inf) -> Iterator[None]:
     """Ends the computation in a with-block by OutOfTimeError after some seconds, at the next call of a Python function.
 
-    No thread or signal is needed. Under a profiler, which needs the same hook of Python, there is no deadline.
+    Ends it by LostTrackError as soon as torch-pruning follows more than `most` channels, which it would do for hours. No thread
+    or signal is needed. Under a profiler, which needs the same hook of Python, there is no deadline.
     """
     end = time.thread_time() + seconds
 
     def check(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and time.thread_time() > end:
+        if event != "call":
+            return
+        if time.thread_time() > end:
             raise OutOfTimeError
+        if frame.f_code.co_filename.endswith("index_mapping.py") and len(frame.f_locals.get("idxs", ())) > most:
+            raise LostTrackError
 
     if sys.getprofile() is not None:
         yield
