@@ -168,7 +168,9 @@ OF_ALL_KINDS = [mt.Deep(members=3), mt.BatchEnsemble(members=3), mt.EMP(members=
 def test_a_start_by_the_first_batch_is_refused_with_the_way_out(method: mt.Method, how: str) -> None:
     """After one call of the model, members convert and train."""
     net = flow(how)
-    with pytest.raises(mt.ConversionError, match=r"(?s)1 .*ActNorm.*shift by the first batch.*model\.train\(\)\(x\)") as refusal:
+    with pytest.raises(
+        mt.ConversionError, match=r"(?s)1 .*ActNorm.*shift by the first batch.*model\.train\(\)\(x\)"
+    ) as refusal:
         mt.ensemble(net, method, X, seed=0)
     assert "keep=" not in str(refusal.value)  # a shared layer could not start so either
     net.train()(X)

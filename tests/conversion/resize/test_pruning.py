@@ -21,8 +21,7 @@ import multitudes as mt
 from multitudes import models
 from multitudes.conversion.anatomy.structure import observe
 from multitudes.conversion.resize import pruning
-from multitudes.conversion.resize.audit import changed_outputs
-from multitudes.conversion.resize.audit import width_of
+from multitudes.conversion.resize.audit import changed_outputs, width_of
 from multitudes.conversion.resize.pruning import Chooser, first_channels
 from multitudes.models.network import nearest
 

@@ -41,7 +41,6 @@ from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
-
 FIRST = 8
 """Entries by which tensors that may be equal are found."""
 

@@ -1,7 +1,7 @@
 """A call in training mode on trial: the layers that run there alone, and the parameters that forward writes into.
 
-Members' parameters are slices of one tensor, and those of the given model may not be theirs at all: a start that the first batch
-decides would be lost, or be that of another member.
+A member's parameters are slices of one tensor, or are formed from several: what forward writes into them would be lost. So a
+start that the first batch decides is found before members have to make it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from multitudes.engine.inputs import fresh_inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.modules import detached_copy, owning_module
 from multitudes.engine.seeds import seeded
-
 
 INITIALISERS = ("__init__", "init_weights", "_init_weights", "reset_parameters", "_reset_parameters")
 """Functions that write into parameters, and that forward does not call."""

@@ -32,7 +32,9 @@ def advice(structure: Structure, factory: Any = None) -> str:
         return text
     try:
         recipe = recipe_of(structure, factory)
-        call = written(model, recipe, _widths(Search(recipe, structure, guessed=not is_known(model, factory)))) if recipe else ""
+        call = (
+            written(model, recipe, _widths(Search(recipe, structure, guessed=not is_known(model, factory)))) if recipe else ""
+        )
     except Exception:  # of a constructor; then the general line is given
         call = ""
     return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else ADVICE

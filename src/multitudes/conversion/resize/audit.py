@@ -64,7 +64,9 @@ def changed_run(run: Run, new_run: Run) -> list[str]:
         )
     for before, after in zip(run.choices, new_run.choices, strict=False):
         if before != after:
-            changes.append(f"it would choose among {after} instead of {before} (by a softmax, topk or argmax): a count is no width")
+            changes.append(
+                f"it would choose among {after} instead of {before} (by a softmax, topk or argmax): a count is no width"
+            )
             break
     return changes
 

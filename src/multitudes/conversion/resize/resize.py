@@ -196,7 +196,8 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     if recipe is None:
         raise ConversionError("what it was built with is not known")
     guessed = not is_known(structure.model, factory)
-    failure, multiplied = None, True
+    failure, built = None, None
+    multiplied = any(isinstance(value, float) for value in recipe.numbers().values())
     for code, fractions in itertools.product((False, True), (True, False)):
         if not fractions and not multiplied:
             continue
@@ -204,7 +205,8 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
         for without in left_out:
             try:
                 recipe = recipe.with_code() if code and not recipe.functions else recipe
-                search = Search(recipe, structure, fractions=fractions, guessed=guessed, without=without)
+                search = Search(recipe, structure, fractions=fractions, guessed=guessed, without=without, built=built)
+                built = search.full
                 widths = search.widths()
             except ConversionError as error:
                 failure = failure if without else failure or error

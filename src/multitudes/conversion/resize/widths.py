@@ -75,11 +75,15 @@ class Search:
     """Whether the arguments are those of an unknown class: then last layers keep their width, even if outputs add it up."""
     without: frozenset[Path] = frozenset()
     """Numbers that are no widths."""
+    built: nn.Module | None = field(default=None, repr=False)
+    """The network of the recipe on the meta device, if an earlier search has built it."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.full = self.recipe.build({}, META)
+        self.full = self.recipe.build({}, META) if self.built is None else self.built
+        self.latest: tuple[Any, nn.Module | None] = None, None
+        """The changes and the device of the latest network with other numbers, and the network: often it is asked for again."""
         self.numbers = self.recipe.numbers()
         self.shapes = shapes_of(self.full)
         self.parameters = {name for name, _ in self.full.named_parameters()}
@@ -245,6 +249,11 @@ class Search:
         """Builds the network with other numbers; None if the constructor fails or makes other modules."""
         if self._left() < 0:
             raise ConversionError(f"finding its widths takes more than {self.seconds:g} s")
+        if self.latest[0] != (changes, device):
+            self.latest = (changes, device), self._new(changes, device)
+        return self.latest[1]
+
+    def _new(self, changes: dict[Path, Any], device: torch.device) -> nn.Module | None:
         try:
             net = self.recipe.build(changes, device)
         except Exception:  # constructors may raise anything
