@@ -279,6 +279,48 @@ def test_the_size_of_heads_shrinks_and_not_their_number() -> None:
     assert thin.gates.shape == (8, 4)
 
 
+class Kernels(nn.Module):
+    """Linear attention whose heads are split and at once moved before the tokens."""
+
+    def __init__(self, n_h: int = 8, size: int = 8) -> None:
+        super().__init__()
+        self.n_h, self.size = n_h, size
+        self.read, self.mix, self.head = (
+            nn.Linear(i, o) for i, o in ((8, n_h * size), (n_h * size, n_h * size), (n_h * size, 3))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mix(self.read(x)).view(*x.shape[:2], self.n_h, -1).transpose(1, 2).sigmoid()
+        return self.head((h @ (h.transpose(-1, -2) @ h)).transpose(1, 2).flatten(2).mean(1))
+
+
+class KernelsInCode(Kernels):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        heads, size = 8, 8
+        self.n_h = heads
+        self.read, self.mix, self.head = nn.Linear(8, heads * size), nn.Linear(heads * size, heads * size), nn.Linear(64, 3)
+
+
+class Together(Kernels):
+    """Queries, keys and values come from one layer."""
+
+    def __init__(self, n_h: int = 8, size: int = 8) -> None:
+        super().__init__(n_h, size)
+        self.mix = nn.Linear(n_h * size, 3 * n_h * size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(self.read(x)).view(*x.shape[:2], 3, self.n_h, -1).permute(2, 0, 3, 1, 4).sigmoid()
+        return self.head((q @ (k.transpose(-1, -2) @ v)).transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize("build", [Kernels, KernelsInCode, Together])
+def test_heads_that_are_split_and_moved_keep_their_number(build: Callable[[], nn.Module]) -> None:
+    thin = mt.resize(build(), 0.5, TOKENS, seed=0)
+    assert thin.n_h == 8
+    assert thin.mix.weight.shape[1] == 32
+
+
 def test_attention_over_channels_is_no_choice() -> None:
     """Its maps are as large as the channels, and follow the width."""
 

@@ -33,6 +33,9 @@ CHOICES = ("_softmax", "_log_softmax", "logsumexp", "topk", "argmax", "argmin")
 """Operations that weigh the entries of an axis against each other, or choose among them: experts, components, slots, codes."""
 
 
+RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+
+
 class Run(NamedTuple):
     """What a network does in eval mode."""
 
@@ -41,6 +44,8 @@ class Run(NamedTuple):
     """The attention maps on the way."""
     choices: list[int]
     """Of each operation that chooses, the number of entries it chooses among."""
+    splits: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    """The shapes before and after each reshape that splits an axis."""
 
 
 def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
@@ -88,21 +93,22 @@ def _heads(maps: Maps) -> str:
 
 
 def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
-    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps and choices."""
-    softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
+    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps, choices and splits."""
+    shapes, call = _Shapes(), fresh_inputs(inputs)
     probe = detached_copy(net, {}) if copied else net
-    with torch.no_grad(), plain_attention(), softmaxes:
+    with torch.no_grad(), plain_attention(), shapes:
         output = probe.eval()(*call.args, **call.kwargs)
-    return Run(output, softmaxes.maps, softmaxes.choices)
+    return Run(output, shapes.maps, shapes.choices, shapes.splits)
 
 
-class _SoftmaxShapes(Listening):
-    """Records the shape of every softmax over attention maps, plain or inside an attention kernel, and other choices."""
+class _Shapes(Listening):
+    """Records the shape of every softmax over attention maps, plain or inside an attention kernel, of choices and splits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maps: Maps = []
         self.choices: list[int] = []
+        self.splits: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._overloadpacket.__name__
@@ -113,7 +119,10 @@ class _SoftmaxShapes(Listening):
             self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
         if name in CHOICES and (count := _choice(name, args)):
             self.choices.append(count)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if name in RESHAPES and result.ndim > args[0].ndim:
+            self.splits.append((tuple(args[0].shape), tuple(result.shape)))
+        return result
 
 
 def _choice(name: str, args: Any) -> int:
@@ -188,7 +197,7 @@ def _mute_inputs(layer: Any, channels: list[int]) -> None:
 
 def _modules_with_attention(model: nn.Module, inputs: Inputs) -> list[nn.Module]:
     """Lists the innermost modules whose forward computes attention."""
-    net, softmaxes, call = detached_copy(model, {}).eval(), _SoftmaxShapes(), fresh_inputs(inputs)
+    net, softmaxes, call = detached_copy(model, {}).eval(), _Shapes(), fresh_inputs(inputs)
     innermost: list[nn.Module] = []
     maps_before: list[int] = []
 

@@ -228,19 +228,13 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     failures: list[str] = []
-    for replay in _replays_of(structure, factory):
-        widths = replay.widths
+    replays = _replays_of(structure, factory)
+    while (replay := _next(replays, failures)) is not None:
         try:
-            changes = replay.changes(ratio)
             with seeded(seed):
-                new = replay.recipe.build(changes, device)
+                new = replay.recipe.build(replay.changes(ratio), device)
             new = _in_place_of(model, new, functools.partial(_built, replay.recipe, device, seed))
-            problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
-            in_code = bool(replay.recipe.functions)
-            if not problems and (in_code or not is_known(model, factory)):
-                problems = list(changed_counts(model, new, structure.inputs, ratio, in_code))
-            if not problems and in_code:
-                problems = list(stale_numbers(model, new, structure.inputs))
+            problems = list(_replay_problems(structure, factory, replay, new, ratio))
         except ConversionError as error:
             problems = [str(error)]
         if not problems:
@@ -248,9 +242,31 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
                 _REPLAYS[factory] = replay
             if not is_known(model, factory) and _starts_otherwise(model, new):
                 new = reinitialised(new, seed, resized_from=model)[0]
-            return reported(structure, new, ratio, way_of(model, factory), widths.note)
+            return reported(structure, new, ratio, way_of(model, factory), replay.widths.note)
         failures += problems[:3]
-    raise ConversionError("; ".join(failures[:3]))
+    raise ConversionError("; ".join(list(dict.fromkeys(failures))[:3]))
+
+
+def _next(replays: Iterator[Replay], failures: list[str]) -> Replay | None:
+    """Returns the next choice of widths; None at the end. Raises what hinders the search if no choice has failed before."""
+    try:
+        return next(replays, None)
+    except ConversionError:
+        if not failures:
+            raise
+        return None
+
+
+def _replay_problems(structure: Structure, factory: Any, replay: Replay, new: nn.Module, ratio: float) -> Iterator[str]:
+    """Reports the first kind of problem with a network that was built again: wrong widths, then counts, then stale numbers."""
+    model, inputs, widths = structure.model, structure.inputs, replay.widths
+    in_code = bool(replay.recipe.functions)
+    problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
+    if not problems and (in_code or not is_known(model, factory)):
+        problems = list(changed_counts(model, new, inputs, ratio, in_code))
+    if not problems and in_code:
+        problems = list(stale_numbers(model, new, inputs))
+    yield from problems
 
 
 def _starts_otherwise(model: nn.Module, new: nn.Module) -> bool:
