@@ -130,7 +130,8 @@ def _largest(model: nn.Module, inputs: Inputs) -> float:
     except Exception:  # values decide what runs
         return math.inf
     sides = [size for parameter in model.parameters() for size in parameter.shape]
-    return max([*sides, *(math.prod(shape[1:]) for shape in shapes)], default=math.inf)
+    rows = max(len(inputs.tensors()[0]) if inputs.tensors()[0].ndim else 1, 1)
+    return max([*sides, *(math.prod(shape) // rows for shape in shapes)], default=math.inf)
 
 
 @contextmanager
