@@ -210,3 +210,26 @@ def test_a_frozen_copy_follows_in_every_member() -> None:
         torch.testing.assert_close(ens(X), torch.stack([member(X) for member in plain]))
     for m in range(3):
         torch.testing.assert_close(ens.member(m).slow.weight, plain[m].slow.weight)
+
+
+class Bounded(nn.Linear):
+    """Projects its weight onto a ball before it is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=3), mt.BatchEnsemble(members=3)], ids=lambda method: type(method).__name__)
+def test_weights_that_forward_projects_are_refused(method: mt.Method) -> None:
+    """Members would start each step from weights that are not projected."""
+    with pytest.raises(mt.ConversionError, match=r"writes into its weight in training mode.*parametrize"):
+        mt.ensemble(nn.Sequential(Bounded(6, 16), nn.ReLU(), nn.Linear(16, 3)), method, X, seed=0)
+
+
+def test_an_embedding_with_max_norm_is_refused_and_runs_without() -> None:
+    net, ids = nn.Sequential(nn.Embedding(10, 8, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)), torch.randint(10, (4, 3))
+    with pytest.raises(mt.ConversionError, match="set its max_norm to None"):
+        mt.ensemble(net, mt.Deep(members=2), ids, seed=0)
+    net[0].max_norm = None
+    mt.ensemble(net, mt.Deep(members=2), ids, seed=0).train()(ids).sum().backward()

@@ -219,10 +219,11 @@ def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:
         set_once, written = set_once | plain.set_once, written | (plain.written - run.written)
     reasons = {}
     for name in sorted(written):
-        key = name.rpartition(".")[2]
+        bounded = getattr(draft.network.get_submodule(owning_module(name)), "max_norm", None) is not None
+        instead = "compute with a changed copy (torch.nn.utils.parametrize), or set requires_grad_(False) if it does not train"
         reasons[owning_module(name)] = (
-            f"forward writes into its {key} in training mode, but what it writes would be lost for members: "
-            "compute it without writing, or make it a buffer that no layer of the method holds"
+            f"forward writes into its {name.rpartition('.')[2]} in training mode, and that would be lost for members: "
+            f"{'set its max_norm to None' if bounded else instead}"
         )
     before = "let the factory call the network" if draft.given.factory else "call the model"
     for name in sorted(set_once):
