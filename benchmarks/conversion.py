@@ -3,7 +3,8 @@
 python benchmarks/conversion.py [--networks resnet50 vit] [--methods packed emp]
 
 It needs timm and transformers. Seconds are those of the process, without the members' own tensors and their initialisation, and
-without what torch imports once in a process; memory is what the conversion takes at its peak beyond these tensors, beside what one training step of the ensemble takes.
+without what torch imports once in a process. Memory is what the conversion takes at its peak beyond these tensors, beside what
+one training step of the ensemble takes.
 """
 
 from __future__ import annotations

@@ -135,3 +135,101 @@ def test_rows_by_member_with_a_shared_norm_of_weights() -> None:
     ens = mt.ensemble(net, mt.MultiHead(members=3), X, seed=0).train()
     out = ens(X, rows=torch.tensor([1, 2, 2, 1]))
     assert out.shape == (4, 3)
+
+
+class ActNorm(nn.Module):
+    """Starts by the statistics of the first batch in training; `how` it writes and remembers that."""
+
+    def __init__(self, width: int, how: str) -> None:
+        super().__init__()
+        self.shift, self.how, self.started = nn.Parameter(torch.zeros(width)), how, False
+        self.register_buffer("done", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not (self.done if self.how == "copy_" else self.started):
+            if self.how == "copy_":
+                with torch.no_grad():
+                    self.shift.copy_(-x.mean(0))
+            else:
+                self.shift.data = -x.mean(0).detach()
+            self.done, self.started = torch.tensor(1), True
+        return x + self.shift
+
+
+def flow(how: str = "copy_") -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), ActNorm(16, how), nn.ReLU(), nn.Linear(16, 3))
+
+
+OF_ALL_KINDS = [mt.Deep(members=3), mt.BatchEnsemble(members=3), mt.EMP(members=3), mt.Masksembles(members=3)]
+
+
+@pytest.mark.parametrize("how", ["copy_", "data"])
+@pytest.mark.parametrize("method", OF_ALL_KINDS, ids=lambda method: type(method).__name__)
+def test_a_start_by_the_first_batch_is_refused_with_the_way_out(method: mt.Method, how: str) -> None:
+    """After one call of the model, members convert and train."""
+    net = flow(how)
+    with pytest.raises(
+        mt.ConversionError, match=r"(?s)1 .*ActNorm.*shift by the first batch.*model\.train\(\)\(x\)"
+    ) as refusal:
+        mt.ensemble(net, method, X, seed=0)
+    assert "keep=" not in str(refusal.value)  # a shared layer could not start so either
+    net.train()(X)
+    ens = mt.ensemble(net, method, X, seed=0).train()
+    for _ in range(2):
+        ens(X).sum().backward()
+
+
+class Slow(nn.Module):
+    """A slow copy of a layer follows it in every training call."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.online, self.slow, self.head = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 3)
+        self.slow.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for fast, slow in zip(self.online.parameters(), self.slow.parameters(), strict=True):
+                    slow.mul_(0.5).add_(0.5 * fast)
+        return self.head(self.online(x) * self.slow(x).detach())
+
+
+@pytest.mark.parametrize(("method", "frozen"), [(mt.Deep(members=3), False), (mt.BatchEnsemble(members=3), True)], ids=str)
+def test_a_member_s_parameter_that_forward_writes_is_refused_if_it_trains(method: mt.Method, frozen: bool) -> None:
+    """It would fail at the first training step."""
+    with pytest.raises(mt.ConversionError, match=r"(?s)slow .*writes into its .* in training mode"):
+        mt.ensemble(Slow(frozen), method, X, seed=0)
+
+
+def test_a_frozen_copy_follows_in_every_member() -> None:
+    """As in plain networks, step by step."""
+    ens = mt.ensemble(Slow(frozen=True), mt.Deep(members=3), X, seed=0).train()
+    plain = [ens.member(m).train() for m in range(3)]
+    for _ in range(2):
+        torch.testing.assert_close(ens(X), torch.stack([member(X) for member in plain]))
+    for m in range(3):
+        torch.testing.assert_close(ens.member(m).slow.weight, plain[m].slow.weight)
+
+
+class Bounded(nn.Linear):
+    """Projects its weight onto a ball before it is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=3), mt.BatchEnsemble(members=3)], ids=lambda method: type(method).__name__)
+def test_weights_that_forward_projects_are_refused(method: mt.Method) -> None:
+    """Members would start each step from weights that are not projected."""
+    with pytest.raises(mt.ConversionError, match=r"writes into its weight in training mode.*parametrize"):
+        mt.ensemble(nn.Sequential(Bounded(6, 16), nn.ReLU(), nn.Linear(16, 3)), method, X, seed=0)
+
+
+def test_an_embedding_with_max_norm_is_refused_and_runs_without() -> None:
+    net, ids = nn.Sequential(nn.Embedding(10, 8, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)), torch.randint(10, (4, 3))
+    with pytest.raises(mt.ConversionError, match="set its max_norm to None"):
+        mt.ensemble(net, mt.Deep(members=2), ids, seed=0)
+    net[0].max_norm = None
+    mt.ensemble(net, mt.Deep(members=2), ids, seed=0).train()(ids).sum().backward()

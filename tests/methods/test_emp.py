@@ -306,3 +306,26 @@ def test_training_learns_every_component() -> None:
     for name in ("layers.1.weight", "layers.3.weight"):
         moved = (ens.get_parameter(name).detach() - before[name]).flatten(1).norm(dim=1)
         assert (moved > 0.01).all()
+
+
+class OwnNorm(nn.Module):
+    """A norm of the user's own, with two vectors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(-1, keepdim=True)) * self.scale + self.shift
+
+
+@pytest.mark.parametrize("patch", ["norm", "norm+output"])
+def test_all_vectors_of_an_own_norm_start_around_the_given_ones(patch: str) -> None:
+    """The first vector with components does not make the second one a weight to draw afresh."""
+    net = nn.Sequential(nn.Linear(5, 400), OwnNorm(400), nn.Linear(400, 3))
+    ens = mt.ensemble(net, mt.EMP(members=3, components=4, patch=patch), X.float(), seed=0)
+    for key, given in (("scale", 1.0), ("shift", 0.0)):
+        components = ens.template[1].get_parameter(key)
+        assert components.shape == (4, 400)
+        torch.testing.assert_close(components.mean(), torch.tensor(given), rtol=0, atol=0.02)
+        torch.testing.assert_close(components.std(), torch.tensor(0.1), rtol=0, atol=0.02)

@@ -226,3 +226,30 @@ def test_at_takes_narrow_layers_too() -> None:
     ens = mt.ensemble(net, mt.Masksembles(), X, at={"layers.4": mt.Masksembles(scale=3.0)}, seed=0)
     assert set(masks_of(ens)) == {"layers.2.mask", "layers.4.mask"}
     assert "masks of 3 ones in 8" in {e.name: e.reason for e in ens.plan.converted}["layers.4"]
+
+
+class TiedCoder(nn.Module):
+    """An autoencoder with one layer, whose weight decodes too."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.code, self.bias = nn.Linear(30, width), nn.Parameter(torch.zeros(30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.code(x).relu(), self.code.weight.t(), self.bias)
+
+
+def test_where_no_layer_can_have_masks_the_way_out_is_another_method() -> None:
+    x = torch.randn(4, 30)
+    with pytest.raises(mt.ConversionError, match="nothing to mask") as refusal:
+        mt.ensemble(TiedCoder(), mt.Masksembles(members=4), x)
+    assert "fewest" not in str(refusal.value)
+    assert "mt.BatchEnsemble(members=4)" in str(refusal.value)
+    mt.ensemble(TiedCoder(), mt.BatchEnsemble(members=4), x)
+
+
+def test_narrow_layers_can_have_masks_with_fewest() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(4, 3)
+    with pytest.raises(mt.ConversionError, match=r"Masksembles\(fewest=2\) masks narrower layers"):
+        mt.ensemble(net, mt.Masksembles(members=2), x)
+    mt.ensemble(net, mt.Masksembles(members=2, fewest=2), x)

@@ -134,6 +134,8 @@ def _refusal_text(planned: Plan) -> str:
     lines = [f"{type(planned.method).__name__} cannot convert {len(planned.refused)} part(s) of {planned.model}:"]
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
     names = [entry.name for entry in planned.refused if entry.name]
-    if names and planned.method.keeps_layers and not any("tied to" in entry.reason for entry in planned.refused):
+    unhelped = ("tied to", "by the first batch")  # reasons that hold for a shared layer too
+    helps = not any(words in entry.reason for words in unhelped for entry in planned.refused)
+    if names and planned.method.keeps_layers and helps:
         lines.append(f"To let members share them instead:  ensemble(model, {planned.method}, x, keep={names})")
     return "\n".join(lines)

@@ -12,7 +12,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals, untie
-from multitudes.conversion.anatomy.structure import Structure, own_tensors, training_only
+from multitudes.conversion.anatomy.structure import Structure, own_tensors
+from multitudes.conversion.anatomy.training_run import TrainingRun, may_write, run_in_training
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
 from multitudes.engine.converted import Formed
@@ -142,7 +143,8 @@ class Draft:
             return network, dict.fromkeys(dict(named_tensors(network)), self.method.origin)
         seed = member_seed(self.given.seed, m)
         if self.given.factory is None:
-            return reinitialised(self.network, seed)
+            shared = dict(named_tensors(self.network)).keys() - self.owned - self.summed
+            return reinitialised(self.network, seed, shared=shared)
         network = self.method.prepare(self.given.with_model(build(self.given.factory, 1.0, seed), seed))
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.network, network))
         if ours != theirs:
@@ -196,12 +198,40 @@ def make_draft(
 
 
 def _without_unseen(draft: Draft, structure: Structure, kept: Sequence[str]) -> Draft:
-    """Refuses layers that run in training mode only, if members would share them: the method has not seen them."""
-    seen = {owning_module(name) for name in draft.owned | draft.summed}
-    unseen = training_only(structure, draft.given.seed) - seen
+    """Refuses layers that run in training mode only, if members would share them: the method has not seen them.
+
+    Refuses parameters that forward writes into, too, if members could not keep what it writes.
+    """
+    run = run_in_training(structure, draft.given.seed)
+    unseen = run.layers - {owning_module(name) for name in draft.owned | draft.summed}
     reason = "it runs in training mode only, where members would share it: let forward return its output in eval mode too"
-    refused = _refused(draft.network, dict.fromkeys(sorted(unseen), reason), kept)
-    return replace(draft, plan=replace(draft.plan, refused=refused)) if refused and draft.method.members > 1 else draft
+    shared = _refused(draft.network, dict.fromkeys(sorted(unseen), reason), kept) if draft.method.members > 1 else ()
+    refused = _refused(draft.network, _writes(draft, run), ()) or shared
+    return replace(draft, plan=replace(draft.plan, refused=refused)) if refused else draft
+
+
+def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:
+    """Names the modules whose parameters forward writes into in training mode, with the reason why members cannot."""
+    trainable = {name for name, parameter in draft.network.named_parameters() if parameter.requires_grad}
+    written, set_once = run.written & trainable & (draft.owned | draft.summed), run.set_once
+    if draft.method.shares_weights and may_write(draft.given.model):  # what forward writes into a formed weight is lost
+        plain = run_in_training(draft.given.structure, draft.given.seed)
+        set_once, written = set_once | plain.set_once, written | (plain.written - run.written)
+    reasons = {}
+    for name in sorted(written):
+        bounded = getattr(draft.network.get_submodule(owning_module(name)), "max_norm", None) is not None
+        instead = "compute with a changed copy (torch.nn.utils.parametrize), or set requires_grad_(False) if it does not train"
+        reasons[owning_module(name)] = (
+            f"forward writes into its {name.rpartition('.')[2]} in training mode, and that would be lost for members: "
+            f"{'set its max_norm to None' if bounded else instead}"
+        )
+    before = "let the factory call the network" if draft.given.factory else "call the model"
+    for name in sorted(set_once):
+        reasons[owning_module(name)] = (
+            f"forward sets its {name.rpartition('.')[2]} by the first batch in training mode, which members cannot: "
+            f"{before} once in training mode before, as in model.train()(x)"
+        )
+    return reasons
 
 
 def _refused(model: nn.Module, reasons: Mapping[str, str], kept: Sequence[str]) -> tuple[Entry, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
@@ -120,12 +120,21 @@ class Masksembles(Method):
                 f"at={sorted(given.at)}: these modules have no layer with masks; name linear layers, convolutions or attention"
             )
         if not any(isinstance(part, Masked) for part in new.modules()):
-            where = "after the first" if self.position == "before" else "before the last"
-            advice = "; Masksembles(fewest=2) masks narrower layers" if self.fewest > 2 else ""
-            raise ConversionError(f"nothing to mask: no layer {where} has {self.fewest} channels or more{advice}")
+            raise ConversionError(self._nothing_to_mask(called - left_out, axes, new))
         for layer, key, own in _sites(new, given.seed):
             layer.overlap[key] = overlap(_table(getattr(layer, key).numel(), self.members, layer.ones, own))
         return new
+
+    def _nothing_to_mask(self, layers: Collection[str], axes: Mapping[str, Any], network: nn.Module) -> str:
+        """Says why no layer has masks, and what to type instead; `layers` are those that could have masks."""
+        where = "after the first" if self.position == "before" else "before the last"
+        widest = max((self._width(network.get_submodule(name), axes.get(name, {})) for name in layers), default=0)
+        if widest < 2:
+            instead = "Use another method, such as mt.BatchEnsemble(members=4)"
+            return f"nothing to mask: no layer {where} has two channels or more. {instead}"
+        return (
+            f"nothing to mask: no layer {where} has {self.fewest} channels or more; Masksembles(fewest=2) masks narrower layers"
+        )
 
     @property
     def ratio(self) -> float:

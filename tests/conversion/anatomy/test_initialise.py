@@ -262,3 +262,68 @@ def test_orthogonal_matrices_differ_between_members() -> None:
     assert not torch.allclose(first, second) and not torch.allclose(first, layer.weight)
     for weight in (first, second):
         torch.testing.assert_close(weight @ weight.T, torch.eye(8), rtol=0, atol=1e-5)
+
+
+class Target(nn.Module):
+    """A slow copy of a layer, without gradients, and the start of another layer in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.slow, self.layer = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 16)
+        self.slow.load_state_dict(self.online.state_dict())
+        self.slow.requires_grad_(False)
+        self.register_buffer("start", self.layer.weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.online(x) - self.slow(x)
+        return h + F.linear(h, self.layer.weight - self.start) + self.layer.bias
+
+
+def test_copies_start_as_copies_in_every_member() -> None:
+    """As in networks that the constructor makes: there the output is the layer's bias at the start."""
+    ens = mt.ensemble(Target(), mt.Deep(members=3), torch.randn(4, 6), seed=0)
+    members = [ens.member(m) for m in range(3)]
+    for member in members:
+        assert torch.equal(member.slow.weight, member.online.weight) and torch.equal(member.slow.bias, member.online.bias)
+        assert torch.equal(member.start, member.layer.weight)
+        torch.testing.assert_close(member(torch.randn(2, 6)), member.layer.bias.expand(2, 16))
+    assert not torch.equal(members[0].slow.weight, members[1].slow.weight)
+
+
+def test_copies_in_a_thinned_network_start_as_copies() -> None:
+    thin = mt.resize(nn.Sequential(nn.Linear(6, 32), Mirror(32), nn.Linear(32, 3)), 0.5, torch.randn(4, 6), seed=0)
+    assert thin[1].one.weight.shape == (16, 16)
+    assert torch.equal(thin[1].one.weight, thin[1].two.weight)
+
+
+class Mirror(nn.Module):
+    """Two layers that start equal."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+        self.two.load_state_dict(self.one.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x).relu() + self.two(x)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_copy_of_a_shared_tensor_starts_as_that_tensor_if_it_does_not_train(frozen: bool) -> None:
+    """MultiHead's heads belong to members, and the layer that one of them was copied from does not."""
+
+    class Twin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head, self.slow = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+            self.slow.load_state_dict(self.body.state_dict())
+            self.slow.requires_grad_(not frozen)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).relu()) * self.slow(x)
+
+    net = Twin()
+    ens = mt.ensemble(net, mt.MultiHead(members=2), torch.randn(4, 6), seed=0, check=False)
+    for m in range(2):
+        assert torch.equal(ens.member(m).slow.weight, net.body.weight) == frozen
+    assert not torch.equal(ens.member(0).head.weight, ens.member(1).head.weight)

@@ -170,3 +170,168 @@ def test_weights_that_were_drawn_after_the_constructor_ran_keep_their_scale() ->
     thin = mt.resize(net, 0.5, ROWS, seed=0)
     assert thin.resizing.way == "its constructor"
     assert 2 < float(thin.read.weight.detach().std()) < 4.5
+
+
+def test_a_slope_behind_a_single_number_of_zero_is_not_lost() -> None:
+    """A branch that starts at zero by one number hides what its activation is."""
+
+    class Gated(nn.Module):
+        def __init__(self, width: int = 64, slope: float = 0.01) -> None:
+            super().__init__()
+            self.activation = functools.partial(F.leaky_relu, negative_slope=slope)
+            self.gain = nn.Parameter(torch.zeros(()))
+            self.read, self.head = nn.Linear(8, width), nn.Linear(width, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.read(x)
+            return self.head(h + self.gain * self.activation(h))
+
+    thin = mt.resize(Gated(slope=0.5), 0.5, ROWS, seed=0)
+    assert thin.activation.keywords["negative_slope"] == 0.5
+
+
+class Mixture(nn.Module):
+    """A mixture density network: the mean of 16 components."""
+
+    def __init__(self, hidden: int = 64, components: int = 16) -> None:
+        super().__init__()
+        self.hidden, self.components = hidden, components
+        self.read = nn.Linear(8, hidden)
+        self.shares, self.means = nn.Linear(hidden, components), nn.Linear(hidden, components)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.read(x))
+        return (self.shares(h).softmax(-1) * self.means(h)).sum(-1, keepdim=True)
+
+
+class Quantiles(nn.Module):
+    """The mean of 32 quantiles, without a softmax."""
+
+    def __init__(self, hidden: int = 64, components: int = 32) -> None:
+        super().__init__()
+        self.hidden, self.components = hidden, components
+        self.read, self.values = nn.Linear(8, hidden), nn.Linear(hidden, components)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values(F.relu(self.read(x))).mean(-1, keepdim=True)
+
+
+class Taps(nn.Module):
+    """A long filter for each channel, whose number of taps has a short name."""
+
+    def __init__(self, hidden: int = 48, components: int = 32) -> None:
+        super().__init__()
+        self.hidden, self.components = hidden, components
+        self.read, self.head = nn.Linear(8, hidden), nn.Linear(hidden, 5)
+        self.filter = nn.Parameter(torch.randn(hidden, components))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.read(x)[..., None] * self.filter).tanh().sum(-1))
+
+
+@pytest.mark.parametrize("build", [Mixture, Quantiles, Taps])
+def test_a_count_among_the_arguments_is_kept_and_the_widths_follow(build: Callable[[], nn.Module]) -> None:
+    """Each argument is left out in turn, until what is left changes widths alone."""
+    net = build()
+    thin = mt.resize(net, 0.5, ROWS, seed=0)
+    assert thin.resizing.way == "its constructor"
+    assert (thin.hidden, thin.components) == (net.hidden // 2, net.components)
+
+
+class Memory(nn.Module):
+    """Reads from 64 slots by a softmax."""
+
+    def __init__(self, slots: int = 64, width: int = 32) -> None:
+        super().__init__()
+        self.slots, self.width = slots, width
+        self.read, self.head = nn.Linear(8, width), nn.Linear(width, 3)
+        self.keys, self.values = nn.Linear(width, slots), nn.Linear(slots, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.read(x))
+        return self.head(h + self.values(self.keys(h).softmax(-1)))
+
+
+def test_slots_are_no_channels_and_the_advice_keeps_them() -> None:
+    with pytest.raises(mt.ConversionError, match="choose among 32 instead of 64") as refusal:
+        mt.resize(Memory(), 0.5, ROWS, seed=0)
+    assert "lambda ratio: Memory(width=round(32 * ratio))" in str(refusal.value)
+    thin = mt.resize(lambda ratio: Memory(width=round(32 * ratio)), 0.5, ROWS, seed=0)
+    assert thin.keys.weight.shape == (64, 16)
+
+
+class Gate(nn.Module):
+    """Heads with a gate each, split from a layer without a bias; either number may be the one that shrinks."""
+
+    def __init__(self, n_h: int = 8, size: int = 8) -> None:
+        super().__init__()
+        self.n_h, self.size = n_h, size
+        self.read, self.head = nn.Linear(8, n_h * size, bias=False), nn.Linear(n_h * size, 3)
+        self.gates = nn.Parameter(torch.randn(n_h, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x).view(*x.shape[:2], self.n_h, self.size)
+        return self.head(((h * self.gates).sum(-1, keepdim=True).sigmoid() * h).sum(1).flatten(1))
+
+
+def test_the_size_of_heads_shrinks_and_not_their_number() -> None:
+    thin = mt.resize(Gate(), 0.5, TOKENS, seed=0)
+    assert thin.gates.shape == (8, 4)
+
+
+class Kernels(nn.Module):
+    """Linear attention whose heads are split and at once moved before the tokens."""
+
+    def __init__(self, n_h: int = 8, size: int = 8) -> None:
+        super().__init__()
+        self.n_h, self.size = n_h, size
+        self.read, self.mix, self.head = (
+            nn.Linear(i, o) for i, o in ((8, n_h * size), (n_h * size, n_h * size), (n_h * size, 3))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mix(self.read(x)).view(*x.shape[:2], self.n_h, -1).transpose(1, 2).sigmoid()
+        return self.head((h @ (h.transpose(-1, -2) @ h)).transpose(1, 2).flatten(2).mean(1))
+
+
+class KernelsInCode(Kernels):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        heads, size = 8, 8
+        self.n_h = heads
+        self.read, self.mix, self.head = nn.Linear(8, heads * size), nn.Linear(heads * size, heads * size), nn.Linear(64, 3)
+
+
+class Together(Kernels):
+    """Queries, keys and values come from one layer."""
+
+    def __init__(self, n_h: int = 8, size: int = 8) -> None:
+        super().__init__(n_h, size)
+        self.mix = nn.Linear(n_h * size, 3 * n_h * size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(self.read(x)).view(*x.shape[:2], 3, self.n_h, -1).permute(2, 0, 3, 1, 4).sigmoid()
+        return self.head((q @ (k.transpose(-1, -2) @ v)).transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize("build", [Kernels, KernelsInCode, Together])
+def test_heads_that_are_split_and_moved_keep_their_number(build: Callable[[], nn.Module]) -> None:
+    thin = mt.resize(build(), 0.5, TOKENS, seed=0)
+    assert thin.n_h == 8
+    assert thin.mix.weight.shape[1] == 32
+
+
+def test_attention_over_channels_is_no_choice() -> None:
+    """Its maps are as large as the channels, and follow the width."""
+
+    class Channels(nn.Module):
+        def __init__(self, width: int = 32) -> None:
+            super().__init__()
+            self.width = width
+            self.read, self.head = nn.Linear(8, width), nn.Linear(width, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.read(x)
+            return self.head((h @ (h.transpose(1, 2) @ h).softmax(-1)).mean(1))
+
+    assert mt.resize(Channels(), 0.5, TOKENS, seed=0).width == 16

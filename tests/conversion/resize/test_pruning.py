@@ -21,8 +21,8 @@ import multitudes as mt
 from multitudes import models
 from multitudes.conversion.anatomy.structure import observe
 from multitudes.conversion.resize import pruning
-from multitudes.conversion.resize.audit import changed_outputs
-from multitudes.conversion.resize.pruning import Chooser, first_channels, width_of
+from multitudes.conversion.resize.audit import changed_outputs, width_of
+from multitudes.conversion.resize.pruning import Chooser, first_channels
 from multitudes.models.network import nearest
 
 LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -516,3 +516,22 @@ def test_the_width_of_a_layer() -> None:
     layers = [nn.Conv2d(2, 3, 1), nn.ConvTranspose1d(2, 4, 1), nn.Linear(2, 5), nn.Embedding(2, 6), nn.MultiheadAttention(8, 2)]
     assert [width_of(layer) for layer in layers] == [3, 4, 5, 6, 8]
     assert width_of(nn.ReLU()) == width_of(nn.LSTM(2, 3)) == width_of(nn.BatchNorm1d(4)) == 0
+
+
+class Hypernetwork(nn.Module):
+    """A network makes the weights of a layer."""
+
+    def __init__(self, secret: object) -> None:
+        super().__init__()
+        assert type(secret) is object  # its constructor cannot be run again
+        self.weights, self.head = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 16 * 6)), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.head(torch.einsum("boi,bi->bo", self.weights(z).view(-1, 16, 6), x).relu())
+
+
+def test_channels_that_multiply_without_end_are_refused_at_once() -> None:
+    """torch-pruning would follow more and more of them until the time is over."""
+    inputs = mt.Inputs(torch.randn(3, 6), torch.randn(3, 4))
+    with pytest.raises(mt.ConversionError, match="in a way that cannot be followed"):
+        mt.resize(Hypernetwork(object()), 0.5, inputs, seed=0, search_seconds=3)

@@ -343,3 +343,33 @@ def test_numbers_of_one_role_are_tried_together() -> None:
     assert split((("dims", 0), ("dims", 1))) == [(("dims", 0),), (("dims", 1),)]
     assert split((("a", 0, "out"), ("a", 1, "out"))) == []
     assert [is_head_count((name,)) for name in ("num_heads", "n_head", "head_dim", "heads")] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(("in_code", "most"), [(False, 6), (True, 12)], ids=["a width as argument", "widths in the code"])
+def test_a_constructor_runs_seldom(in_code: bool, most: int) -> None:
+    """It may be slow, or do more than to build: what was built once is not built again."""
+    runs: list[int] = []
+
+    class Argument(nn.Module):
+        def __init__(self, width: int = 64) -> None:
+            super().__init__()
+            runs.append(width)
+            self.width = width
+            self.read, self.middle, self.head = nn.Linear(9, width), nn.Linear(width, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.middle(self.read(x).relu()).relu())
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            runs.append(0)
+            self.read, self.middle, self.head = nn.Linear(9, 64), nn.Linear(64, 128), nn.Linear(128, 4)
+
+        forward = Argument.forward
+
+    net = Written() if in_code else Argument()
+    runs.clear()
+    ens = mt.ensemble(net, mt.Packed(members=4, alpha=2), torch.randn(3, 9), seed=0)
+    assert ens.template.resizing.way == "its constructor"
+    assert len(runs) <= most

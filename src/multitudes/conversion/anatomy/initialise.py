@@ -17,6 +17,8 @@ has no norms, only matrices are compared. For a resized model the comparison is 
 A parameter that was not drawn keeps its value, since authors initialise such parameters so: a constant (zeros, ones, a layer
 scale); and, if no rule fits, one whose values repeat (an identity) or that is frozen (sines and cosines). Buffers keep their
 values too, except for running statistics, which are reset.
+
+Tensors that start as copies of each other, as a target network or a stored start does, start so again.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +40,9 @@ from multitudes.conversion.anatomy.structure import is_norm, own_tensors
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, join_name, named_parts, named_tensors
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
+
+FIRST = 8
+"""Entries by which tensors that may be equal are found."""
 
 
 def check_model(model: Any) -> None:
@@ -149,12 +154,17 @@ def _some(tensor: Tensor) -> Tensor:
 
 
 def reinitialised(
-    model: nn.Module, seed: int, resized_from: nn.Module | None = None, only: Collection[str] | None = None
+    model: nn.Module,
+    seed: int,
+    resized_from: nn.Module | None = None,
+    only: Collection[str] | None = None,
+    shared: Collection[str] = (),
 ) -> tuple[nn.Module, dict[str, str]]:
     """Returns a freshly initialised copy of the model, and the rule by which each tensor was initialised.
 
     resized_from  the model that `model` was thinned from: it decides which rule initialises a tensor
     only          the modules whose own tensors are wanted: the others get no values, on the meta device; None for all
+    shared        tensors that will keep their given values: copies of them keep these too
     """
     before = dict(named_tensors(model))
     new = detached_copy(model, {}) if only is None else _with_values_of(model, only)
@@ -183,7 +193,35 @@ def reinitialised(
             if isinstance(part, _NormBase):
                 part.reset_running_stats()
                 rules.update((join_name(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
+        for name, copies in copies_in(start.given).items():
+            if name in shared:  # a trainable copy must start apart in each member
+                copies = [copy for copy in copies if not before[copy].requires_grad]
+            _copy_again(name, copies, before if name in shared else dict(named_tensors(new)), new, rules)
     return new, rules
+
+
+def copies_in(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Names trainable tensors, and for each the other tensors with the same values. Constants are left out."""
+    alike: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel() > 1 and not tensor.is_meta:
+            alike.setdefault((tensor.shape, tensor.dtype, *tensor.detach().flatten()[:FIRST].tolist()), []).append(name)
+    copies: dict[str, list[str]] = {}
+    for names in alike.values():
+        first = next((name for name in names if tensors[name].requires_grad), None)
+        if first is not None and len(names) > 1 and not is_constant(tensors[first]):
+            same = [name for name in names if name != first and torch.equal(tensors[name], tensors[first])]
+            copies.update({first: same} if same else {})
+    return copies
+
+
+def _copy_again(name: str, copies: Sequence[str], values: Mapping[str, Tensor], new: nn.Module, rules: dict[str, str]) -> None:
+    """Gives the copies of a tensor the value that it starts with."""
+    tensors, value = dict(named_tensors(new)), values[name].detach()
+    for other in copies:
+        if tensors[other].shape == value.shape and not tensors[other].is_meta and not value.is_meta:
+            tensors[other].copy_(value)
+            rules[other] = f"a copy of {name}, as in the given model"
 
 
 def _start_parametrization(name: str, part: ParametrizationList, rules: dict[str, str]) -> None:

@@ -265,22 +265,6 @@ def probe_of(structure: Structure) -> nn.Module:
     return copy_with(structure.model, values).eval()
 
 
-def training_only(structure: Structure, seed: int) -> set[str]:
-    """Names the layers that run in training mode but not in eval mode, such as an auxiliary head."""
-    probe = probe_of(structure).train()
-    called: set[str] = set()
-    for name, module in probe.named_modules():
-        if is_layer(module):
-            module.register_forward_pre_hook(lambda _, __, name=name: called.add(name))
-    call = structure.inputs.refill([tensor.detach().clone() for tensor in structure.inputs.tensors()])
-    try:
-        with torch.no_grad(), seeded(seed):
-            probe(*call.args, **call.kwargs)
-    except Exception:  # a network that does not train on the example
-        return set()
-    return called - structure.order.keys()
-
-
 def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
     """Observes a model on the user's example. Raises InputError if the model fails on it."""
     try:

@@ -10,10 +10,11 @@ from torch import nn
 
 from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.resize.constants import Path
-from multitudes.conversion.resize.constructors import recipe_of, timm_architecture, timm_recipe
+from multitudes.conversion.resize.constructors import is_known, recipe_of, timm_architecture, timm_recipe
 from multitudes.conversion.resize.pruning import ADVICE, is_transformers
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.widths import Search
+from multitudes.errors import ConversionError
 from multitudes.models.network import Network
 
 STREAM = "Its output is its residual stream"
@@ -31,10 +32,20 @@ def advice(structure: Structure, factory: Any = None) -> str:
         return text
     try:
         recipe = recipe_of(structure, factory)
-        call = written(model, recipe, Search(recipe, structure).alone()) if recipe is not None else ""
+        call = (
+            written(model, recipe, _widths(Search(recipe, structure, guessed=not is_known(model, factory)))) if recipe else ""
+        )
     except Exception:  # of a constructor; then the general line is given
         call = ""
     return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else ADVICE
+
+
+def _widths(search: Search) -> Collection[Path]:
+    """Returns the widths that a search finds, without those that change more than widths; if none are left, with these."""
+    try:
+        return search.widths().paths
+    except ConversionError:
+        return search.alone()
 
 
 def _stream(structure: Structure) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,23 @@ HIDDEN = ("hidden_state", "past_key_values", "mems")
 Maps = list[tuple[int, int, int]]
 """A triple per attention: number of maps (rows × heads), their height and width."""
 
-Run = tuple[Any, Maps]
-"""An output in eval mode, and the attention maps on the way."""
+CHOICES = ("_softmax", "_log_softmax", "logsumexp", "topk", "argmax", "argmin")
+"""Operations that weigh the entries of an axis against each other, or choose among them: experts, components, slots, codes."""
+
+
+RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+
+
+class Run(NamedTuple):
+    """What a network does in eval mode."""
+
+    output: Any
+    maps: Maps
+    """The attention maps on the way."""
+    choices: list[int]
+    """Of each operation that chooses, the number of entries it chooses among."""
+    splits: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    """The shapes before and after each reshape that splits an axis."""
 
 
 def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
@@ -40,10 +55,10 @@ def changed_outputs(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterato
 
 def changed_run(run: Run, new_run: Run) -> list[str]:
     """Lists what differs between the runs of two networks: see `changed_outputs`."""
-    (before, heads), (after, heads_now) = run, new_run
     changes = []
-    outputs = dict(tree.leaves(after))
-    for name, tensor in _fixed(before).items():
+    heads, heads_now = run.maps, new_run.maps
+    outputs = dict(tree.leaves(new_run.output))
+    for name, tensor in _fixed(run.output).items():
         shape = getattr(outputs.get(name), "shape", None)
         if shape != tensor.shape:
             where = f"the output {name}" if name else "the output"
@@ -52,6 +67,12 @@ def changed_run(run: Run, new_run: Run) -> list[str]:
         changes.append(
             f"attention would have another number of heads: softmax over {_heads(heads_now)} maps instead of {_heads(heads)}"
         )
+    for before, after in zip(run.choices, new_run.choices, strict=False):
+        if before != after:
+            changes.append(
+                f"it would choose among {after} instead of {before} (by a softmax, topk or argmax): a count is no width"
+            )
+            break
     return changes
 
 
@@ -72,20 +93,22 @@ def _heads(maps: Maps) -> str:
 
 
 def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
-    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps."""
-    softmaxes, call = _SoftmaxShapes(), fresh_inputs(inputs)
+    """Runs a network, or by default a copy of it, in eval mode, and records its attention maps, choices and splits."""
+    shapes, call = _Shapes(), fresh_inputs(inputs)
     probe = detached_copy(net, {}) if copied else net
-    with torch.no_grad(), plain_attention(), softmaxes:
+    with torch.no_grad(), plain_attention(), shapes:
         output = probe.eval()(*call.args, **call.kwargs)
-    return output, softmaxes.maps
+    return Run(output, shapes.maps, shapes.choices, shapes.splits)
 
 
-class _SoftmaxShapes(Listening):
-    """Records the shape of every softmax over attention maps, plain or inside an attention kernel."""
+class _Shapes(Listening):
+    """Records the shape of every softmax over attention maps, plain or inside an attention kernel, of choices and splits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maps: Maps = []
+        self.choices: list[int] = []
+        self.splits: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._overloadpacket.__name__
@@ -94,7 +117,29 @@ class _SoftmaxShapes(Listening):
             self.maps.append((math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]))
         elif name in ("_softmax", "_safe_softmax") and args[0].ndim > 2 and args[1] % args[0].ndim >= args[0].ndim - 2:
             self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
-        return func(*args, **(kwargs or {}))
+        if name in CHOICES and (count := _choice(name, args)):
+            self.choices.append(count)
+        result = func(*args, **(kwargs or {}))
+        if name in RESHAPES and result.ndim > args[0].ndim:
+            self.splits.append((tuple(args[0].shape), tuple(result.shape)))
+        return result
+
+
+def _choice(name: str, args: Any) -> int:
+    """Returns the number of entries that an operation chooses among; 0 for attention over channels, which follow the width.
+
+    That is a softmax over one of the last axes of heads, or over a square map.
+    """
+    place = 2 if name == "topk" else 1
+    axis = args[place] if len(args) > place else -1
+    axis = axis[0] if isinstance(axis, (list, tuple)) and len(axis) == 1 else axis
+    shape = args[0].shape
+    if not isinstance(axis, int) or not shape:
+        return 0
+    axis %= len(shape)
+    last = axis >= len(shape) - 2
+    attends = name == "_softmax" and last and (len(shape) > 3 or (len(shape) == 3 and shape[1] == shape[2]))
+    return 0 if attends else int(shape[axis])
 
 
 def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[int]], inputs: Inputs) -> Iterator[str]:
@@ -125,6 +170,14 @@ def reads_wrong_channels(model: nn.Module, new: nn.Module, read: dict[str, list[
             yield "kept weights would multiply other channels than in the given model"
 
 
+def width_of(layer: nn.Module) -> int:
+    """Returns the number of output channels of a layer; 0 if it has no such number."""
+    for name in ("out_channels", "out_features", "embedding_dim", "embed_dim"):
+        if isinstance(width := getattr(layer, name, None), int):
+            return width
+    return 0
+
+
 def inputs_of(layer: Any) -> int:
     """Returns the number of input channels of a linear layer or convolution."""
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
@@ -144,7 +197,7 @@ def _mute_inputs(layer: Any, channels: list[int]) -> None:
 
 def _modules_with_attention(model: nn.Module, inputs: Inputs) -> list[nn.Module]:
     """Lists the innermost modules whose forward computes attention."""
-    net, softmaxes, call = detached_copy(model, {}).eval(), _SoftmaxShapes(), fresh_inputs(inputs)
+    net, softmaxes, call = detached_copy(model, {}).eval(), _Shapes(), fresh_inputs(inputs)
     innermost: list[nn.Module] = []
     maps_before: list[int] = []
 
@@ -270,3 +323,17 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__qualname__", None)
+
+
+def without_constants(model: nn.Module) -> nn.Module:
+    """Copies a model and moves its constant parameters, such as a branch of zeros, behind which a change would hide.
+
+    They grow: a single number may be a temperature, which must not become negative.
+    """
+    moved = detached_copy(model, {})
+    generator = torch.Generator().manual_seed(0)
+    for parameter in moved.parameters():
+        values = parameter.detach()
+        if values.is_floating_point() and values.numel() and bool((values == values.flatten()[0]).all()):
+            values.add_(0.1 * torch.randn(values.shape, generator=generator).abs().to(values))
+    return moved

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from multitudes.conversion.anatomy.structure import Structure, last_layers
-from multitudes.conversion.resize.audit import changes_lost, run_of
-from multitudes.conversion.resize.pruning import is_transformers, width_of
+from multitudes.conversion.resize.audit import changes_lost, run_of, width_of, without_constants
+from multitudes.conversion.resize.pruning import is_transformers
 from multitudes.conversion.resize.recipe import Recipe, bound, fields, holds_weights, recorded
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
@@ -140,12 +140,12 @@ class _Fit:
         with seeded(0):
             twin = recipe.build({}, tensors[0].device)
         twin = twin.to(dtype=tensors[0].dtype) if tensors[0].is_floating_point() else twin
-        moved = _without_constants(model)
+        moved = without_constants(model)
         twin.load_state_dict(moved.state_dict())
         outputs: list[list[torch.Tensor]] = []
         for net in (moved, twin):
             with seeded(0):
-                outputs.append(tree.tensors(run_of(net, inputs)[0]))
+                outputs.append(tree.tensors(run_of(net, inputs).output))
             outputs[-1] += _trained(net, inputs)
         same = [torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(*outputs, strict=False)]
         if len(outputs[0]) != len(outputs[1]) or not all(same):
@@ -241,17 +241,6 @@ class _Fit:
         """Lists the lengths of containers in the model: numbers of blocks or stages."""
         kinds = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
         return sorted({len(part) for part in self.structure.model.modules() if isinstance(part, kinds)})
-
-
-def _without_constants(model: nn.Module) -> nn.Module:
-    """Copies a model and moves its constant parameters, such as a branch of zeros, behind which a change would hide."""
-    moved = detached_copy(model, {})
-    generator = torch.Generator().manual_seed(0)
-    for parameter in moved.parameters():
-        values = parameter.detach()
-        if values.is_floating_point() and values.numel() > 1 and bool((values == values.flatten()[0]).all()):
-            values.add_(0.1 * torch.randn(values.shape, generator=generator).to(values))
-    return moved
 
 
 def _trained(net: nn.Module, inputs: Inputs) -> list[torch.Tensor]:

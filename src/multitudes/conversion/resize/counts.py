@@ -6,17 +6,17 @@ runs too. What cannot be told from a count is reported.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from multitudes.conversion.resize.pruning import width_of
+from multitudes.conversion.resize.audit import run_of, width_of
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import named_tensors, owning_module
-from multitudes.engine.program import Program, Tracer
+from multitudes.engine.program import Tracer
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 ROUNDED = 4
@@ -43,14 +43,15 @@ def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: floa
             before, after = part.weight.shape[1], other.weight.shape[1]
             if ratio < 1 and after < 0.75 * ratio * before - ROUNDED:
                 yield f"{name} would read {after} inputs instead of {before}: two of the numbers that make them shrink"
+    splits, splits_now = run_of(model, inputs).splits, run_of(new, inputs).splits
+    if any(_fewer_heads(*pair, *pair_now) for pair, pair_now in zip(splits, splits_now, strict=False)):
+        yield "it may have another number of heads: where channels are split, their size stays and their number shrinks"
     try:
         full, thin = Tracer(model).program(inputs), Tracer(new).program(inputs)
     except Exception:  # values decide what runs
         return
     if full.names != thin.names:
         yield f"it would run {len(thin.names)} operations instead of {len(full.names)}, so a number of steps follows the width"
-    elif any(_fewer_heads(*pair) for pair in _steps(full, thin)):
-        yield "it may have another number of heads: where channels are split, their size stays and their number shrinks"
 
 
 def _changed_loose(model: nn.Module, new: nn.Module, in_code: bool) -> Iterator[str]:
@@ -77,19 +78,32 @@ def _may_change(shape: Sequence[int], changed: set[int], widths: Collection[int]
     return not in_code and changed < {axis for axis, size in enumerate(shape) if size > 1}
 
 
-def _steps(full: Program, thin: Program) -> Iterator[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]]:
-    """Yields shapes before and after each operation, in both networks."""
-    shapes = [(a[0], b[0]) for a, b in zip(full.shapes, thin.shapes, strict=True) if a and b]
-    for before, after in itertools.pairwise(shapes):
-        yield (*before, *after)
+def _fewer_heads(given: Sequence[int], split: Sequence[int], thin: Sequence[int], thin_split: Sequence[int]) -> bool:
+    """Whether an axis of channels is split so that its last part, the size of a head, stays and the one before shrinks.
 
-
-def _fewer_heads(given: Sequence[int], thin: Sequence[int], split: Sequence[int], thin_split: Sequence[int]) -> bool:
-    """Whether an axis of channels becomes two, of which the first shrinks and the second, the size of a head, stays."""
-    if len(split) != len(given) + 1 or len(given) != len(thin) or len(split) != len(thin_split):
+    What stands before these two, as the three of queries, keys and values, stays too.
+    """
+    parts, thin_parts = _regrouped(given, split), _regrouped(thin, thin_split)
+    if len(parts) != len(thin_parts) or len(split) != len(thin_split):
         return False
-    for axis, (size, now) in enumerate(zip(given, thin, strict=True)):
-        is_split = [*split[:axis], size, *split[axis + 2 :]] == [*given] and split[axis] * split[axis + 1] == size
-        if is_split and size != now and split[axis + 1] > 1:
-            return split[axis] != thin_split[axis] and split[axis + 1] == thin_split[axis + 1]
+    for (_, inner), (_, now) in zip(parts, thin_parts, strict=True):
+        if len(inner) == len(now) > 1 and inner[-1] == now[-1] > 1 and inner[-2] != now[-2] and inner[:-2] == now[:-2]:
+            return True
     return False
+
+
+def _regrouped(given: Sequence[int], split: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns for each axis of a tensor the axes that it is split into by a reshape; nothing if it is none.
+
+    Axes of one entry are left out.
+    """
+    parts: list[tuple[int, tuple[int, ...]]] = []
+    rest = [size for size in split if size > 1]
+    for size in [size for size in given if size > 1]:
+        inner: list[int] = []
+        while rest and math.prod(inner) < size:
+            inner.append(rest.pop(0))
+        if math.prod(inner) != size:
+            return []
+        parts.append((size, tuple(inner)))
+    return [] if rest else parts

@@ -22,10 +22,19 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
-from multitudes.conversion.resize.audit import changed_outputs, fails_in_training, inputs_of, reads_wrong_channels, run_of
+from multitudes.conversion.resize.audit import (
+    changed_outputs,
+    fails_in_training,
+    inputs_of,
+    reads_wrong_channels,
+    run_of,
+    width_of,
+)
+from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
+from multitudes.engine.program import Tracer
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
 
@@ -70,14 +79,14 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     ends = last_layers(structure)[0]
-    if is_transformers(model) and run_of(model, inputs)[1]:  # finding its channels may take forever
+    if is_transformers(model) and run_of(model, inputs).maps:  # finding its channels may take forever
         raise ConversionError(
             f"{type(model).__name__} cannot be thinned by channels: its attention is from the transformers library.\n{ADVICE}"
         )
     expected: dict[str, int] = {name: width_of(model.get_submodule(name)) for name in ends}
     wrong = []
     try:
-        with warnings.catch_warnings(), deadline(seconds):
+        with warnings.catch_warnings(), deadline(seconds, _largest(model, inputs)):
             warnings.filterwarnings("ignore", module="torch_pruning")  # its guesses are checked afterwards
             read = _thin(new, ratio, inputs, ends, expected, choose)
     except OutOfTimeError:
@@ -91,6 +100,8 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
         wrong = wrong or [*_tie_again(model, new), *_wrong(structure, new, expected)]
         if choose is not first_channels and not wrong:
             wrong = list(reads_wrong_channels(model, new, read, inputs))
+        elif not wrong:
+            wrong = list(stale_numbers(model, new, inputs))
     except Exception as error:  # the thinned network may raise anything
         wrong = [f"the thinned network does not run: {type(error).__name__}: {error}"]
     if wrong:
@@ -108,17 +119,37 @@ class OutOfTimeError(Exception):
     """A computation has taken longer than it may."""
 
 
+class LostTrackError(Exception):
+    """torch-pruning counts more channels than the network has entries: products of activations make them multiply."""
+
+
+def _largest(model: nn.Module, inputs: Inputs) -> float:
+    """Returns the most channels that there can be: the entries of a row of an activation, or a side of a weight."""
+    try:
+        shapes = [shape for shapes in Tracer(model).program(inputs).shapes for shape in shapes]
+    except Exception:  # values decide what runs
+        return math.inf
+    sides = [size for parameter in model.parameters() for size in parameter.shape]
+    rows = max(len(inputs.tensors()[0]) if inputs.tensors()[0].ndim else 1, 1)
+    return max([*sides, *(math.prod(shape) // rows for shape in shapes)], default=math.inf)
+
+
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float, most: float = math.inf) -> Iterator[None]:
     """Ends the computation in a with-block by OutOfTimeError after some seconds, at the next call of a Python function.
 
-    No thread or signal is needed. Under a profiler, which needs the same hook of Python, there is no deadline.
+    Ends it by LostTrackError as soon as torch-pruning follows more than `most` channels, which it would do for hours. No thread
+    or signal is needed. Under a profiler, which needs the same hook of Python, there is no deadline.
     """
     end = time.thread_time() + seconds
 
     def check(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and time.thread_time() > end:
+        if event != "call":
+            return
+        if time.thread_time() > end:
             raise OutOfTimeError
+        if frame.f_code.co_filename.endswith("index_mapping.py") and len(frame.f_locals.get("idxs", ())) > most:
+            raise LostTrackError
 
     if sys.getprofile() is not None:
         yield
@@ -223,14 +254,6 @@ def _prune(graph: Any, group: ChannelGroup, keep: int, choose: Chooser, read: di
     for (norm, removed), tensors in zip(norms, before, strict=True):  # torch-pruning shuffles the remaining channels of a norm
         for key, tensor in tensors.items():
             getattr(norm, key).data = tensor.detach()[[c for c in range(len(tensor)) if c not in removed]]
-
-
-def width_of(layer: nn.Module) -> int:
-    """Returns the number of output channels of a layer; 0 if it has no such number."""
-    for name in ("out_channels", "out_features", "embedding_dim", "embed_dim"):
-        if isinstance(width := getattr(layer, name, None), int):
-            return width
-    return 0
 
 
 def _tie_again(model: nn.Module, new: nn.Module) -> Iterator[str]:

@@ -10,9 +10,10 @@ Widths are rounded to the nearest positive multiple of their divisor; the number
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -21,20 +22,28 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from multitudes.conversion.anatomy.initialise import build, check_model, is_constant, reinitialised, takes_ratio
+from multitudes.conversion.anatomy.initialise import build, check_model, copies_in, is_constant, reinitialised, takes_ratio
 from multitudes.conversion.anatomy.refusals import refusals
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers, run_example
 from multitudes.conversion.resize.advice import advice
-from multitudes.conversion.resize.audit import changed_outputs, changes_lost, fails_in_training, kinds_of, without_channels
+from multitudes.conversion.resize.audit import (
+    changed_outputs,
+    changes_lost,
+    fails_in_training,
+    kinds_of,
+    width_of,
+    without_channels,
+)
 from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import is_known, recipe_of, way_of
 from multitudes.conversion.resize.counts import changed_counts, changed_tables
-from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_of
+from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned
 from multitudes.conversion.resize.recipe import Recipe
-from multitudes.conversion.resize.roles import is_head_count
+from multitudes.conversion.resize.roles import groups, is_head_count
+from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
 from multitudes.engine.inputs import checked_example
-from multitudes.engine.modules import Factory, copy_with, named_tensors
+from multitudes.engine.modules import Factory, copy_with, named_tensors, owning_module
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
@@ -45,6 +54,10 @@ ENOUGH = 64
 """Entries of a tensor above which its standard deviation means something."""
 FEW = 0.1
 """The share of weights in layers whose width no argument sets, up to which such a network is still resized."""
+
+
+ARGUMENTS = 6
+"""The most widths among the arguments of an unknown class of which each is left out in turn, since it may be a count."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +186,8 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     """Finds what a model was built with, and yields choices of widths in it, the likely ones first.
 
     These are widths among its arguments, then with the numbers in the code that it runs; each time, if multipliers are among
-    them, also without multipliers, which some constructors treat in their own way if they are below 1.
+    them, also without multipliers, which some constructors treat in their own way if they are below 1. Arguments of an unknown
+    class may be counts: then each of them is also left out in turn.
     """
     if factory is not None and factory in _REPLAYS:
         yield _REPLAYS[factory]
@@ -181,18 +195,28 @@ def _replays_of(structure: Structure, factory: Any) -> Iterator[Replay]:
     recipe = recipe_of(structure, factory)
     if recipe is None:
         raise ConversionError("what it was built with is not known")
-    failure, multiplied = None, True
+    guessed = not is_known(structure.model, factory)
+    failure, built = None, None
+    multiplied = any(isinstance(value, float) for value in recipe.numbers().values())
     for code, fractions in itertools.product((False, True), (True, False)):
         if not fractions and not multiplied:
             continue
-        try:
-            recipe = recipe.with_code() if code and not recipe.functions else recipe
-            search = Search(recipe, structure, fractions=fractions)
-            widths = search.widths()
-            multiplied = any(isinstance(value, float) for value in widths.paths.values())
+        left_out: list[frozenset[Path]] = [frozenset()]
+        for without in left_out:
+            try:
+                recipe = recipe.with_code() if code and not recipe.functions else recipe
+                search = Search(recipe, structure, fractions=fractions, guessed=guessed, without=without, built=built)
+                built = search.full
+                widths = search.widths()
+            except ConversionError as error:
+                failure = failure if without else failure or error
+                continue
             yield Replay(recipe, search, widths)
-        except ConversionError as error:
-            failure = failure or error
+            if without:
+                continue
+            multiplied = any(isinstance(value, float) for value in widths.paths.values())
+            if guessed and not code and len(groups(widths.paths)) <= ARGUMENTS:
+                left_out += [frozenset(group) for group in groups(widths.paths)]
     if failure is not None:
         raise failure
 
@@ -204,16 +228,13 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
     model = structure.model
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     failures: list[str] = []
-    for replay in _replays_of(structure, factory):
-        widths = replay.widths
+    replays = _replays_of(structure, factory)
+    while (replay := _next(replays, failures)) is not None:
         try:
-            changes = replay.changes(ratio)
             with seeded(seed):
-                new = _in_place_of(model, replay.recipe.build(changes, device))
-            problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
-            in_code = bool(replay.recipe.functions)
-            if not problems and (in_code or not is_known(model, factory)):
-                problems = list(changed_counts(model, new, structure.inputs, ratio, in_code))
+                new = replay.recipe.build(replay.changes(ratio), device)
+            new = _in_place_of(model, new, functools.partial(_built, replay.recipe, device, seed))
+            problems = list(_replay_problems(structure, factory, replay, new, ratio))
         except ConversionError as error:
             problems = [str(error)]
         if not problems:
@@ -221,9 +242,31 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
                 _REPLAYS[factory] = replay
             if not is_known(model, factory) and _starts_otherwise(model, new):
                 new = reinitialised(new, seed, resized_from=model)[0]
-            return reported(structure, new, ratio, way_of(model, factory), widths.note)
+            return reported(structure, new, ratio, way_of(model, factory), replay.widths.note)
         failures += problems[:3]
-    raise ConversionError("; ".join(failures[:3]))
+    raise ConversionError("; ".join(list(dict.fromkeys(failures))[:3]))
+
+
+def _next(replays: Iterator[Replay], failures: list[str]) -> Replay | None:
+    """Returns the next choice of widths; None at the end. Raises what hinders the search if no choice has failed before."""
+    try:
+        return next(replays, None)
+    except ConversionError:
+        if not failures:
+            raise
+        return None
+
+
+def _replay_problems(structure: Structure, factory: Any, replay: Replay, new: nn.Module, ratio: float) -> Iterator[str]:
+    """Reports the first kind of problem with a network that was built again: wrong widths, then counts, then stale numbers."""
+    model, inputs, widths = structure.model, structure.inputs, replay.widths
+    in_code = bool(replay.recipe.functions)
+    problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
+    if not problems and (in_code or not is_known(model, factory)):
+        problems = list(changed_counts(model, new, inputs, ratio, in_code))
+    if not problems and in_code:
+        problems = list(stale_numbers(model, new, inputs))
+    yield from problems
 
 
 def _starts_otherwise(model: nn.Module, new: nn.Module) -> bool:
@@ -247,7 +290,7 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
             new, same = model.resized(ratio), model.resized(1.0)
         except Exception as error:  # the constructor of a subclass may raise anything
             raise ConversionError(f"{type(error).__name__}: {error}") from error
-    thin = _in_place_of(model, new)
+    thin = _in_place_of(model, new, lambda: same)
     problems = list(changes_lost(model, same)) or list(_problems(structure, thin, ratio))
     if problems:
         raise ConversionError("; ".join(problems[:3]))
@@ -278,12 +321,20 @@ def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
-def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
+def _built(recipe: Recipe, device: torch.device, seed: int) -> nn.Module:
+    """Builds the network of a recipe at its own width."""
+    with seeded(seed):
+        return recipe.build({}, device)
+
+
+def _in_place_of(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]) -> nn.Module:
     """Moves the new model to the device, dtypes and modes of the given one, and freezes the same parameters.
 
-    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values.
+    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values;
+    but not a buffer that the constructor computes: `same`, which builds the network at its own width, gives it the given value.
     """
     tensors = dict(named_tensors(model))
+    computed = _computed_buffers(model, new, same)
     for name, new_tensor in named_tensors(new):
         if name not in tensors:
             continue
@@ -293,8 +344,12 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
         is_parameter = isinstance(new_tensor, nn.Parameter)
         if is_parameter and tensor.numel() > 1 and is_constant(tensor) and not new_tensor.is_meta:
             new_tensor.data.fill_(tensor.flatten()[0])
-        elif not is_parameter and new_tensor.shape == tensor.shape:
+        elif not is_parameter and new_tensor.shape == tensor.shape and name not in computed:
             new_tensor.data.copy_(tensor)
+    fresh = dict(named_tensors(new))
+    for name, copies in copies_in(tensors).items():
+        for other in [n for n in copies if n in fresh and name in fresh and fresh[n].shape == fresh[name].shape]:
+            fresh[other].data.copy_(fresh[name])
     for part in new.modules():
         if isinstance(part, _NormBase):
             part.reset_running_stats()
@@ -302,6 +357,25 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
     for name, part in new.named_modules():
         part.training = modes.get(name, model.training)
     return new
+
+
+def _computed_buffers(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]) -> set[str]:
+    """Names the buffers that have another value at the new width, as 1/√width has, and that a constructor computes."""
+    norms = {name for name, part in model.named_modules() if isinstance(part, _NormBase)}
+    given = {name: buffer for name, buffer in model.named_buffers() if owning_module(name) not in norms}
+    theirs = dict(new.named_buffers())
+    differ = [name for name, buffer in given.items() if name in theirs and _differ(buffer, theirs[name])]
+    if not differ:
+        return set()
+    full = dict(same().named_buffers())
+    return {name for name in differ if name in full and not _differ(given[name], full[name])}
+
+
+def _differ(buffer: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two buffers of the same shape have other values."""
+    if buffer.shape != other.shape or buffer.is_meta or other.is_meta:
+        return False
+    return not torch.equal(buffer, other.to(buffer.device, buffer.dtype))
 
 
 def _problems(

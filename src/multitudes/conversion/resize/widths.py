@@ -23,9 +23,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize import constants
-from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of
+from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of, width_of
 from multitudes.conversion.resize.constants import Path, Place
-from multitudes.conversion.resize.pruning import width_of
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
@@ -72,11 +71,19 @@ class Search:
     """How long it may take."""
     fractions: bool = True
     """Whether fractions may be widths; some constructors treat multipliers below 1 in their own way."""
+    guessed: bool = False
+    """Whether the arguments are those of an unknown class: then last layers keep their width, even if outputs add it up."""
+    without: frozenset[Path] = frozenset()
+    """Numbers that are no widths."""
+    built: nn.Module | None = field(default=None, repr=False)
+    """The network of the recipe on the meta device, if an earlier search has built it."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.full = self.recipe.build({}, META)
+        self.full = self.recipe.build({}, META) if self.built is None else self.built
+        self.latest: tuple[Any, nn.Module | None] = None, None
+        """The changes and the device of the latest network with other numbers, and the network: often it is asked for again."""
         self.numbers = self.recipe.numbers()
         self.shapes = shapes_of(self.full)
         self.parameters = {name for name, _ in self.full.named_parameters()}
@@ -93,8 +100,8 @@ class Search:
         self.single: dict[Path, Dims | None] = {}
         """The effects of numbers in code, each alone."""
         assert self.before is not None
-        outputs = {size for shape in fixed_outputs(self.before[0]) for size in shape}
-        self.ends = {end for end in self.ends if width_of(self.full.get_submodule(end)) in outputs}
+        outputs = {size for shape in fixed_outputs(self.before.output) for size in shape}
+        self.ends = {end for end in self.ends if self.guessed or width_of(self.full.get_submodule(end)) in outputs}
 
     def widths(self) -> Widths:
         """Finds the widths. Raises ConversionError if there are none."""
@@ -242,6 +249,11 @@ class Search:
         """Builds the network with other numbers; None if the constructor fails or makes other modules."""
         if self._left() < 0:
             raise ConversionError(f"finding its widths takes more than {self.seconds:g} s")
+        if self.latest[0] != (changes, device):
+            self.latest = (changes, device), self._new(changes, device)
+        return self.latest[1]
+
+    def _new(self, changes: dict[Path, Any], device: torch.device) -> nn.Module | None:
         try:
             net = self.recipe.build(changes, device)
         except Exception:  # constructors may raise anything
@@ -433,7 +445,7 @@ class Search:
         """Whether some number of a group divides the width of a tensor, or is a fraction of usual size."""
         for path in group:
             value = self.numbers[path]
-            if is_head_count(path) or is_expert_count(path):
+            if is_head_count(path) or is_expert_count(path) or path in self.without:
                 continue
             if isinstance(path, Place):
                 return True

@@ -267,9 +267,10 @@ class Patching:
             layer: Any = new.get_submodule(name)
             keys = tuple(key for key, p in layer._parameters.items() if p is not None)
             shapes = {key: tuple(layer._parameters[key].shape) for key in keys}
+            norm = is_norm(layer)  # with components its tensors are no vectors any more
             for key in keys:
-                own = [start[join_name(name, key)] for start in starts if start and not is_norm(layer)]
-                value = self._started(layer, key, own, stored, member_seed(seed, stored + places[f"{name}.{key}"]))
+                own = [start[join_name(name, key)] for start in starts if start and not norm]
+                value = self._started(layer, key, own, norm, stored, member_seed(seed, stored + places[f"{name}.{key}"]))
                 old = layer._parameters[key]
                 layer._parameters[key] = nn.Parameter(value.to(old), requires_grad=old.requires_grad)
             probabilities = None if self.probabilities is None else tuple(self.probabilities)
@@ -303,12 +304,11 @@ class Patching:
             copies = [reinitialised(model, seed)[0] for seed in seeds]
         return [dict(copy.named_parameters(remove_duplicate=False)) for copy in copies]
 
-    def _started(self, layer: nn.Module, key: str, own: list[Tensor], stored: int, seed: int) -> Tensor:
+    def _started(self, layer: nn.Module, key: str, own: list[Tensor], norm: bool, stored: int, seed: int) -> Tensor:
         """Returns the initial components of one parameter, ``[K, ...]``."""
         given = layer._parameters[key]
         assert given is not None
         value = given.detach().expand(stored, *given.shape).clone()
-        norm = is_norm(layer)
         if norm and key == "weight" and self.gamma is not None:
             value.fill_(self.gamma)
         if self.init == "copies":

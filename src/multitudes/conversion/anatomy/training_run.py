@@ -1,0 +1,92 @@
+"""A call in training mode on trial: the layers that run there alone, and the parameters that forward writes into.
+
+A member's parameters are slices of one tensor, or are formed from several: what forward writes into them would be lost. So a
+start that the first batch decides is found before members have to make it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multitudes.conversion.anatomy.structure import Structure, is_layer, probe_of
+from multitudes.engine.inputs import fresh_inputs
+from multitudes.engine.listening import Listening
+from multitudes.engine.modules import owning_module
+from multitudes.engine.seeds import seeded
+
+INITIALISERS = ("__init__", "init_weights", "_init_weights", "reset_parameters", "_reset_parameters")
+"""Functions that write into parameters, and that forward does not call."""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What forward does in training mode; nothing where the network does not train on the example."""
+
+    layers: frozenset[str] = frozenset()
+    """Layers that run in training mode but not in eval mode, such as an auxiliary head."""
+    set_once: frozenset[str] = frozenset()
+    """Parameters that the first call sets, and later ones do not: they start by the first batch."""
+    written: frozenset[str] = frozenset()
+    """Parameters that every call writes into, such as those of a slow copy."""
+
+
+def run_in_training(structure: Structure, seed: int) -> TrainingRun:
+    """Runs a copy of the model in training mode; twice if it writes into its parameters."""
+    probe = probe_of(structure).train()
+    called: set[str] = set()
+    for name, module in probe.named_modules():
+        if is_layer(module):
+            module.register_forward_pre_hook(lambda _, __, name=name: called.add(name))
+    try:
+        first = _written(probe, structure, seed)
+        again = _written(probe, structure, seed) if first else set()
+    except Exception:  # a network that does not train on the example
+        return TrainingRun()
+    return TrainingRun(frozenset(called - structure.order.keys()), frozenset(first - again), frozenset(first & again))
+
+
+def _written(probe: nn.Module, structure: Structure, seed: int) -> set[str]:
+    """Names the parameters that one call writes into or replaces. cuDNN moves those of recurrent layers, which is no change."""
+    before = {n: (id(p), p.data_ptr()) for n, p in _parameters(probe).items()}
+    places = {p.untyped_storage().data_ptr(): n for n, p in _parameters(probe).items()}
+    writes, call = _Writes(places), fresh_inputs(structure.inputs)
+    with torch.no_grad(), seeded(seed), writes:
+        probe(*call.args, **call.kwargs)
+    after = {n: (id(p), p.data_ptr()) for n, p in _parameters(probe).items()}
+    return writes.names | {name for name in before if after.get(name) != before[name]}
+
+
+def _parameters(probe: nn.Module) -> dict[str, Tensor]:
+    recurrent = {name for name, part in probe.named_modules() if isinstance(part, nn.RNNBase)}
+    named = probe.named_parameters()
+    return {n: p for n, p in named if p.numel() and not p.is_meta and owning_module(n) not in recurrent}
+
+
+def may_write(model: nn.Module) -> bool:
+    """Whether the code of a module that is not torch's names an operation in place, or the data of a tensor."""
+    kinds = {kind for part in model.modules() for kind in type(part).__mro__ if not kind.__module__.startswith("torch.")}
+    functions = [value for kind in kinds for name, value in vars(kind).items() if name not in INITIALISERS]
+    names = {name for f in functions if isinstance(f, FunctionType) for name in f.__code__.co_names}
+    return any(name == "data" or (name.endswith("_") and not name.endswith("__")) for name in names)
+
+
+class _Writes(Listening):
+    """Notes the names of tensors that operations write into, by the address of their memory."""
+
+    def __init__(self, places: dict[int, str]) -> None:
+        super().__init__()
+        self.places = places
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.layout is torch.strided:
+                        self.names |= {self.places[p] for p in [tensor.untyped_storage().data_ptr()] if p in self.places}
+        return func(*args, **(kwargs or {}))
