@@ -28,7 +28,7 @@ from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached
 from multitudes.engine.proof.executors import ALL
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.sharding import is_sharded
-from multitudes.engine.state import Engine, Traits
+from multitudes.engine.state import Engine, Traits, check_ensemble
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
@@ -41,6 +41,7 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     """Writes the ensemble to one file. An old file stays until the new one is complete."""
     from safetensors.torch import save as to_bytes
 
+    check_ensemble(ensemble, "save")
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
         raise FileError(
@@ -67,6 +68,8 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     The ensemble gets the mode, dtypes and executors with which it was saved, and the model's device. Networks of
     `multitudes.models` need no `model`: the file has their arguments.
     """
+    if isinstance(path, nn.Module):
+        raise InputError("the path comes first, then the model: load(path, model)")
     source = Path(path)
     about, tensors = _read(source)
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):

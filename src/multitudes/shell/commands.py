@@ -162,7 +162,15 @@ def train(
     """
     from multitudes.shell.told import Told, told_to_train
 
-    options = {"task": task, "method": method, "model": model, "epochs": epochs, "lr": lr, "seed": seed, "name": name}
+    options: dict[str, Any] = {
+        "task": task,
+        "method": method,
+        "model": model,
+        "epochs": epochs,
+        "lr": lr,
+        "seed": seed,
+        "name": name,
+    }
     options["root"] = None if root is None else str(root)
     given = {key: value for key, value in options.items() if value is not None}
     if force and resume:

@@ -71,7 +71,7 @@ def told_of(run: Path, task: str | None, model: str | None, root: Path | None) -
     told = Told.load(run)
     if told is None and task is None:
         raise InputError(f"{run} does not say its task: give --task, and --model if it had one, as in its training")
-    given = {"task": task, "model": model, "root": None if root is None else str(root)}
+    given: dict[str, Any] = {"task": task, "model": model, "root": None if root is None else str(root)}
     return replace(told or Told(), **{name: value for name, value in given.items() if value is not None})
 
 
