@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import multitudes as mt
 from multitudes.report.row import Row
-from multitudes.shell import commands
+from multitudes.shell import commands, steps
 
 MODULE = """
 import torch
@@ -139,7 +139,21 @@ def test_a_table_has_one_line_per_example() -> None:
     assert [float(v) for v in by_name["mutual_information"]] == pytest.approx((entropy - own).tolist(), abs=1e-6)
 
 
-def test_existing_files_stay_without_force() -> None:
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The reports of a test: rows and options of each. Figures, which take seconds, are not drawn."""
+    written: list[dict[str, Any]] = []
+
+    def report(rows: list[Row], out: Path, **options: Any) -> Path:
+        written.append({"names": [row.name for row in rows], **options})
+        out.write_text("a page")
+        return out
+
+    monkeypatch.setattr(steps, "report", report)
+    return written
+
+
+def test_existing_files_stay_without_force(pages: list[dict[str, Any]]) -> None:
     for words in (["predict", "runs/a", "--out", "there.csv"], ["report", "runs/a", "--out", "there.html"]):
         there = Path(words[-1])
         there.write_text("mine")
@@ -150,6 +164,7 @@ def test_existing_files_stay_without_force() -> None:
         assert there.read_text() != "mine"
 
 
+@pytest.mark.slow
 def test_a_run_is_replaced_by_force_only() -> None:
     with pytest.raises(mt.FileError, match=r"--resume.*--force.*--out"):
         typed("train", *TASK, "--method", "single", "--out", "runs/a")
@@ -159,6 +174,7 @@ def test_a_run_is_replaced_by_force_only() -> None:
     assert Path("runs/a/notes.txt").read_text() == "mine", "only files of the run are removed"
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_without_repetition() -> None:
     """As if it had been stopped before it was scored."""
     scores = Row.load("runs/b").scores
@@ -169,26 +185,35 @@ def test_a_run_is_resumed_without_repetition() -> None:
         typed("train", "--resume", "--out", "runs/b", "--method", "packed")
 
 
-def test_a_report_names_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_names_what_it_leaves_out(pages: list[dict[str, Any]]) -> None:
     """A folder without a row is an error; an unfinished run beside finished ones is named."""
     Path("runs/b/row.json").unlink()
     with pytest.raises(mt.FileError, match=r"no row in runs/b: .*multitudes train --resume --out"):
         typed("report", "runs/a", "runs/b")
     told = json.loads(CliRunner().invoke(commands.app, ["report", "runs", "--json"]).stdout)
     assert told["notes"] == ["runs/b is left out: its training or its scoring is not finished"]
-    assert "deep(members=2)" in Path("report.html").read_text()
+    assert [page["names"] for page in pages] == [["deep(members=2)"]]
 
 
-def test_a_report_has_the_names_of_the_runs_own_task() -> None:
+def test_a_report_has_the_names_of_the_runs_own_task(pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the task's module it has none, and says so."""
     typed("report", "runs")
-    page = Path("report.html").read_text()
-    assert "a comparison on small" in page
-    assert "heads" in page
+    assert pages[0] == {
+        "names": ["deep(members=2)", "heads"], "title": "Methods on small.", "classes": ("a", "b", "c"),
+    }  # fmt: skip
+    monkeypatch.delitem(sys.modules, "jobs_of_road")
+    monkeypatch.setattr("sys.path", [path for path in sys.path if not Path(path, "jobs_of_road.py").exists()])
     Path("jobs_of_road.py").unlink()
-    sys.modules.pop("jobs_of_road")
-    sys.path[:] = [path for path in sys.path if not os.path.exists(os.path.join(path, "jobs_of_road.py"))]
     for file in Path("runs").rglob("command.json"):
         file.unlink()
     told = json.loads(CliRunner().invoke(commands.app, ["report", "runs", "--out", "other.html", "--json"]).stdout)
     assert "no images and class names" in told["notes"][0]
-    assert Path("other.html").exists()
+    assert set(pages[1]) == {"names"}
+
+
+@pytest.mark.slow
+def test_the_page_of_two_runs() -> None:
+    typed("report", "runs")
+    page = Path("report.html").read_text()
+    assert "Methods on small." in page
+    assert "multitudes train --task jobs_of_road:small --method multihead" in page

@@ -117,7 +117,6 @@ def bench(
     from multitudes.shell import parse
     from multitudes.shell.jobs import find_job
     from multitudes.shell.live_table import live_table
-    from multitudes.shell.scoring import COST_BATCH
     from multitudes.shell.steps import write_report
     from multitudes.shell.sweep import check_folders, run_trials, trials
 
@@ -126,9 +125,7 @@ def bench(
     with live_table(sweep, live=False if as_json else None) as table:
         rows = run_trials(sweep, workers=workers, ray=ray, ray_address=ray_address, on_end=table.update)
     job = find_job(task, root)
-    fair = f"Every method has the same budget: {sweep[0].budget}. Costs are those of a call with {COST_BATCH} inputs."
-    about = f"{(job.about or job.name).rstrip('.')}."
-    page = write_report([trial.folder for trial in sweep], out / "report.html", job, f"{about} {fair}")
+    page = write_report([trial.folder for trial in sweep], out / "report.html", job)
     if as_json:
         listed = [{"name": r.name, "seed": r.seed, "method": r.method, "scores": dict(r.scores)} for r in rows]
         _print_json({"rows": listed, "report": str(page.path)})

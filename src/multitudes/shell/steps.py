@@ -19,7 +19,7 @@ from multitudes.report import report
 from multitudes.report.row import Row, load_rows, without_row
 from multitudes.shell.jobs import Job, find_job
 from multitudes.shell.parse import import_by_name
-from multitudes.shell.scoring import scored_row
+from multitudes.shell.scoring import COST_BATCH, scored_row
 from multitudes.shell.told import FILE, Told, remove_run
 from multitudes.training.fit import Run, fit
 
@@ -113,13 +113,33 @@ def write_report(folders: Sequence[Path], out: Path, job: Job | None, title: str
             notes.append(f"there are no images and class names, since the runs' task cannot be made: {error}")
     options: dict[str, Any] = {}
     if job is not None:
-        options = {"classes": job.test.classes, "title": job.about or f"multitudes: a comparison on {job.name}"}
-        if len(job.test.shape) == 3:
-            options["images"] = job.test.raw(slice(None))
-            options["ood_images"] = {name: ood.raw(slice(None)) for name, ood in job.ood.items() if len(ood.shape) == 3}
+        options = {"classes": job.test.classes, "title": _title(rows, job)}
+        shown = _images(rows, job)
+        options.update(shown)
+        if len(job.test.shape) == 3 and not shown:
+            notes.append(f"there are no images: the test set of the task has {len(job.test)}, and the runs predicted others")
     if title is not None:
         options["title"] = title
     return Page(report(rows, out, **options), notes)
+
+
+def _images(rows: Sequence[Row], job: Job) -> dict[str, Any]:
+    """Returns the images of the job's sets as options of `report`: of those sets with one image for each prediction."""
+    if len(job.test.shape) != 3 or any(row.prediction is None or len(row.prediction) != len(job.test) for row in rows):
+        return {}
+    far = {name: data for name, data in job.ood.items() if len(data.shape) == 3}
+    fitting = {name: data for name, data in far.items() if all(len(row.ood.get(name, ())) == len(data) for row in rows)}
+    ood = {name: data.raw(slice(None)) for name, data in fitting.items()}
+    return {"images": job.test.raw(slice(None)), "ood_images": ood}
+
+
+def _title(rows: Sequence[Row], job: Job) -> str:
+    """Returns the title of a report: what is compared, and whether by the same budget."""
+    about = f"{(job.about or f'Methods on {job.name}').rstrip('.')}."
+    budgets = {row.settings.get("budget") for row in rows}
+    if len(rows) < 2 or len(budgets) > 1 or None in budgets:
+        return about
+    return f"{about} Every method has the same budget: {budgets.pop()}. Costs are those of a call with {COST_BATCH} inputs."
 
 
 def _common_job(rows: Sequence[Row], folders: Sequence[Path]) -> Job | None:
