@@ -160,6 +160,10 @@ def test_data_that_is_missing_is_asked_for_by_an_option(
     assert "root=" not in text
 
 
+def test_the_version() -> None:
+    assert typed("--version").split() == ["multitudes", mt.__version__]
+
+
 def test_usage_and_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         commands.main(["bench", "--nonsense"])

@@ -99,6 +99,22 @@ def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:
     assert mt.Prediction.load("b.safetensors").count == 4
 
 
+def test_a_table_of_foreign_inputs_has_no_targets() -> None:
+    """Their labels count classes of another set; predictions have the names of the ensemble's classes."""
+    typed("predict", "runs/a", "--data", "far", "--out", "far.csv")
+    header, first, *_ = csv.reader(Path("far.csv").read_text().splitlines())
+    assert header[:2] == ["example", "prediction"]
+    assert first[1] in ("a", "b", "c")
+
+
+def test_scores_are_asked_of_one_finished_run() -> None:
+    with pytest.raises(mt.InputError, match=r"runs holds 2 runs: give one of them, such as runs/a"):
+        typed("score", "runs")
+    Path("runs/a/row.json").unlink()
+    with pytest.raises(mt.InputError, match=r"runs/a holds no scores: `multitudes train --resume --out runs/a`"):
+        typed("score", "runs/a")
+
+
 def test_a_run_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module is looked for where the run was started, too."""
     (tmp_path / "elsewhere").mkdir()

@@ -32,6 +32,10 @@ def test_several_labels_have_columns_of_their_own() -> None:
     assert float(str(found["probability_1"][0])) == pytest.approx(1 / (1 + 2.718281828**-2), abs=1e-6)
 
 
+def test_one_number_of_several_has_no_number_in_its_name() -> None:
+    assert list(columns(mt.Prediction(mean=torch.zeros(2, 3, 1), targets=torch.zeros(3, 1))))[1:3] == ["target", "prediction"]
+
+
 def test_one_logit_has_one_probability() -> None:
     found = columns(mt.Prediction(logits=torch.zeros(2, 3), task="binary"))
     assert [float(str(value)) for value in found["probability"]] == [0.5, 0.5, 0.5]

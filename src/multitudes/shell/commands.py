@@ -27,10 +27,27 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Turn any PyTorch network into an efficient ensemble whose uncertainty you can trust.\n\n"
-    "  multitudes bench                                   compare all methods, and write a report\n\n"
-    "  multitudes plan mynets:make --example 2,3,32,32    show what a method would do to your network\n\n"
-    "  multitudes init mytask.py                          write a task of your own to start from",
+    "  multitudes bench             compare all methods on a small task, with a report\n\n"
+    "  multitudes init mytask.py    write a task with your own network and data\n\n"
+    "  multitudes plan mynets:make --example 2,3,32,32    show what a method would do",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from multitudes.version import __version__
+
+        print(f"multitudes {__version__}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 def _complete_method(incomplete: str) -> list[str]:
@@ -221,7 +238,7 @@ def predict(
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
     prediction = run_ensemble(load_ensemble(run, job, told), datasets[data]).in_original_units(job.test)
-    save_prediction(prediction, out, None if data in job.ood else job.test.classes)
+    save_prediction(prediction, out, job.test.classes, ood=data in job.ood)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
     else:
@@ -251,7 +268,7 @@ def score(
         if not equals:
             name, path = Path(text).stem, text
         far[name] = Prediction.load(_tensor_file(Path(path)))
-    row = Row.load(prediction) if prediction.is_dir() else None
+    row = Row.load(_row_folder(prediction)) if prediction.is_dir() else None
     if row is not None and not far and not intervals:
         scores = row.scores
     elif row is not None and row.prediction is not None:
@@ -259,6 +276,16 @@ def score(
     else:
         scores = compute_scores(Prediction.load(_tensor_file(prediction)), ood=far or None, intervals=intervals)
     print(scores.json() if as_json else scores)  # noqa: T201
+
+
+def _row_folder(folder: Path) -> Path:
+    """Returns the folder of a run; raises if it holds no row, or several runs."""
+    if (folder / "row.json").is_file():
+        return folder
+    inside = sorted(file.parent for file in folder.glob("*/row.json"))
+    if inside:
+        raise InputError(f"{folder} holds {len(inside)} runs: give one of them, such as {inside[0]}")
+    raise InputError(f"{folder} holds no scores: `multitudes train --resume --out {folder}` finishes and scores a run")
 
 
 def _tensor_file(path: Path) -> Path:

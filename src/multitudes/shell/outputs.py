@@ -39,15 +39,18 @@ def check_output(path: Path, force: bool, kinds: Sequence[str] = ()) -> None:
         raise FileError(f"cannot create the folder {path.parent}: {error.strerror or error}. Choose another --out") from error
 
 
-def save_prediction(prediction: Prediction, path: Path, classes: Sequence[str] | None = None) -> None:
-    """Writes a prediction: all members' outputs into .safetensors, or one line per example into .csv."""
+def save_prediction(prediction: Prediction, path: Path, classes: Sequence[str] | None = None, *, ood: bool = False) -> None:
+    """Writes a prediction: all members' outputs into .safetensors, or one line per example into .csv.
+
+    `ood` leaves targets out of the table, since those of an out-of-distribution set count classes of its own.
+    """
     if path.suffix.lower() != ".csv":
         prediction.save(path)
         return
     from multitudes.storage import write
 
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(table(prediction, classes))
+    csv.writer(text, lineterminator="\n").writerows(table(prediction, classes, targets=not ood))
     write(path, text.getvalue().encode())
 
 
@@ -61,24 +64,24 @@ def check_table(prediction: Prediction) -> None:
         )
 
 
-def table(prediction: Prediction, classes: Sequence[str] | None = None) -> Iterator[list[Any]]:
+def table(prediction: Prediction, classes: Sequence[str] | None = None, *, targets: bool = True) -> Iterator[list[Any]]:
     """Yields the lines of a table, its header first: example, target, prediction, uncertainties, probabilities.
 
     Several labels or numbers per example have columns of their own, as in prediction_0, prediction_1. With `classes`, targets
     and predictions are names of classes.
     """
     check_table(prediction)
-    columns = _columns(prediction, None if classes is None else [str(name) for name in classes])
+    columns = _columns(prediction, None if classes is None else [str(name) for name in classes], targets)
     yield ["example", *columns]
     for index, values in enumerate(zip(*columns.values(), strict=True)):
         yield [index, *values]
 
 
-def _columns(prediction: Prediction, names: list[str] | None) -> dict[str, list[Any]]:
+def _columns(prediction: Prediction, names: list[str] | None, targets: bool) -> dict[str, list[Any]]:
     numbers = prediction.task in ("gaussian", "regression")
     answers = prediction.mean if numbers else prediction.labels
     columns: dict[str, list[Any]] = {}
-    if prediction.targets is not None:
+    if targets and prediction.targets is not None:
         columns |= _split("target", prediction.targets.reshape(answers.shape))
     columns |= _split("prediction", answers)
     if prediction.task == "classes" and names is not None:
@@ -95,9 +98,9 @@ def _columns(prediction: Prediction, names: list[str] | None) -> dict[str, list[
 
 
 def _split(name: str, values: Tensor) -> dict[str, list[Any]]:
-    """Returns the column of values ``[N]``, or the columns of values ``[N, D]``, by name."""
-    if values.ndim == 1:
-        return {name: _listed(values)}
+    """Returns the column of values ``[N]`` or ``[N, 1]``, or the columns of values ``[N, D]``, by name."""
+    if values.ndim == 1 or values.shape[1] == 1:
+        return {name: _listed(values.flatten())}
     return {f"{name}_{index}": _listed(own) for index, own in enumerate(values.T)}
 
 

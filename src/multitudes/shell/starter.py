@@ -27,7 +27,7 @@ def write_task(path: Path, force: bool) -> str:
             f"there is a module {module} already, which Python would import: type {path.with_name(f'my_{path.name}')}"
         )
     check_output(path, force)
-    text = resources.files("multitudes.shell").joinpath("starter_task.py").read_text(encoding="utf-8")
+    text = resources.files("multitudes.shell").joinpath("starter_task.py.txt").read_text(encoding="utf-8")
     path.write_text(text.replace("MODULE", module), encoding="utf-8")
     command = f"multitudes bench --task {module}:task --methods single,packed,deep --out runs/{path.stem}"
     return command if here else f"cd {place.parent} && {command}"
