@@ -95,12 +95,20 @@ def page(groups: Sequence[Group], title: str, images: Images, classes: Sequence[
     judged = verdict(groups)
     return framed(
         title,
-        summary(groups) if judged is None else judged.first,
+        shaded(summary(groups) if judged is None else judged.first, colours),
         {PARTS[name]: (name, body) for name, body in sections.items()},
-        details="" if judged is None else judged.details(),
+        details="" if judged is None else shaded(judged.details(), colours),
         warning=warning(groups),
         highlights=highlights(groups, first),
     )
+
+
+def shaded(text: str, colours: Mapping[str, int]) -> str:
+    """Gives the names of methods in a sentence the colour that they have in figures and tables."""
+    for label, index in colours.items():
+        name = f"{safe(label)}</strong>"
+        text = text.replace(f"<strong>{name}", f'<strong style="--shade: var(--run-{index})">{name}')
+    return text
 
 
 def framed(title: str, summary: str, parts: Mapping[str, tuple[str, str]], *, style: str = "", **header: str) -> str:
