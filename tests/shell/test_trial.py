@@ -15,6 +15,7 @@ from multitudes import data
 from multitudes.models import MLP, LeNet
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
+from multitudes.shell import scoring
 from multitudes.shell import trial as trials
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
@@ -129,16 +130,16 @@ def test_an_interrupted_trial_resumes(tmp_path: Path, finished: Path, monkeypatc
     """It keeps its number of epochs, although a budget in seconds would now give another, and ends with the same scores."""
     whole = Row.load(finished)
     monkeypatch.setattr(Budget, "epochs", lambda *args: 2)
-    part, predict = trial(tmp_path / "part", budget="5 s"), trials.predict
+    part, predict = trial(tmp_path / "part", budget="5 s"), scoring.predict
 
     def stop(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials, "predict", stop)
+    monkeypatch.setattr(scoring, "predict", stop)
     with pytest.raises(KeyboardInterrupt):
         part.run()
     assert not part.done()
-    monkeypatch.setattr(trials, "predict", predict)
+    monkeypatch.setattr(scoring, "predict", predict)
     monkeypatch.setattr(Budget, "epochs", lambda *args: 9)
     resumed = part.run()
     assert dict(resumed.scores) == dict(whole.scores)
