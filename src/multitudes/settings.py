@@ -70,7 +70,8 @@ ALIASES = {
     "weight_decay": "wd l2", "clip": "gradient_clip_val grad_clip max_grad_norm clip_grad_norm", "optimizer": "optim optimiser",
     "schedule": "scheduler lr_scheduler lr_schedule", "accumulate": "accumulate_grad_batches gradient_accumulation_steps",
     "validation": "val valid val_set", "warmup": "warmup_epochs", "seed": "random_state", "precision": "amp dtype",
-    "loss": "criterion",
+    "loss": "criterion", "patience": "early_stopping early_stop early_stopping_patience",
+    "class_weights": "weight weights class_weight",
 }  # fmt: skip
 """Names that other libraries have for a setting, separated by spaces."""
 

@@ -6,7 +6,9 @@ import csv
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -224,7 +226,22 @@ def test_a_report_has_the_names_of_the_runs_own_task(pages: list[dict[str, Any]]
         file.unlink()
     told = json.loads(CliRunner().invoke(commands.app, ["report", "runs", "--out", "other.html", "--json"]).stdout)
     assert "no images and class names" in told["notes"][0]
+    assert "jobs_of_road:small is not in the current folder. Give --task" in told["notes"][0]
     assert set(pages[1]) == {"names"}
+
+
+def test_a_report_runs_no_module_from_elsewhere(pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row names a function to call; one of an installed module, or of a folder that came with the rows, is not called."""
+    called: list[str] = []
+    module = ModuleType("this_is_installed")
+    module.make = lambda: called.append("ran")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "this_is_installed", module)
+    for file in Path("runs").rglob("row.json"):
+        row = Row.load(file.parent)
+        replace(row, settings={**row.settings, "task": "this_is_installed:make"}).save(file.parent)
+    told = json.loads(CliRunner().invoke(commands.app, ["report", "runs", "--json"]).stdout)
+    assert "this_is_installed:make is not in the current folder" in told["notes"][0]
+    assert (called, set(pages[0])) == ([], {"names"})
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from multitudes.engine.modules import (
 )
 from multitudes.engine.tree import Tree
 from multitudes.engine.tree import tensors as tensors_in
-from multitudes.errors import InputError, RunError
+from multitudes.errors import RunError
 
 MODES = ("train", "eval")
 SEEDS = "draw_seeds"
@@ -273,10 +273,3 @@ def shared_write(name: str) -> str:
         f"buffer {name} is shared, but each member's forward sets it to a different value: "
         "let each member own the layer (leave it out of keep=), or put the layer into eval mode"
     )
-
-
-def check_ensemble(value: Any, caller: str) -> None:
-    """Refuses anything but an ensemble, where `caller` takes one."""
-    if not isinstance(getattr(value, "engine", None), Engine):
-        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(value, nn.Module) else "mt.ensemble(...)"
-        raise InputError(f"{caller} takes an ensemble, not {type(value).__name__}: make one with {example}")

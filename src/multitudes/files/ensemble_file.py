@@ -28,11 +28,12 @@ from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached
 from multitudes.engine.proof.executors import ALL
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.sharding import is_sharded
-from multitudes.engine.state import Engine, Traits, check_ensemble
+from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.method import Given, Method
+from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.temperature import Calibrator
 from multitudes.storage import FORMAT, _safetensors, digest, write
 
@@ -41,7 +42,7 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     """Writes the ensemble to one file. An old file stays until the new one is complete."""
     from safetensors.torch import save as to_bytes
 
-    check_ensemble(ensemble, "save")
+    ensemble = checked_ensemble(ensemble, "save")
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
         raise FileError(

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multitudes.data.batches import NOTHING, Split, batched, input_and_target
 from multitudes.data.dataset import target_std_of
 from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, count_rows
-from multitudes.engine.state import check_ensemble
+from multitudes.engine.state import Engine
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.prediction import tasks
 from multitudes.prediction.prediction import Prediction
@@ -61,7 +61,7 @@ def predict(
                   N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
     split         a function that splits a batch into (input, targets); by default a batch is a tensor or a pair
     """
-    check_ensemble(ensemble, "predict")
+    ensemble = checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
         refuse_batches(data[0], ensemble)
@@ -129,6 +129,14 @@ def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
                 where = "" if axis is None else f" of example {seen + at[axis]}"
                 raise InputError(f"the data has {value} in the inputs{where}: remove or replace it") from error
         raise
+
+
+def checked_ensemble(ensemble: Any, verb: str) -> Ensemble:
+    """Returns the ensemble; refuses anything else."""
+    if not isinstance(getattr(ensemble, "engine", None), Engine):
+        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
+        raise InputError(f"{verb} takes an ensemble, not {type(ensemble).__name__}: make one with {example}")
+    return ensemble
 
 
 def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None) -> Iterator[Any]:

@@ -68,13 +68,11 @@ def _scored_epochs(run: Run, job: Job) -> Row:
     shift = {name: {s: predicted(ensemble, data, job) for s, data in one.items()} for name, one in sets.items()}
     test = predicted(ensemble, job.test, job)
     row = _scored_once(ensemble, job, test, shift)
-    if job.validation is None:
-        return row
-    if job.task in CLASSES or job.task == "gaussian":
+    if job.validation is not None and (job.task in CLASSES or job.task == "gaussian"):
         calibrator = calibrate(predict(ensemble, job.validation, progress=False))
         calm = {name: {s: one.calibrated(calibrator) for s, one in own.items()} for name, own in shift.items()}
         variants["calibrated"] = score(test.calibrated(calibrator), shift=calm or None, intervals=INTERVALS)
-    if job.epoch == "last":
+    if job.validation is not None and job.epoch == "last":
         run.use_best()
         variants["best epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
     every = {"": row.scores, **variants}

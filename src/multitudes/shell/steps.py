@@ -13,7 +13,7 @@ from torch import nn
 
 from multitudes.conversion.convert import ensemble as convert
 from multitudes.ensemble import Ensemble
-from multitudes.errors import FileError, InputError, MultitudesError
+from multitudes.errors import FileError, InputError
 from multitudes.files.ensemble_file import load
 from multitudes.report import report
 from multitudes.report.row import Row, load_rows, without_row
@@ -46,6 +46,7 @@ def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ense
 
 def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = False) -> tuple[Run, Row]:
     """Trains what `told` says in the folder `out`, scores it, and leaves its row there. `force` removes the run before it."""
+    told.find_modules()
     job = find_job(told.task, told.root)
     changes = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
     recipe = replace(job.recipe, **changes)
@@ -72,7 +73,9 @@ def told_of(run: Path, task: str | None, model: str | None, root: Path | None) -
     if told is None and task is None:
         raise InputError(f"{run} does not say its task: give --task, and --model if it had one, as in its training")
     given: dict[str, Any] = {"task": task, "model": model, "root": None if root is None else str(root)}
-    return replace(told or Told(), **{name: value for name, value in given.items() if value is not None})
+    told = replace(told or Told(), **{name: value for name, value in given.items() if value is not None})
+    told.find_modules()
+    return told
 
 
 def load_ensemble(run: Path, job: Job, told: Told) -> Ensemble:
@@ -109,8 +112,8 @@ def write_report(folders: Sequence[Path], out: Path, job: Job | None, title: str
     if job is None:
         try:
             job = _common_job(rows, folders)
-        except (MultitudesError, ImportError) as error:  # its data or its module may not be on this machine
-            notes.append(f"there are no images and class names, since the runs' task cannot be made: {error}")
+        except Exception as error:  # its data may not be on this machine, and a module of the user may raise anything
+            notes.append(f"there are no images and class names, since the runs' task cannot be made: {error}. Give --task")
     options: dict[str, Any] = {}
     if job is not None:
         options = {"classes": job.test.classes, "title": _title(rows, job)}
@@ -143,10 +146,16 @@ def _title(rows: Sequence[Row], job: Job) -> str:
 
 
 def _common_job(rows: Sequence[Row], folders: Sequence[Path]) -> Job | None:
-    """Returns the job that all rows name; None if they name several, or none."""
+    """Returns the job that all rows name; None if they name several, or none.
+
+    Rows may come from elsewhere, so that of their modules only those in the current folder are run.
+    """
     tasks = {row.settings.get("task") for row in rows}
     if len(tasks) != 1 or not isinstance(task := tasks.pop(), str):
         return None
+    module = Path(*task.partition(":")[0].split("."))
+    if ":" in task and not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
+        raise InputError(f"{task} is not in the current folder")
     told = [Told.load(file.parent) for folder in folders for file in sorted(folder.rglob(FILE))]
     with contextlib.suppress(StopIteration):
         return find_job(task, next(one.root for one in told if one is not None and one.root is not None))

@@ -61,21 +61,20 @@ class Told:
 
     @classmethod
     def load(cls, run: Path) -> Told | None:
-        """Reads the options of a run from its folder, or from that of its file; None if they were not saved.
-
-        Modules are then also looked for in the folder where the run was started.
-        """
+        """Reads the options of a run from its folder, or from that of its file; None if they were not saved."""
         folder = run if run.is_dir() else run.parent
         file = folder / FILE
         if not file.is_file():
             return _of_row(folder)
         try:
-            told = cls(**json.loads(file.read_text(encoding="utf-8")))
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise FileError(f"{file} cannot be read: remove it, and give --task and --model ({error})") from error
-        if told.folder not in sys.path:
-            sys.path.append(told.folder)
-        return told
+
+    def find_modules(self) -> None:
+        """Lets modules be found in the folder where the run was started, too."""
+        if Path(self.folder).is_absolute() and self.folder not in sys.path:
+            sys.path.append(self.folder)
 
 
 OPTIONS = ("task", "method", "model", "epochs", "lr", "seed", "name", "root")
