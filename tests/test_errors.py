@@ -70,6 +70,11 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.predict(ens, X).interval(0.9), "'classes' has no interval: use probs"),
         (lambda ens: mt.predict(ens, X).calibrated(2.0), r"takes a calibrator, not a float: mt.calibrate"),
         (lambda ens: mt.score(mt.Prediction(logits=LOGITS[..., :2], task="binary"), Y[:4]), "two logits.*task='classes'"),
+        (lambda ens: mt.calibrate(LOGITS), "calibrate takes a Prediction, not a Tensor: mt.predict"),
+        (lambda ens: mt.threshold(LOGITS, error=0.1), "threshold takes a Prediction, not a Tensor"),
+        (lambda ens: mt.score(mt.predict(ens, X), Y).compare(mt.predict(ens, X)), "compare takes other scores, not a Pred"),
+        (lambda ens: mt.report("a.html", [mt.score(mt.predict(ens, X), Y)]), r"rows come first.*report\(rows, path\)"),
+        (lambda ens: mt.MCDropout(samples=10), "type members="),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],
 )  # fmt: skip
@@ -93,6 +98,14 @@ def test_what_looks_like_a_mistake_and_is_none() -> None:
     words = mt.ensemble(nn.Embedding(5, 3), mt.Deep(members=2), torch.arange(4), seed=0, check=False)
     with pytest.raises(IndexError, match="out of range"):
         mt.predict(words, torch.tensor([1, 9]))
+
+
+def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
+    pred = mt.predict(ens, X)
+    with pytest.raises(AttributeError, match=r"scores\['accuracy'\]"):
+        mt.score(pred, Y).accuracy  # noqa: B018
+    with pytest.raises(KeyError, match=r"member 0 are pred\.members\.logits\[0\]"):
+        pred.members[0]  # type: ignore[index]
 
 
 def test_a_name_near_a_public_one_is_suggested() -> None:

@@ -65,7 +65,8 @@ Rate = Annotated[float, at_least(0), below(1)]
 """A number of at least 0 and below 1, such as a dropout rate or a momentum."""
 
 ALIASES = {
-    "members": "M k n num_members n_members ensemble_size num_estimators n_estimators num_models size",
+    "members": "M k n num_members n_members ensemble_size num_estimators n_estimators num_models size samples num_samples "
+    "n_samples passes heads num_heads masks num_masks",
     "batch": "batch_size bs", "epochs": "max_epochs num_epochs n_epochs num_train_epochs", "lr": "learning_rate max_lr base_lr",
     "weight_decay": "wd l2", "clip": "gradient_clip_val grad_clip max_grad_norm clip_grad_norm", "optimizer": "optim optimiser",
     "schedule": "scheduler lr_scheduler lr_schedule", "accumulate": "accumulate_grad_batches gradient_accumulation_steps",

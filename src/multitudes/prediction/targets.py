@@ -34,6 +34,14 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
     return as_classes(tensor, prediction.classes, ignore)
 
 
+def check_prediction(value: Any, verb: str) -> None:
+    """Refuses anything but a prediction, where `verb` takes one."""
+    if not hasattr(value, "has_members"):  # the class itself is defined above this module
+        raise InputError(
+            f"{verb} takes a Prediction, not a {type(value).__name__}: mt.predict(ens, data), or mt.Prediction(logits=...)"
+        )
+
+
 def as_target_tensor(targets: Any) -> Tensor:
     """Returns targets as a tensor; refuses those that are not numbers."""
     try:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, NamedTuple
 
 from multitudes.errors import InputError
@@ -109,6 +110,8 @@ class Group:
 
 def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
     """Groups rows that differ only in their seed, in the order of their first rows. Plain scores are named run 1, run 2, ..."""
+    if isinstance(rows, (str, PathLike)):
+        raise InputError("the rows come first, then the path: report(rows, path)")
     if isinstance(rows, (Row, Scores)) or not isinstance(rows, Sequence):
         raise InputError(f"rows must be a list of Row or Scores, not {type(rows).__name__}: for one run pass [run]")
     if not rows:
