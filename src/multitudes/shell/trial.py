@@ -70,6 +70,7 @@ class Trial:
         ensemble = convert(job.network(), self.method, job.example, seed=self.seed, task=job.task).to(device)
         recipe = replace(job.recipe, seed=self.seed)
         recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, job, recipe)))
+        self._check_epochs(recipe.epochs)
         Told(task=self.task, method=self.text, seed=self.seed, root=self.root).save(self.folder)
         run = fit(ensemble, job.train, recipe, val=job.validation, out=self.folder, resume=True, progress=False)
         settings = {"task": self.task, "budget": str(self.budget)}
@@ -77,11 +78,25 @@ class Trial:
         row.save(self.folder)
         return row
 
+    def _check_epochs(self, epochs: int) -> None:
+        """Refuses an unfinished run of another length: all trials of a sweep train by the same schedule from the start."""
+        saved = self._saved_epochs()
+        if saved not in (None, epochs):
+            raise FileError(
+                f"{self.folder} holds another trial: recipe.epochs was {saved} and is {epochs}. Choose another --out, or "
+                "replace it with --force"
+            )
+
+    def _saved_epochs(self) -> int | None:
+        """Returns the number of epochs of the run in the folder; None if there is none."""
+        config = self.folder / "config.json"
+        return int(json.loads(config.read_text(encoding="utf-8"))["recipe"]["epochs"]) if config.is_file() else None
+
     def _epochs(self, ensemble: Ensemble, job: Job, recipe: Recipe) -> int:
         """Returns the number of epochs. A resumed run keeps its number, because timing it again would give another."""
-        config = self.folder / "config.json"
-        if config.is_file() and self.budget.unit != "epochs":
-            return int(json.loads(config.read_text(encoding="utf-8"))["recipe"]["epochs"])
+        saved = self._saved_epochs()
+        if saved is not None and self.budget.unit != "epochs":
+            return saved
         return self.budget.epochs(ensemble, job, recipe)
 
 
