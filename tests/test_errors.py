@@ -1,6 +1,12 @@
-"""Errors: one tree, drawn in its docstring, and what a caller may catch them as."""
+"""Errors: one tree, drawn in its docstring, what a caller may catch them as, and what mistakes are answered with."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
 
 import multitudes as mt
 from multitudes import errors
@@ -25,3 +31,84 @@ def test_the_familiar_kinds() -> None:
     """Bad arguments are also ValueErrors, calls that cannot be answered RuntimeErrors."""
     assert issubclass(mt.InputError, ValueError)
     assert issubclass(mt.RunError, RuntimeError)
+
+
+X, Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+LOGITS = torch.randn(8, 4, 3, generator=torch.Generator().manual_seed(0))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+@pytest.fixture(scope="module")
+def ens() -> mt.Ensemble:
+    return mt.ensemble(network(), mt.Deep(members=2), X, seed=0, check=False)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (lambda ens: mt.ensemble(ens, mt.Deep(), X), "is an ensemble already.*ens.member"),
+        (lambda ens: mt.ensemble(mt.Deep(), network(), X), r"the model comes first.*ensemble\(model, Deep\("),
+        (lambda ens: mt.ensemble(network(), network(), X), "^a Sequential is not a method: .*Packed"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), X[0]), r"\[6\] is one example, not a batch: .*x\[None\]"),
+        (lambda ens: mt.ensemble(nn.Linear(6, 5), mt.Deep(), X[0]), r"x\[None\]"),
+        (lambda ens: mt.ensemble(nn.Conv2d(1, 4, 3), mt.Deep(), torch.zeros(1, 8, 8)), r"rows first: x\[None\]"),
+        (lambda ens: mt.cost(network(), X), r"cost takes an ensemble, not Sequential: .*mt.ensemble\(model"),
+        (lambda ens: mt.check(network(), X), "check takes an ensemble, not Sequential"),
+        (lambda ens: mt.save("a.multitude", ens), "save takes an ensemble, not str"),
+        (lambda ens: mt.load(network(), "a.multitude"), r"path comes first.*load\(path, model\)"),
+        (lambda ens: mt.predict(ens, torch.zeros(5, 7)), r"\[5, 7\].*converted for Inputs\(\[8, 6\].*give such inputs"),
+        (lambda ens: mt.Prediction(logits=LOGITS, targets=Y), r"8 members: members come first.*logits.transpose\(0, 1\)"),
+        (lambda ens: mt.score(mt.Prediction(logits=LOGITS), Y), r"members come first, as in logits.transpose\(0, 1\)"),
+        (lambda ens: mt.Prediction(logits=LOGITS[0]), r"one network: logits\[None\]"),
+        (lambda ens: mt.score(mt.predict(ens, X), ["a", "b"] * 4), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.Prediction(logits=LOGITS, targets=list("abcd")), "targets= must be numbers"),
+        (lambda ens: mt.predict(ens, X).std, "'classes' has no std: use probs"),
+        (lambda ens: mt.predict(ens, X).variance, "'classes' has no variance: use probs"),
+        (lambda ens: mt.predict(ens, X).interval(0.9), "'classes' has no interval: use probs"),
+        (lambda ens: mt.predict(ens, X).calibrated(2.0), r"takes a calibrator, not a float: mt.calibrate"),
+        (lambda ens: mt.score(mt.Prediction(logits=LOGITS[..., :2], task="binary"), Y[:4]), "two logits.*task='classes'"),
+        (lambda ens: mt.calibrate(LOGITS), "calibrate takes a Prediction, not a Tensor: mt.predict"),
+        (lambda ens: mt.threshold(LOGITS, error=0.1), "threshold takes a Prediction, not a Tensor"),
+        (lambda ens: mt.score(mt.predict(ens, X), Y).compare(mt.predict(ens, X)), "compare takes other scores, not a Pred"),
+        (lambda ens: mt.report("a.html", [mt.score(mt.predict(ens, X), Y)]), r"rows come first.*report\(rows, path\)"),
+        (lambda ens: mt.MCDropout(samples=10), "type members="),
+        (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_to_type(mistake: Callable[[mt.Ensemble], object], text: str, ens: mt.Ensemble) -> None:
+    with pytest.raises(mt.MultitudesError, match=text):
+        mistake(ens)
+
+
+def test_what_looks_like_a_mistake_and_is_none() -> None:
+    """A batch of single numbers has one axis; a network's own error stays where the inputs are those of the conversion."""
+
+    class OfNumbers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(1, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x[:, None])
+
+    assert mt.ensemble(OfNumbers(), mt.Deep(), X[0], seed=0, check=False)(X[0]).shape == (4, 6, 2)
+    words = mt.ensemble(nn.Embedding(5, 3), mt.Deep(members=2), torch.arange(4), seed=0, check=False)
+    with pytest.raises(IndexError, match="out of range"):
+        mt.predict(words, torch.tensor([1, 9]))
+
+
+def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
+    pred = mt.predict(ens, X)
+    with pytest.raises(AttributeError, match=r"scores\['accuracy'\]"):
+        mt.score(pred, Y).accuracy  # noqa: B018
+    with pytest.raises(KeyError, match=r"member 0 are pred\.members\.logits\[0\]"):
+        pred.members[0]  # type: ignore[index]
+
+
+def test_a_name_near_a_public_one_is_suggested() -> None:
+    for wrong, right in (("packed", "Packed"), ("Pakced", "Packed"), ("ensembl", "ensemble"), ("mimo", "MIMO")):
+        with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
+            getattr(mt, wrong)

@@ -25,7 +25,7 @@ def test_settings_are_frozen_keywords(kind: type[mt.Method]) -> None:
     method = kind()
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.members = 3  # type: ignore[misc]
-    with pytest.raises(TypeError):
+    with pytest.raises(mt.InputError, match=r"takes settings by name, as in \w+\("):
         kind(4)  # type: ignore[misc]
     assert kind(**method.settings()) == method
     assert hash(kind(**method.settings())) == hash(method)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 import math
+import pickle
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +19,10 @@ import pytest
 
 from multitudes.errors import InputError
 from multitudes.settings import (
+    ALIASES,
     Count,
     Rate,
+    Settings,
     above,
     as_tuple,
     at_least,
@@ -163,3 +170,52 @@ def test_bounds_exclude_and_include_their_ends() -> None:
 def test_the_checker_needs_no_torch() -> None:
     code = "import sys, multitudes.settings; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Settings):
+    """Settings whose names are checked."""
+
+    members: Count = 4
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Named(3), r"Named takes settings by name, as in Named\(members=3\)\. Settings: members, alpha"),
+        (lambda: Named("many"), r"as in Named\(\)\."),
+        (lambda: Named(num_estimators=3), r"Named\(num_estimators=\.\.\.\): there is no such setting: type members=\."),
+        (lambda: Named(alfa=3, member=2), r"alfa=\.\.\., member=\.\.\..*type alpha= and members="),
+        (lambda: Named(banana=3), r"no such setting\. Settings: members, alpha"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_one(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        make()
+
+
+def test_names_of_other_libraries_lead_to_ours() -> None:
+    """A name is listed for one setting only, and is no setting itself."""
+    import multitudes as mt
+    from multitudes.shell.jobs import Job
+
+    fields = {field.name for kind in (mt.Recipe, mt.Packed, Job) for field in dataclasses.fields(kind)}
+    others = [name for names in ALIASES.values() for name in names.split()]
+    assert len(others) == len(set(others))
+    assert not fields & set(others)
+    for wrong, right in (("batch_size", "batch"), ("learning_rate", "lr"), ("max_epochs", "epochs")):
+        with pytest.raises(InputError, match=rf"Recipe\({wrong}=\.\.\.\).*type {right}=\."):
+            mt.Recipe(**{wrong: 3})
+    with pytest.raises(InputError, match=r"Packed takes settings by name, as in Packed\(members=4\)"):
+        mt.Packed(4)  # type: ignore[misc]
+
+
+def test_help_shows_the_settings_and_copies_are_equal() -> None:
+    assert str(inspect.signature(Named)) == "(*, members: 'Count' = 4, alpha: 'float' = 2.0) -> None"
+    assert "alpha: 'float' = 2.0" in pydoc.render_doc(Named)
+    made = Named(members=3)
+    assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == dataclasses.replace(made) == made

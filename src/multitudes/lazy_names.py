@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,12 +13,23 @@ def homes_of(names_by_module: Mapping[str, str]) -> dict[str, str]:
     return {name: module for module, names in names_by_module.items() for name in names.split()}
 
 
+def _meant(name: str, names: Iterable[str]) -> str:
+    """Returns a hint with the public name that is nearest to an unknown one; empty if none is near."""
+    from difflib import get_close_matches
+
+    known = list(names)
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = near or [by_lower[one] for one in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)]
+    return f": did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
+
+
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a package: it imports a name from its module, and keeps it in the package."""
 
     def imported(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_meant(name, homes)}")
         value = getattr(import_module(f"{package}.{homes[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -26,7 +26,7 @@ from multitudes.engine.modules import Factory
 from multitudes.engine.proof.smaller import SmallExample, smaller
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
-from multitudes.settings import Count, check_settings
+from multitudes.settings import Count, Settings, check_settings
 from multitudes.terminal import step
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Settings):
     """The settings of a method, and how it treats tensors, batches and losses."""
 
     members: Count = 4

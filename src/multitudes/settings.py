@@ -24,6 +24,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Set
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -68,7 +69,69 @@ Rate = Annotated[float, at_least(0), below(1)]
 
 Kind = TypeVar("Kind")
 
+ALIASES = {
+    "members": "M k n num_members n_members ensemble_size num_estimators n_estimators num_models size samples num_samples "
+    "n_samples passes heads num_heads masks num_masks",
+    "batch": "batch_size bs", "epochs": "max_epochs num_epochs n_epochs num_train_epochs", "lr": "learning_rate max_lr base_lr",
+    "weight_decay": "wd l2", "clip": "gradient_clip_val grad_clip max_grad_norm clip_grad_norm", "optimizer": "optim optimiser",
+    "schedule": "scheduler lr_scheduler lr_schedule", "accumulate": "accumulate_grad_batches gradient_accumulation_steps",
+    "validation": "val valid val_set", "warmup": "warmup_epochs", "seed": "random_state", "precision": "amp dtype",
+    "loss": "criterion", "patience": "early_stopping early_stop early_stopping_patience",
+    "class_weights": "weight weights class_weight",
+}  # fmt: skip
+"""Names that other libraries have for a setting, separated by spaces."""
+
 KIND_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
+
+
+class _Signature:
+    """The signature of a dataclass's `__init__`, for help(): Python would show that of `__new__`."""
+
+    def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
+        made = inspect.signature(owner.__init__)
+        return made.replace(parameters=list(made.parameters.values())[1:])
+
+
+class Settings:
+    """Base of keyword-only dataclasses. An argument without a name, or with an unknown one, is answered with the right name.
+
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Mask(Settings):
+    ...     members: Count = 4
+    >>> Mask(ensemble_size=4)
+    Traceback (most recent call last):
+    multitudes.errors.InputError: Mask(ensemble_size=...): there is no such setting: type members=. Settings: members
+    """
+
+    __signature__ = _Signature()
+
+    def __new__(cls, *values: Any, **settings: Any) -> Any:
+        """Checks the names of the arguments; `__init__` then takes them."""
+        names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+        if values:
+            line = f"{cls.__name__}()"
+            with contextlib.suppress(Exception):
+                cls(**{names[0]: values[0]})
+                line = f"{cls.__name__}({names[0]}={_short(values[0])})"
+            raise InputError(f"{cls.__name__} takes settings by name, as in {line}. Settings: {', '.join(names)}")
+        unknown = [name for name in settings if name not in names]
+        if unknown:
+            shown = ", ".join(f"{name}=..." for name in unknown)
+            meant = [f"{near}=" for name in unknown if (near := _nearest(name, names))]
+            hint = f": type {' and '.join(dict.fromkeys(meant))}" if meant else ""
+            raise InputError(f"{cls.__name__}({shown}): there is no such setting{hint}. Settings: {', '.join(names)}")
+        return super().__new__(cls)
+
+
+def _nearest(name: str, names: list[str]) -> str | None:
+    """Returns the setting that an unknown name most likely means."""
+    alias = next((own for own, others in ALIASES.items() if own in names and name in others.split()), None)
+    return alias or next(iter(get_close_matches(name, names, n=1, cutoff=0.6)), None)
+
+
+def _short(value: Any) -> str:
+    """Returns a value as typed, if that is short."""
+    return text if len(text := repr(value)) <= 20 else "..."
 
 
 def check_settings(settings: Any) -> None:

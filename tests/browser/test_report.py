@@ -156,6 +156,16 @@ def test_the_page_never_scrolls_sideways(opened: Any) -> None:
     assert wide == []
 
 
+def test_costs_and_detection_are_visible_on_a_desktop(opened: Any) -> None:
+    """Without scrolling the table."""
+    if opened.viewport_size["width"] < 1000:
+        pytest.skip("a phone shows the first columns")
+    edge = opened.evaluate("document.querySelector('.scroll').getBoundingClientRect().right")
+    for title in ("Parameters", "Multiply-", "AUROC"):
+        head = opened.locator("#table thead th", has_text=title).last
+        assert head.bounding_box()["x"] + head.bounding_box()["width"] <= edge + 1, title
+
+
 def test_names_stay_visible_while_a_table_scrolls(opened: Any) -> None:
     opened.evaluate("document.querySelector('.scroll').scrollLeft = 300")
     assert opened.evaluate("document.querySelector('.scroll').scrollLeft") > 0

@@ -53,19 +53,19 @@ def test_one_panel_has_both_labels() -> None:
     assert (panels[0].get_xlabel(), panels[0].get_ylabel()) == ("x", "y")
 
 
-def test_a_long_legend_goes_below_the_axes_of_a_taller_figure() -> None:
-    for count, inside in ((canvas.FEW, True), (canvas.FEW + 1, False)):
+def test_a_legend_goes_below_the_axes_of_a_taller_figure() -> None:
+    """Over no curve, however few there are."""
+    for count in (1, 6):
         ax = canvas.axes_or_new(None, 3, LIGHT)
         for index in range(count):
             ax.plot([0, 1], [index, 1], label=f"run {index}")
         canvas.runs_legend(ax, LIGHT, count)
         figure = canvas.figure_of(ax)
-        legend = ax.get_legend() if inside else figure.legends[0]
-        assert legend is not None
+        (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == [f"run {index}" for index in range(count)]
-        assert (figure.get_figheight() == 3) == inside
+        assert figure.get_figheight() > 3
         figure.draw_without_rendering()
-        assert legend.get_window_extent().overlaps(ax.get_window_extent()) == inside
+        assert not legend.get_window_extent().overlaps(ax.get_window_extent())
 
 
 def test_the_scale_is_the_themes() -> None:

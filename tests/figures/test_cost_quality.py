@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from multitudes.errors import InputError
 from multitudes.figures import cost_quality
 from multitudes.figures.cost_quality import _round_numbers
+from multitudes.figures.theme import look
 
 ROWS = [
     {"name": "single", "cost": 1, "quality": 94.1, "size": 11.2},
@@ -30,6 +32,16 @@ def test_discs_have_the_right_position_and_area() -> None:
     ax = cost_quality(ROWS).axes[0]
     np.testing.assert_array_equal(ax.collections[0].get_offsets(), [[r["cost"], r["quality"]] for r in ROWS])
     np.testing.assert_allclose(areas(ax) / areas(ax)[0], [1, 4, 8.2 / 11.2])
+
+
+def test_a_method_has_its_own_colour_or_grey() -> None:
+    """The colours are those of the method's curves in other figures."""
+    shades = (
+        cost_quality([{**row, "style": style} for row, style in zip(ROWS, (0, 3, None), strict=True)]).axes[0].collections[0]
+    )
+    light = look("light")
+    wanted = [to_rgb(colour) for colour in (light.style(0).colour, light.style(3).colour, light.muted)]
+    np.testing.assert_allclose(np.asarray(shades.get_facecolor())[:, :3], wanted)
 
 
 def test_the_legend_has_discs_of_the_same_scale() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from multitudes.errors import InputError
 from multitudes.figures import ood
+from multitudes.figures.theme import look
 from multitudes.scores import detection
 
 BINS = 12
@@ -37,6 +38,21 @@ def test_histograms_hold_shares_and_curves_the_roc(runs: dict[str, tuple[torch.T
     assert legend is not None
     expected = [f"{n}: AUROC {detection.auroc(torch.cat(run), torch.arange(110) >= 80):.3f}" for n, run in runs.items()]
     assert [text.get_text() for text in legend.get_texts()] == expected
+
+
+def test_few_runs_have_histograms_and_all_have_a_curve(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Curves keep the colour of their histogram, and no legend lies over the curves."""
+    figure = ood(runs, name="svhn", histograms=1)
+    histogram, curves = figure.axes
+    assert curves.get_title(loc="left") == "Detection of svhn (ROC)"
+    assert [line.get_color() for line in curves.lines[:-1]] == [look("light").style(index).colour for index in range(len(runs))]
+    figure.draw_without_rendering()
+    for ax in (histogram, curves):
+        legend = ax.get_legend()
+        assert legend is not None
+        assert not any(legend.get_window_extent().overlaps(other.get_window_extent()) for other in figure.axes)
+    with pytest.raises(InputError, match="histograms=0"):
+        ood(runs, histograms=0)
 
 
 @pytest.mark.slow

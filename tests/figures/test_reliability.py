@@ -45,8 +45,7 @@ def test_bars_stand_in_their_bin_and_beside_each_other(runs: dict[str, tuple[tor
 
 
 def test_the_legend_has_the_calibration_error(runs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    legend = reliability(runs, bins=BINS).axes[0].get_legend()
-    assert legend is not None
+    (legend,) = reliability(runs, bins=BINS).legends
     expected = [f"{name}: ECE {calibration.ece(*run, BINS):.3f}" for name, run in runs.items()]
     assert [text.get_text() for text in legend.get_texts()][1:] == expected
     assert calibration.ece(*runs["sure"], BINS) != calibration.ece(*runs["timid"], BINS)
@@ -56,13 +55,13 @@ def test_bins_of_few_examples_are_left_out() -> None:
     """As in the EMP paper: no point, no gap and no part in the ECE; the bars still show them."""
     confidence = torch.tensor([0.12] * 5 + [0.52] * 6 + [0.97] * 9, dtype=torch.float64)
     correct = torch.tensor([1] * 5 + [0, 1] * 3 + [1] * 8 + [0])
-    upper, lower = reliability({"a": (confidence, correct)}, bins=20, drop=5).axes
+    figure = reliability({"a": (confidence, correct)}, bins=20, drop=5)
+    upper, lower = figure.axes
     np.testing.assert_allclose(upper.lines[1].get_xydata(), [[0.52, 0.5], [0.97, 8 / 9]])
     assert len(upper.collections[0].get_segments()) == 2  # type: ignore[attr-defined]
     heights = [bar.get_height() for bar in lower.containers[0]]
     assert [heights[n] for n in (2, 10, 19)] == [5, 6, 9]
-    legend = upper.get_legend()
-    assert legend is not None
+    (legend,) = figure.legends
     error = (6 * 0.02 + 9 * (0.97 - 8 / 9)) / 15
     assert legend.get_texts()[1].get_text() == f"a: ECE {error:.3f}"
 

@@ -12,7 +12,7 @@ import torch
 
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.report.examples import examples, png, select_examples, votes
+from multitudes.report.examples import Images, examples, png, select_examples, votes
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
 
@@ -65,7 +65,7 @@ def test_one_network_has_probabilities_for_votes() -> None:
 @pytest.mark.parametrize("task", ["classes", "binary", "gaussian", "regression", "multilabel", "dense"])
 def test_the_examples_of_every_task(made: Make, task: str) -> None:
     images = torch.rand(30, 3, 5, 4)
-    text = examples(grouped([made(task=task)]), images, ["a", "b", "<c>"] if task != "gaussian" else None)
+    text = examples(grouped([made(task=task)]), Images(images), ["a", "b", "<c>"] if task != "gaussian" else None)
     assert "<c>" not in text
     assert ("<img" in text) == (task not in ("multilabel", "dense"))
     assert ('class="votes"' in text) == (task in ("classes", "binary"))
@@ -74,13 +74,13 @@ def test_the_examples_of_every_task(made: Make, task: str) -> None:
 
 def test_the_best_ensemble_is_shown(made: Make) -> None:
     groups = grouped([made("single", members=1), made("packed")])
-    text = examples(groups, torch.rand(30, 1, 4, 4), None)
+    text = examples(groups, Images(torch.rand(30, 1, 4, 4)), None)
     assert "<strong>packed</strong> (3 members)" in text
     assert re.search(r"class \d", text)
 
 
 def test_without_images_there_are_no_examples(made: Make) -> None:
-    assert examples(grouped([made()]), None, None) == ""
+    assert examples(grouped([made()]), Images(), None) == ""
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,27 @@ def test_without_images_there_are_no_examples(made: Make) -> None:
 )
 def test_wrong_images_and_classes_are_refused(made: Make, images: torch.Tensor, classes: list[str] | None, noun: str) -> None:
     with pytest.raises(InputError, match=noun):
-        examples(grouped([made()]), images, classes)
+        examples(grouped([made()]), Images(images), classes)
+
+
+def test_images_out_of_distribution_are_shown_without_their_own_labels(made: Make) -> None:
+    """Their labels count classes of another set, so nothing is right or wrong. The surest is the one of least entropy."""
+    logits = torch.zeros(2, 9, 3)
+    logits[:, 4, 1] = 9.0
+    far = Prediction(logits=logits, targets=torch.ones(9, dtype=torch.long))
+    images = torch.zeros(9, 1, 4, 4, dtype=torch.uint8)
+    images[4] = 255
+    row = made(ood={"svhn": far})
+    text = examples(grouped([row]), Images(torch.rand(30, 1, 4, 4), {"svhn": images}), ["a", "b", "c"])
+    _, surest = text.split("Out of distribution: svhn, most certain")
+    surest, doubted = surest.split("Out of distribution: svhn, most uncertain")
+    assert png(images[4]) in re.findall(r'<img src="([^"]*)"', surest)[0]
+    assert png(images[4]) not in doubted
+    assert surest.count("<img") == doubted.count("<img") == 6
+    assert ">svhn<" in surest
+    assert "b at 100%" in surest
+    assert not re.search('predicted (right|wrong)|class="right"', surest + doubted)
+    with pytest.raises(InputError, match=r"ood_images\['svhn'\] has 8 images.* 9 such"):
+        examples(grouped([row]), Images(torch.rand(30, 1, 4, 4), {"svhn": images[1:]}), None)
+    with pytest.raises(InputError, match=r"ood_images\['far'\] has 9 images.* none such"):
+        examples(grouped([row]), Images(torch.rand(30, 1, 4, 4), {"far": images}), None)

@@ -19,6 +19,9 @@ import multitudes as mt
 from multitudes.errors import FileError, InputError
 from multitudes.prediction.prediction import Prediction
 from multitudes.report import report
+from multitudes.report.examples import Images
+from multitudes.report.groups import grouped
+from multitudes.report.page import page
 from multitudes.report.row import Row, load_rows
 from multitudes.scores.scores import Scores
 
@@ -193,3 +196,17 @@ def test_wrong_arguments_are_refused(made: Make, tmp_path: Path) -> None:
 def test_the_pages_files_are_shipped() -> None:
     folder = resources.files("multitudes.report")
     assert all(folder.joinpath(name).is_file() for name in ("page.html", "page.css", "page.js"))
+
+
+def test_a_method_has_one_colour_on_the_whole_page(made: Make) -> None:
+    """In the headline, the table, the discs and the curves."""
+    costs = {"latency": 1.0, "parameters": 1.0}
+    rows = [made("single", method="Single()", cost=costs), made("packed", seed=1, cost={**costs, "latency": 2.0})]
+    rows[0] = dataclasses.replace(rows[0], losses={"": torch.full((30,), 9.0)})
+    rows[1] = dataclasses.replace(rows[1], losses={"": torch.zeros(30)})
+    text = page(grouped(rows), "title", Images(), None)
+    (headline,) = re.findall(r'<p class="summary">(.*?)</p>', text)
+    assert '<strong style="--shade: var(--run-1)">packed</strong>' in headline
+    assert re.search(r'<span class="dot" style="--shade: var\(--run-1\)"></span>packed', text)
+    (cost, *_) = re.findall(r'<svg[^>]*aria-label="Cost and quality.*?</svg>', text)
+    assert {"var(--run-0)", "var(--run-1)"} <= set(re.findall(r"var\(--run-\d\)", cost))

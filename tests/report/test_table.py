@@ -12,6 +12,7 @@ from multitudes.report.row import Row
 from multitudes.report.table import columns, glossary, legend, table
 
 Make = Callable[..., Row]
+MUTUAL = ["mutual", "information"]
 
 
 def cells(text: str, row: str) -> list[str]:
@@ -20,14 +21,35 @@ def cells(text: str, row: str) -> list[str]:
     return re.findall(r"<td.*?</td>", line)
 
 
-def test_main_scores_come_first_then_times_other_scores_and_costs(made: Make) -> None:
+def test_main_scores_come_first_then_costs_detection_and_other_scores(made: Make) -> None:
     row = made(cost={"parameters": 3, "single_parameters": 1, "watts": 2, "latency": 1.0, "step": 2.0}, seconds=3.0)
     row = Row(**{**vars(row), "scores": mt.score(row.prediction, ood={"svhn": row.prediction})})
     first, rest = columns(grouped([row]))
-    titles = """NLL, ECE, Accuracy, Training step, Prediction, Brier, AURC, AUROC svhn (entropy), Parameters, Training, Watts"""
+    titles = (
+        "NLL, ECE, Accuracy, Training step, Prediction time, Parameters, Watts, AUROC svhn (entropy), AUROC svhn (best), "
+        "Training, Brier, AURC"
+    )
     assert [column.title for column in first] == titles.split(", ")
     assert {"MCE", "Disagreement", "AUROC svhn (MSP)"} <= {column.title for column in rest}
     assert not {column.key for column in first} & {column.key for column in rest}
+
+
+def test_each_method_has_its_own_best_ood_score_beside_the_common_one(scored: Make) -> None:
+    """Over seeds the best is that of the mean; its name is in the cell, and the best of all methods is bold."""
+    rows = [
+        scored("a", auroc__entropy=0.7, auroc__msp=0.8, auroc__mutual_information=0.75),
+        scored("b", seed=0, auroc__entropy=0.7, auroc__msp=0.5, auroc__mutual_information=0.9),
+        scored("b", seed=1, auroc__entropy=0.7, auroc__msp=0.99, auroc__mutual_information=0.86),
+    ]
+    groups = grouped(rows)
+    first, _ = columns(groups)
+    text = table(groups, first, "t", "all")
+    assert [column.key for column in first] == ["auroc/entropy", "auroc/best"]
+    assert [re.sub("<[^>]*>", " ", cells(text, row)[1]).split() for row in "ab"] == [["0.8000", "MSP"], ["0.8800", *MUTUAL]]
+    assert ["<strong>" in cells(text, row)[1] for row in "ab"] == [False, True]
+    assert "best for the method" in legend(groups, first)
+    alone = grouped([scored("a", auroc__entropy=0.7)])
+    assert [column.key for column in columns(alone)[0]] == ["auroc/entropy"], "there is nothing to choose from"
 
 
 def test_single_corruptions_are_no_columns(scored: Make) -> None:

@@ -32,6 +32,14 @@ def network():
 def own():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(10, 4), nn.Linear(7, 2)
+
+    def forward(self, ids, numbers):
+        return self.last(torch.cat([self.embed(ids).mean(1), numbers], 1))
+
 def small():
     return Job(name="small", network=network, train=Data(x[:64], y[:64]), test=Data(x[64:96], y[64:96]),
                validation=Data(x[96:], y[96:]), ood={"far": Data(x[:20] + 9, y[:20])},
@@ -58,32 +66,10 @@ def typed(*words: str, code: int = 0) -> str:
 
 
 def test_help_has_an_example() -> None:
-    for name in ("bench", "train", "predict", "score", "report", "plan", "census"):
+    for name in ("init", "bench", "train", "predict", "score", "report", "plan", "census"):
         text = typed(name, "--help")
         assert f"multitudes {name} " in text
         assert "--json" in text
-
-
-def test_from_training_to_scores(tmp_path: Path) -> None:
-    """Each command reads the files of the one before."""
-    trained = json.loads(typed("train", *TASK, "--method", "deep(members=2)", "--out", "runs/a", "--epochs", "3", "--json"))
-    assert trained["epochs"] == 3
-    assert json.loads(Path("runs/a/config.json").read_text())["settings"]["members"] == 2
-    for name in ("test", "far"):
-        predicted = json.loads(typed("predict", "runs/a", *TASK, "--data", name, "--out", f"{name}.safetensors", "--json"))
-        assert predicted["members"] == 2
-    scores = mt.scores.Scores.from_json(typed("score", "test.safetensors", "--ood", "far=far.safetensors", "--json"))
-    best = mt.load("runs/a/best.multitude", __import__("jobs_of_shell").network())
-    assert scores["accuracy"] == mt.score(mt.predict(best, __import__("jobs_of_shell").small().test))["accuracy"]
-    assert "auroc/msp" in scores
-    assert "accuracy" in typed("score", "test.safetensors")
-    assert "best.multitude" in typed("train", *TASK, "--out", "runs/b", "--epochs", "1")
-
-
-def test_your_own_network() -> None:
-    typed("train", *TASK, "--model", "jobs_of_shell:own", "--method", "multihead", "--out", "runs/a", "--epochs", "1")
-    typed("predict", "runs/a", *TASK, "--model", "jobs_of_shell:own", "--out", "a.safetensors")
-    assert mt.Prediction.load("a.safetensors").count == 4
 
 
 @pytest.mark.slow
@@ -105,6 +91,15 @@ def test_a_sweep_and_its_report(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert pages == [["deep(members=2)", "single"], ["single"]]
 
 
+def test_a_plan_of_several_inputs() -> None:
+    """Ids stay below the number of different ones, else the embedding would fail."""
+    words = ["plan", "jobs_of_shell:Words", "--method", "deep", "--json"]
+    found = json.loads(typed(*words, "--example", "8x16:int64:10", "--example", "numbers=8x3"))
+    assert found["converted"] == ["embed", "last"]
+    with pytest.raises(mt.InputError, match="index out of range"):
+        typed(*words, "--example", "8x16:int64:100", "--example", "8x3")
+
+
 def test_a_plan() -> None:
     assert "Linear" in typed("plan", "jobs_of_shell:own", "--example", "2,6", "--method", "packed(alpha=2)")
     found = json.loads(typed("plan", "jobs_of_shell:own", "--example", "2,6", "--method", "multihead", "--json"))
@@ -118,9 +113,18 @@ def test_a_plan() -> None:
         (["bench", *TASK, "--methods", "paked"], 2, "method 'paked'.*'packed'"),
         (["bench", *TASK, "--seeds", "a"], 2, "--seeds 'a'"),
         (["bench", *TASK, "--seeds", "4-0"], 2, "--seeds '4-0'"),
-        (["train", *TASK, "--method", "packed(alpa=2)", "--out", "a"], 2, "'alpa'.*'alpha'"),
-        (["predict", "nowhere", *TASK, "--out", "a"], 2, "nowhere .*multitude"),
-        (["predict", "nowhere", *TASK, "--data", "tst", "--out", "a"], 2, "'tst'.*'test'"),
+        (["train", *TASK, "--method", "packed(alpa=2)", "--out", "a"], 2, "alpa=.*type alpha="),
+        (["train", *TASK, "--method", "packed(draws=True)", "--out", "a"], 2, "draws=.*no such setting.*members"),
+        (["train", *TASK, "--model", "jobs_of_shell:nosuch", "--out", "a"], 2, "'nosuch'. Known: Words, network, own, small "),
+        (["train", "--task", "jobs_of_shell", "--out", "a"], 2, "jobs_of_shell:task.*multitudes init"),
+        (["train", "--task", "jobs_of_shell:own", "--out", "a"], 2, "Job, not a Sequential.*multitudes init"),
+        (["train", "--task", "cifar10", "--root", "nowhere", "--out", "a"], 1, "cifar10.*nowhere"),
+        (["train", *TASK, "--resume", "--force", "--out", "a"], 2, "--force .*--resume"),
+        (["predict", "nowhere", *TASK, "--out", "a.csv"], 2, "nowhere.*multitude"),
+        (["predict", ".", "--out", "a.csv"], 2, "does not say its task: give --task"),
+        (["predict", ".", *TASK, "--data", "tst", "--out", "a.csv"], 2, "'tst'.*'test'"),
+        (["predict", ".", *TASK, "--out", "a.txt"], 2, "a.txt must end in .safetensors or .csv"),
+        (["score", "a.csv"], 2, "a.csv is a table"),
         (["score", "nowhere.safetensors"], 1, "nowhere.safetensors"),
         (["report", "nowhere"], 1, "nowhere"),
         (["plan", "jobs_of_shell:own", "--example", "two"], 2, "--example 'two'"),
@@ -136,6 +140,28 @@ def test_errors_are_one_line(words: list[str], code: int, nouns: str, capsys: py
     assert re.search(nouns, printed.err.replace("\n", " "))
     assert "Traceback" not in printed.err
     assert not printed.out
+
+
+def test_texts_name_options_of_the_command() -> None:
+    """Arguments of Python become options, unless they have a value: then they are part of a line of Python."""
+    told = commands.in_flags("pass resume=True, or another out=. Give root=, not Recipe(lr=0.1) or f(out=path)", ["train"])
+    assert told == "pass --resume, or another --out. Give --root, not Recipe(lr=0.1) or f(out=path)"
+    assert commands.in_flags("Give root=.", ["score"]) == "Give root=.", "score has no such option"
+
+
+def test_data_that_is_missing_is_asked_for_by_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MULTITUDES_DATA", raising=False)
+    with pytest.raises(SystemExit):
+        commands.main(["train", "--task", "cifar10", "--out", "a"])
+    text = capsys.readouterr().err
+    assert "--root" in text
+    assert "root=" not in text
+
+
+def test_the_version() -> None:
+    assert typed("--version").split() == ["multitudes", mt.__version__]
 
 
 def test_usage_and_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

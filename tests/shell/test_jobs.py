@@ -96,3 +96,29 @@ def test_the_demo_is_trained_until_it_fits() -> None:
     job = find_job("fashion")
     assert sum(p.numel() for p in job.network().parameters()) > 100 * len(job.train)
     assert job.epoch == "last"
+
+
+def test_datasets_of_torch_become_data() -> None:
+    pairs = torch.utils.data.TensorDataset(torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
+    job = Job(name="pairs", network=lambda: MLP(2, (4,), 2), train=pairs, test=pairs, ood={"far": pairs})  # type: ignore[arg-type]
+    assert job.example.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert job.train.targets.tolist() == [0, 1, 0, 1, 0, 1]
+    assert job.ood["far"].inputs.shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"network": MLP(2, (4,), 2)}, r"network= must be a function.*lambda: Net\(\)"),
+        ({"train": torch.zeros(6, 2)}, r"train= must be a dataset, not a Tensor: multitudes.data.Data\(inputs, targets\)"),
+        ({"ood": {"far": torch.zeros(6, 2)}}, r"ood\['far'\] must be a dataset"),
+        ({"recipe": {"epochs": 3}}, "recipe must be a Recipe"),
+        ({"task": "class"}, "task='class'.*classes"),
+        ({"val": None}, r"Job\(val=\.\.\.\).*type validation="),
+    ],
+)
+def test_a_wrong_field_is_named(wrong: dict[str, object], text: str) -> None:
+    few = data.Data(torch.zeros(6, 2), torch.zeros(6, dtype=torch.long))
+    right = {"name": "few", "network": lambda: MLP(2, (4,), 2), "train": few, "test": few}
+    with pytest.raises(mt.InputError, match=text):
+        Job(**{**right, **wrong})

@@ -17,7 +17,9 @@ from multitudes.shell.trial import Trial
 
 
 def trial(folder: Path, name: str) -> Trial:
-    return Trial(task="fashion", name=name, method=mt.Single(), seed=7, budget=Budget(3, "epochs"), folder=folder / name)
+    return Trial(
+        task="fashion", name=name, text=name, method=mt.Single(), seed=7, budget=Budget(3, "epochs"), folder=folder / name
+    )
 
 
 def shown(table: SweepTable) -> str:

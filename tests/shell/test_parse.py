@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import multitudes as mt
@@ -39,7 +40,7 @@ def test_the_text_overrides_settings_of_the_job() -> None:
     ("read", "text", "nouns"),
     [
         (parse.method, "paked", "method 'paked'.*'packed'.*batchensemble, .*deep"),
-        (parse.method, "packed(alpa=2)", "setting of packed 'alpa'.*'alpha'"),
+        (parse.method, "packed(alpa=2)", "alpa=.*no such setting: type alpha="),
         (parse.method, "packed(2)", "name=value"),
         (parse.method, "packed(alpha=__import__('os'))", "name=value"),
         (parse.method, "packed(alpha=2", "name=value"),
@@ -50,6 +51,10 @@ def test_the_text_overrides_settings_of_the_job() -> None:
         (parse.seeds, "4-0", "--seeds '4-0'"),
         (parse.shape, "two", "--example 'two'"),
         (parse.shape, "2,0", "--example '2,0'"),
+        (lambda text: parse.example([text]), "8x3:whole", "type such as float32"),
+        (lambda text: parse.example([text]), "8x3:float32:5", "only ids have a count"),
+        (lambda text: parse.example([text]), "8x3:int64:few", "'few' must be the number"),
+        (lambda text: parse.example([text]), "a b=8x3", "no name of an argument"),
         (parse.import_by_name, "pathlib", "MODULE:NAME"),
         (parse.import_by_name, ":make", "MODULE:NAME"),
         (parse.import_by_name, "pathlib:", "MODULE:NAME"),
@@ -60,6 +65,15 @@ def test_the_text_overrides_settings_of_the_job() -> None:
 def test_wrong_text_is_refused(read: Callable[[str], object], text: str, nouns: str) -> None:
     with pytest.raises(mt.InputError, match=nouns):
         read(text)
+
+
+def test_examples_are_random_numbers_and_ids() -> None:
+    """Ids stay below their count and reach it; numbers are not all zero, or a proof on them would prove little."""
+    ids, mask = parse.example(["4x500:int32:7", "mask=4x500:bool"]).tensors()
+    assert (ids.dtype, ids.shape, int(ids.min()), int(ids.max())) == (torch.int32, (4, 500), 0, 6)
+    assert mask.dtype == torch.bool
+    (numbers,) = parse.example(["8,3"]).tensors()
+    assert float(numbers.std()) > 0.5
 
 
 def test_a_list_is_split_at_commas_outside_brackets() -> None:

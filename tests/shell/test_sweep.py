@@ -11,7 +11,7 @@ import multitudes as mt
 from multitudes.report.row import Row
 from multitudes.scores.scores import Scores
 from multitudes.shell import sweep
-from multitudes.shell.sweep import run_trials, trials
+from multitudes.shell.sweep import check_folders, run_trials, trials
 from multitudes.shell.trial import Trial
 
 MODULE = """
@@ -66,9 +66,50 @@ def test_methods_and_seeds(task: str) -> None:
         ("deep(members=2)", 1, "out/deep_members_2-1"),
     ]  # fmt: skip
     assert found[1].method == mt.Deep(members=2)
-    assert found[1].command == f"multitudes bench --task {task} --methods 'deep(members=2)' --seeds 0 --budget '2 epochs'"
-    assert trials(task, ["emp(prior='none')"], root="a b")[0].command.endswith("--budget '2 epochs' --root 'a b'")
+    assert (
+        found[1].command
+        == f"multitudes bench --task {task} --methods 'deep(members=2)' --seeds 0 --budget '2 epochs' --out out"
+    )
+    assert trials(task, ["emp(prior='none')"], root="a b")[0].command.endswith(
+        "--budget '2 epochs' --out runs/bench --root 'a b'"
+    )
     assert {trial.name for trial in trials(task)} == {kind.__name__.lower() for kind in mt.Method.all()}
+
+
+def test_trials_of_other_settings_are_seen_before_any_training(task: str) -> None:
+    """They are refused, all at once, and --force removes them; files of others stay."""
+    sweep = listed(task)
+    scores = Scores({"accuracy": 0.8}, task="classes")
+    for trial, budget in zip(sweep[:2], ("2 epochs", "3 epochs"), strict=True):
+        settings = {"task": trial.task, "budget": budget}
+        Row(name=trial.name, method=repr(trial.method), scores=scores, settings=settings).save(trial.folder)
+    (sweep[1].folder / "mine.txt").touch()
+    with pytest.raises(mt.FileError, match=r"deep_members_2-0 holds another trial: budget was 3 epochs and is 2.*--force"):
+        check_folders(sweep, Path("out/report.html"), force=False)
+    check_folders(sweep, Path("out/report.html"), force=True)
+    assert [trial.done() for trial in sweep[:2]] == [True, False]
+    assert (sweep[1].folder / "mine.txt").exists()
+
+
+def test_a_page_of_others_stays(task: str) -> None:
+    Path("out").mkdir()
+    Path("out/report.html").touch()
+    with pytest.raises(mt.FileError, match=r"report.html is not of this sweep.*--force"):
+        check_folders(listed(task), Path("out/report.html"), force=False)
+    check_folders(listed(task), Path("out/report.html"), force=True)
+
+
+def test_only_what_may_pass_is_worth_a_second_try(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that the same command would meet again does not ask for it."""
+    for error, again in ((mt.FileError("other"), False), (mt.RunError("nan"), True), (OSError("disk"), True)):
+
+        def fail(trial: Trial, error: Exception = error) -> Row:
+            raise error
+
+        monkeypatch.setattr(Trial, "run", fail)
+        with pytest.raises(mt.RunError) as failed:
+            run_trials(listed(task))
+        assert ("run the command again" in str(failed.value)) == again
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ from multitudes import data
 from multitudes.models import MLP, LeNet
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
+from multitudes.shell import scoring
 from multitudes.shell import trial as trials
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Job, find_job
-from multitudes.shell.trial import Trial, corrupted
+from multitudes.shell.scoring import corrupted
+from multitudes.shell.trial import Trial
 
 FEW = data.fashion("train").subset(range(96))
 TEST = data.fashion("test").subset(range(60))
@@ -46,13 +48,13 @@ JOBS["small, last epoch"] = replace(JOBS["small"], epoch="last")
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "load_job", lambda task, root: JOBS[task])
-    corrupted.cache_clear()
 
 
 def trial(folder: Path, task: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
     return Trial(
         task=task,
         name="packed",
+        text="packed(members=2)",
         method=method or mt.Packed(members=2),
         seed=3,
         budget=Budget.read(budget),
@@ -95,7 +97,7 @@ def test_scores_are_of_the_best_epoch(finished: Path) -> None:
 def test_calibration_under_corruption_is_the_mean_over_corruptions(finished: Path) -> None:
     """ECE of a pool would be smaller: one corruption makes the network too sure, another one not sure enough."""
     best, row = mt.load(finished / "best.multitude", LeNet()), Row.load(finished)
-    apart = [mt.score(mt.predict(best, one))["ece"] for sets in corrupted("small", None).values() for one in sets.values()]
+    apart = [mt.score(mt.predict(best, one))["ece"] for sets in corrupted(JOBS["small"]).values() for one in sets.values()]
     assert row.scores["cECE"] == pytest.approx(sum(apart) / 10, abs=1e-6)
     (group,) = grouped([row])
     assert sum(group.shifted("ece")[s] for s in range(1, 6)) / 5 == pytest.approx(row.scores["cECE"])
@@ -128,16 +130,16 @@ def test_an_interrupted_trial_resumes(tmp_path: Path, finished: Path, monkeypatc
     """It keeps its number of epochs, although a budget in seconds would now give another, and ends with the same scores."""
     whole = Row.load(finished)
     monkeypatch.setattr(Budget, "epochs", lambda *args: 2)
-    part, predict = trial(tmp_path / "part", budget="5 s"), trials.predict
+    part, predict = trial(tmp_path / "part", budget="5 s"), scoring.predict
 
     def stop(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials, "predict", stop)
+    monkeypatch.setattr(scoring, "predict", stop)
     with pytest.raises(KeyboardInterrupt):
         part.run()
     assert not part.done()
-    monkeypatch.setattr(trials, "predict", predict)
+    monkeypatch.setattr(scoring, "predict", predict)
     monkeypatch.setattr(Budget, "epochs", lambda *args: 9)
     resumed = part.run()
     assert dict(resumed.scores) == dict(whole.scores)

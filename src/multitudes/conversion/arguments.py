@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.initialise import build, check_model
-from multitudes.engine.inputs import BatchAxis, checked_example
+from multitudes.engine.inputs import BatchAxis, Inputs, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.engine.seeds import checked_seed
+from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
 from multitudes.settings import Count, check_value
@@ -37,6 +41,7 @@ def checked_arguments(
     kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, example, batch_axis)
+    check_rows(net, inputs, example)
     if kept and not method.keeps_layers:
         raise InputError(
             f"keep={list(keep)}: {type(method).__name__} takes no keep=, since it chooses layers itself: leave keep= out"
@@ -50,8 +55,27 @@ def check_method(model: Any, method: Any) -> None:
         raise InputError(f"{method.__name__} is a class: give an instance with settings, as in {method.__name__}()")
     if not isinstance(method, Method):
         known = ", ".join(kind.__name__ for kind in Method.all())
-        raise InputError(f"{method!r} is not a method: give an instance of one of {known}")
+        if isinstance(model, Method) and isinstance(method, nn.Module):
+            raise InputError(f"the model comes first, then the method: ensemble(model, {model!r}, x)")
+        shown = f"a {type(method).__name__}" if isinstance(method, nn.Module) else repr(method)
+        raise InputError(f"{shown} is not a method: give an instance of one of {known}")
+    if isinstance(getattr(model, "engine", None), Engine):
+        raise InputError("the model is an ensemble already: give the network itself, or a member of it, ens.member(0)")
     check_model(model)
+
+
+def check_rows(model: nn.Module, inputs: Inputs, example: Any) -> None:
+    """Refuses one example in place of a batch, where the model takes both: numbers of one axis, as in x[0].
+
+    Of a batch a row may be left out; of one example a number may not.
+    """
+    if not isinstance(example, Tensor) or example.ndim != 1 or not example.is_floating_point() or example.is_meta:
+        return
+    (tensor,), outputs = inputs.tensors(), None
+    with torch.no_grad(), contextlib.suppress(Exception):
+        outputs = copy.deepcopy(model).eval()(tensor[:-1])
+    if not isinstance(outputs, Tensor) or not outputs.ndim or len(outputs) != len(tensor) - 1:
+        raise InputError(f"the example {list(example.shape)} is one example, not a batch: give rows first, x[None]")
 
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ from multitudes.engine.state import Engine
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import CheckError, ConversionError
+from multitudes.prediction.predict import checked_ensemble
 from multitudes.terminal import rendered, step
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def check(ensemble: Ensemble, x: Any) -> Check:
     Each member must equal its plain module, members must not affect each other, and executors must agree with the loop. The
     ensemble does not change. Of a large network two members are tried, on a smaller batch that runs the same operations.
     """
+    ensemble = checked_ensemble(ensemble, "check")
     example = checked_example(ensemble.template, x, ensemble.engine.batch_axis)
     small = smaller(ensemble.member(0), example, ensemble.engine.batch_axis)
     if small.large and not ensemble.method.draws_by_shape:

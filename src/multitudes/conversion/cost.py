@@ -21,6 +21,7 @@ from multitudes.engine.seeds import kept_randomness
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
+from multitudes.prediction.predict import checked_ensemble
 from multitudes.terminal import megabytes, rendered
 
 Precision = Literal["32", "bf16", "fp16"]
@@ -92,6 +93,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10, *, precision: Precision 
     precision  the precision of timed calls. Multiply-adds and memory are counted in full precision
     training   also times a training step: the method's loss with the mean square as criterion, backward, and SGD with momentum
     """
+    ensemble = checked_ensemble(ensemble, "cost")
     inputs = checked_example(ensemble.template, x, ensemble.engine.batch_axis, rows_at_least=1)
     if repeats < 1:
         raise InputError(f"repeats={repeats}: give the number of timed calls, 1 or more")

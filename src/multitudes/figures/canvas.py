@@ -21,9 +21,6 @@ SIZE = 10.5
 WIDTH = 5.0
 """Width of a figure with one panel, in inches."""
 
-FEW = 5
-"""Largest number of runs whose legend fits inside the axes; a longer legend goes below them."""
-
 
 def new_figure(width: float, height: float, look: Look) -> Figure:
     """Returns an empty figure of this size in inches."""
@@ -119,10 +116,7 @@ def legend(place: Axes | Figure, look: Look, **where: Any) -> None:
 
 
 def runs_legend(ax: Axes, look: Look, count: int) -> None:
-    """Adds the legend of runs: inside the axes up to `FEW` runs, else below them in a taller figure."""
-    if count <= FEW:
-        legend(ax, look, loc="upper left")
-        return
+    """Adds the legend of runs below the axes, where it hides no curve, and makes the figure taller by its height."""
     figure = figure_of(ax)
     figure.set_figheight(figure.get_figheight() + 0.22 * count)
     handles, labels = ax.get_legend_handles_labels()

@@ -32,7 +32,9 @@ def corruption(
     colours = look(theme)
     values = {name: _by_severity(name, run) for name, run in named_runs(runs, '{"single": {1: [...], 2: [...]}}')}
     severities = sorted({severity for run in values.values() for severity in run})
-    ax = canvas.axes_or_new(ax, 3.8, colours)
+    below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.18), "frameon": False, "ncols": 2}
+    where = {"loc": "best"} if ax is not None else below
+    ax = canvas.axes_or_new(ax, 3.8 + 0.11 * len(values), colours)
     width, handles = 0.8 / len(values), []  # type: float, list[tuple[Artist, Artist]]
     for index, run in enumerate(values.values()):
         middles = [severities.index(severity) + width * (index - (len(values) - 1) / 2) for severity in run]
@@ -47,7 +49,7 @@ def corruption(
     )
     ax.set_xticks(range(len(severities)), [str(severity) for severity in severities])
     ax.set_xlim(-0.5, len(severities) - 0.5)
-    canvas.legend(ax, colours, handles=handles, labels=list(values), loc="best")
+    canvas.legend(ax, colours, handles=handles, labels=list(values), **where)
     return canvas.figure_of(ax)
 
 

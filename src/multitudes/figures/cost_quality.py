@@ -38,16 +38,18 @@ def cost_quality(
 ) -> Figure:
     """Draws a labelled disc per method: cost on the x axis, quality on the y axis, size as the disc's area.
 
-    `methods` holds dicts {"name": ..., "cost": ..., "quality": ..., "size": ...}. The arguments `cost`, `quality` and `size`
-    are the labels of these numbers, such as cost="multiply-adds (G)". log=True makes the cost axis logarithmic.
+    `methods` holds dicts {"name": ..., "cost": ..., "quality": ..., "size": ...}, with the number of the method's colour under
+    "style", if you like, or None for grey. The arguments `cost`, `quality` and `size` are the labels of these numbers, such as
+    cost="multiply-adds (G)". log=True makes the cost axis logarithmic.
     """
-    colours = look(theme)
-    names, costs, qualities, sizes = _read(methods, log)
+    colours, rows = look(theme), list(methods)
+    names, costs, qualities, sizes = _read(rows, log)
+    shades = [colours.muted if (one := row.get("style", 0)) is None else colours.style(one).colour for row in rows]
     areas = LARGEST * sizes / sizes.max()
     ax = canvas.axes_or_new(ax, 4.4, colours)
     if log:
         ax.set_xscale("log")
-    ax.scatter(costs, qualities, s=areas, color=colours.style(0).colour, alpha=0.65, edgecolors=colours.paper, linewidths=0.8)
+    ax.scatter(costs, qualities, s=areas, color=shades, alpha=0.65, edgecolors=colours.paper, linewidths=0.8)
     ax.margins(0.14, 0.16)
     canvas.style_axes(ax, colours, title="Cost and quality", x=_capital(cost), y=_capital(quality))
     _size_legend(ax, sizes, size, colours)
@@ -55,8 +57,7 @@ def cost_quality(
     return canvas.figure_of(ax)
 
 
-def _read(methods: Iterable[Mapping[str, Any]], log: bool) -> tuple[list[str], Floats, Floats, Floats]:
-    rows = list(methods)
+def _read(rows: list[Mapping[str, Any]], log: bool) -> tuple[list[str], Floats, Floats, Floats]:
     if not rows:
         raise InputError("methods is empty: give at least one method")
     for row in rows:

@@ -54,7 +54,7 @@ def trajectories(
         )
     canvas.style_axes(panel, colours, title="Members during training", x=AXES[label][0], y=AXES[label][1])
     if ax is None:
-        canvas.runs_legend(panel, colours, max(len(members), canvas.FEW + 1))
+        canvas.runs_legend(panel, colours, len(members))
     else:
         canvas.legend(panel, colours, loc="best")
     return canvas.figure_of(panel)

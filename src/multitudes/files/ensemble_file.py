@@ -33,6 +33,7 @@ from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.method import Given, Method
+from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.temperature import Calibrator
 from multitudes.storage import FORMAT, _safetensors, digest, write
 
@@ -41,6 +42,7 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     """Writes the ensemble to one file. An old file stays until the new one is complete."""
     from safetensors.torch import save as to_bytes
 
+    ensemble = checked_ensemble(ensemble, "save")
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
         raise FileError(
@@ -67,6 +69,8 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     The ensemble gets the mode, dtypes and executors with which it was saved, and the model's device. Networks of
     `multitudes.models` need no `model`: the file has their arguments.
     """
+    if isinstance(path, nn.Module):
+        raise InputError("the path comes first, then the model: load(path, model)")
     source = Path(path)
     about, tensors = _read(source)
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):

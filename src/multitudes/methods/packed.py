@@ -63,7 +63,11 @@ class Packed(Method):
         check_rules(
             self,
             (most < self.members, "members of", "of must be at least members: it is the number of members before subset()"),
-            (self.alpha > most, "members alpha", f"alpha must be a number from 1 to {most}"),
+            (
+                self.alpha > most,
+                "members alpha",
+                f"alpha must be a number from 1 to {most}" if most > 1 else "one member is the single network: use Single()",
+            ),
         )
 
     @property

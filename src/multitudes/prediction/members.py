@@ -21,6 +21,9 @@ class Members(Mapping[str, Tensor]):
         self._task = task
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._values:
+            first = next(iter(self._values))
+            raise KeyError(f"members have no {name!r}: the outputs of member 0 are pred.members.{first}[0]")
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -15,7 +15,7 @@ from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, count_rows
 from multitudes.engine.state import Engine
-from multitudes.errors import InputError
+from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.prediction import tasks
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import reshaped
@@ -61,9 +61,7 @@ def predict(
                   N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
     split         a function that splits a batch into (input, targets); by default a batch is a tensor or a pair
     """
-    if not isinstance(getattr(ensemble, "engine", None), Engine):
-        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
-        raise InputError(f"predict takes an ensemble, not {type(ensemble).__name__}: make one with {example}")
+    ensemble = checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
         refuse_batches(data[0], ensemble)
@@ -75,7 +73,7 @@ def predict(
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
-            with explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
+            with explain_shape(ensemble, inputs), explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
                 collector.take(outputs_of(ensemble, call, draws), targets, count)
             advance(count)
     if not collector.seen:
@@ -104,6 +102,21 @@ def noise_of(ensemble: Ensemble, data: Any, task: str, tau_output: float | None)
 
 
 @contextlib.contextmanager
+def explain_shape(ensemble: Ensemble, inputs: Inputs) -> Iterator[None]:
+    """Explains an error of the network by inputs of another shape or dtype than the example of the conversion, if they are."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        example = Inputs.like(ensemble.plan.example, torch.device("meta"))
+        pairs = list(zip(inputs.tensors(), example.tensors(), strict=False))
+        if isinstance(error, MultitudesError) or all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in pairs):
+            raise
+        raise RunError(
+            f"the data has {inputs}, but the ensemble was converted for {example}: give such inputs ({error})"
+        ) from error
+
+
+@contextlib.contextmanager
 def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
     """Explains an error by a NaN or an infinite value in the inputs of a batch, if there is one."""
     try:
@@ -116,6 +129,14 @@ def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
                 where = "" if axis is None else f" of example {seen + at[axis]}"
                 raise InputError(f"the data has {value} in the inputs{where}: remove or replace it") from error
         raise
+
+
+def checked_ensemble(ensemble: Any, verb: str) -> Ensemble:
+    """Returns the ensemble; refuses anything else."""
+    if not isinstance(getattr(ensemble, "engine", None), Engine):
+        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
+        raise InputError(f"{verb} takes an ensemble, not {type(ensemble).__name__}: make one with {example}")
+    return ensemble
 
 
 def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from multitudes.data.dataset import Data
 from multitudes.errors import FileError, InputError
 from multitudes.prediction import uncertainty
 from multitudes.prediction.members import Members
-from multitudes.prediction.targets import reshaped
+from multitudes.prediction.targets import as_target_tensor, members_first, reshaped
 from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.temperature import Calibrator
 from multitudes.prediction.values import (
@@ -89,11 +89,10 @@ class Prediction:
         self._count = first.shape[0]
         self._shape = torch.Size([first.shape[1], *first.shape[3:]]) if self.task == "classes" else first.shape[1:]
         self._computed: dict[str, Tensor] = {}
-        self.targets = None if targets is None else torch.as_tensor(targets)
+        self.targets = None if targets is None else as_target_tensor(targets)
         if self.targets is not None and (not self.targets.ndim or len(self.targets) != len(self)):
-            raise InputError(
-                f"targets have shape {list(self.targets.shape)} for {len(self)} examples: give one target per example"
-            )
+            hint = members_first(self, self.targets) or ": give one target per example"
+            raise InputError(f"targets have shape {list(self.targets.shape)} for {len(self)} examples{hint}")
 
     @property
     def members(self) -> Members:
@@ -225,6 +224,10 @@ class Prediction:
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
         """Returns this prediction with the calibrator's temperatures applied."""
+        if not isinstance(calibrator, Calibrator):
+            raise InputError(
+                f"calibrated takes a calibrator, not a {type(calibrator).__name__}: mt.calibrate(held_out) fits one"
+            )
         if self.calibrator is not None:
             raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
         values, temperature = calibrator.applied(self.members, self.task)
@@ -385,16 +388,21 @@ class Prediction:
     @property
     def variance(self) -> Tensor:
         """The mixture's variance, aleatoric + epistemic."""
+        self._check_regression("variance")
         return self.aleatoric + self.epistemic
 
     @property
     def std(self) -> Tensor:
         """The mixture's standard deviation."""
+        self._check_regression("std")
         return self.variance.sqrt()
 
-    def _moment(self, name: str) -> Tensor:
+    def _check_regression(self, what: str) -> None:
         if self.task in CLASSES:
-            raise InputError(f"task={self.task!r} has no {name}: use probs, labels or entropy")
+            raise InputError(f"task={self.task!r} has no {what}: use probs, labels or entropy")
+
+    def _moment(self, name: str) -> Tensor:
+        self._check_regression(name)
         if name not in self._computed:
             self._computed.update(uncertainty.moments(self._values["mean"], self._values.get("variance")))
         return self._computed[name]
@@ -416,6 +424,7 @@ class Prediction:
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must be between 0 and 1, such as 0.95")
+        self._check_regression("interval")
         if "variance" not in self._values and self.count == 1 and not bool((self.variance > 0).any()):
             raise InputError(
                 "interval needs an uncertainty: a single network without variances has none. Train with task='gaussian', or "

@@ -23,7 +23,7 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
     """
     if targets is None and prediction.targets is None:
         raise InputError("there are no targets: pass targets=, or predict a dataset of pairs (input, target)")
-    tensor = torch.as_tensor(prediction.targets if targets is None else targets).detach().cpu()
+    tensor = as_target_tensor(prediction.targets if targets is None else targets).detach().cpu()
     if targets is not None:
         _check_order(prediction, tensor)
     if tensor.shape != prediction.shape:
@@ -32,6 +32,32 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
         check_finite(tensor)
         return tensor.double() if tensor.dtype == torch.float64 else tensor.float()
     return as_classes(tensor, prediction.classes, ignore)
+
+
+def check_prediction(value: Any, verb: str) -> None:
+    """Refuses anything but a prediction, where `verb` takes one."""
+    if not hasattr(value, "has_members"):  # the class itself is defined above this module
+        raise InputError(
+            f"{verb} takes a Prediction, not a {type(value).__name__}: mt.predict(ens, data), or mt.Prediction(logits=...)"
+        )
+
+
+def as_target_tensor(targets: Any) -> Tensor:
+    """Returns targets as a tensor; refuses those that are not numbers."""
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "targets= must be numbers, classes as whole numbers from 0. For names: "
+            "targets = torch.tensor([classes.index(name) for name in names])"
+        ) from error
+
+
+def members_first(prediction: Prediction, targets: Tensor) -> str:
+    """Returns a hint, if targets fit the members' axis: outputs ``[N, M, ...]`` were given in place of ``[M, N, ...]``."""
+    if targets.ndim and len(targets) == prediction.count != len(prediction):
+        return f", and there are {prediction.count} members: members come first, as in logits.transpose(0, 1)"
+    return ""
 
 
 def _check_order(prediction: Prediction, targets: Tensor) -> None:
@@ -50,9 +76,11 @@ def _check_order(prediction: Prediction, targets: Tensor) -> None:
 
 def reshaped(targets: Tensor, prediction: Prediction) -> Tensor:
     """Reshapes targets to the shape of the prediction. Their shape may differ only by axes of length one."""
-    hint = ""
+    hint = members_first(prediction, targets)
     if prediction.task == "classes" and targets.ndim == len(prediction.shape) + 1 and targets.shape[1] == prediction.classes:
         hint = ": give labels, targets.argmax(1)"
+    elif prediction.task == "binary" and prediction.shape[1:] == (2,) and targets.shape == prediction.shape[:1]:
+        hint = ": for two logits per example use task='classes'"
     elif prediction.task == "classes" and targets.ndim == len(prediction.shape) > 1:
         hint = f"; axis 1 was read as {prediction.classes} classes: if classes are the last axis, pass class_axis=-1"
     return reshape_like(targets, prediction.shape, "predictions", hint)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from multitudes.errors import InputError
 from multitudes.prediction import uncertainty
-from multitudes.prediction.targets import checked_targets
+from multitudes.prediction.targets import check_prediction, checked_targets
 from multitudes.prediction.values import CLASSES, log_probs_of
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def calibrate(
     >>> calibrator = mt.calibrate(mt.predict(ens, validation))            # doctest: +SKIP
     >>> ens.calibrator = calibrator                                       # doctest: +SKIP
     """
+    check_prediction(prediction, "calibrate")
     if of not in ("mixture", "members"):
         raise InputError(f"of={of!r}: choose 'mixture' or 'members'")
     if prediction.calibrator is not None:

@@ -47,8 +47,8 @@ def with_classes_second(value: Tensor, class_axis: int) -> Tensor:
     """Moves the class axis of each member's output ``[N, ...]`` to its second place: returns ``[M, N, K, ...]``."""
     if value.ndim < 3:
         raise InputError(
-            f"task='classes' needs logits or probs [M, N, K, ...], not {list(value.shape)}. For one logit per example: "
-            "task='binary'"
+            f"task='classes' needs logits or probs [M, N, K, ...], not {list(value.shape)}. For one network: "
+            "logits[None]. For one logit per example: task='binary'"
         )
     rank = value.ndim - 1
     if not -rank <= class_axis < rank or class_axis % rank == 0:

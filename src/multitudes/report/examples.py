@@ -1,11 +1,11 @@
-"""Examples: the most and least certain images of an ensemble, with the votes of its members."""
+"""Examples: the most and least certain images of an ensemble, in and out of distribution, with the votes of its members."""
 
 from __future__ import annotations
 
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,14 @@ LARGEST = 160
 MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
+class Images(NamedTuple):
+    """The images of the predictions, ``[N, C, H, W]`` each."""
+
+    test: Tensor | None = None
+    ood: Mapping[str, Tensor] = {}
+    """Those of out-of-distribution sets, by name."""
+
+
 class Selection(NamedTuple):
     """Some examples (`rows`), with a title and the reason for the choice (`about`)."""
 
@@ -38,11 +46,13 @@ class Selection(NamedTuple):
     rows: list[int]
 
 
-def examples(ranked: Sequence[Group], images: Tensor | None, classes: Sequence[str] | None) -> str:
-    """Returns the HTML of examples: `images` with the predictions of the best ensemble that has any. Empty without images."""
+def examples(ranked: Sequence[Group], given: Images, classes: Sequence[str] | None) -> str:
+    """Returns the HTML of examples: images with the predictions of the best ensemble that has any. Empty without images."""
+    images = given.test
     if images is None:
         return ""
-    _check_images(images)
+    for name, own in {"images=": images, **{f"ood_images[{name!r}]": own for name, own in given.ood.items()}}.items():
+        _check_images(name, own)
     fitting = [g for g in ranked if g.first.prediction is not None and len(g.first.prediction) == len(images) > 0]
     if not fitting:
         sizes = sorted({len(g.first.prediction) for g in ranked if g.first.prediction is not None})
@@ -57,19 +67,32 @@ def examples(ranked: Sequence[Group], images: Tensor | None, classes: Sequence[s
     assert prediction is not None
     if classes is not None and prediction.task in CLASSES and len(classes) < prediction.classes:
         raise InputError(f"classes= has {len(classes)} names for {prediction.classes} classes: give one name per class")
-    body = _dense(prediction, images, classes) if len(prediction.shape) > 1 else _cards(prediction, images, classes)
+    dense = len(prediction.shape) > 1
+    body = _dense(prediction, images, classes) if dense else _cards(select_examples(prediction), prediction, images, classes)
+    for name, own in {} if dense else given.ood.items():
+        far = group.first.ood.get(name)
+        if far is None or len(far) != len(own):
+            has = "none" if far is None else len(far)
+            raise InputError(
+                f"ood_images[{name!r}] has {len(own)} images, but the rows have {has} such predictions: pass its own"
+            )
+        if far.task in CLASSES:
+            body += _cards(select_foreign(name, far), far, own, classes, name)
     seed = f", seed {group.first.seed}" if len(group.rows) > 1 else ""
     members = counted(prediction.count, "member")
     return f"<p>Predictions of <strong>{safe(group.label)}</strong> ({members}{seed}).</p>{body}" if body else ""
 
 
-def _cards(prediction: Prediction, images: Tensor, classes: Sequence[str] | None) -> str:
-    selections = select_examples(prediction)
+def _cards(
+    selections: Sequence[Selection], prediction: Prediction, images: Tensor, classes: Sequence[str] | None, ood: str = ""
+) -> str:
+    """Returns the HTML of selected examples, each with its image; `ood` is the name of an out-of-distribution set."""
     card = _class_card if prediction.task in CLASSES else _number_card
     parts = []
     for selection in selections:
-        cards = "".join(f"<li>{card(prediction, row, png(images[row]), classes)}</li>" for row in selection.rows)
-        parts.append(f'<h3>{selection.title}</h3><p class="note">{selection.about}</p><ul class="examples">{cards}</ul>')
+        cards = "".join(f"<li>{card(prediction, row, png(images[row]), classes, ood)}</li>" for row in selection.rows)
+        head = f'<h3>{safe(selection.title)}</h3><p class="note">{safe(selection.about)}</p>'
+        parts.append(f'{head}<ul class="examples">{cards}</ul>')
     return "".join(parts)
 
 
@@ -94,15 +117,27 @@ def select_examples(prediction: Prediction) -> list[Selection]:
     return selections
 
 
-def _class_card(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None) -> str:
-    """Returns the HTML of an image with its true class, its predicted class and the votes of the members."""
-    truth = None if prediction.targets is None else int(prediction.targets.flatten()[row])
+def select_foreign(name: str, prediction: Prediction) -> list[Selection]:
+    """Selects the out-of-distribution examples that an ensemble is most certain of, and those that it doubts most."""
+    order = prediction.entropy.argsort(stable=True).tolist()
+    return [
+        Selection(f"Out of distribution: {name}, most certain", "Lowest entropy: taken for test images.", order[:SHOWN]),
+        Selection(f"Out of distribution: {name}, most uncertain", "Highest entropy: told apart.", order[::-1][:SHOWN]),
+    ]
+
+
+def _class_card(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None, ood: str = "") -> str:
+    """Returns the HTML of an image with its true class, its predicted class and the votes of the members.
+
+    `ood` is the name of an out-of-distribution set, whose own labels are of other classes and are not shown.
+    """
+    truth = None if prediction.targets is None or ood else int(prediction.targets.flatten()[row])
     label = int(prediction.labels[row])
     names = [_class_name(prediction, index, classes) for index in range(prediction.classes)]
-    true_name = names[truth] if truth is not None and 0 <= truth < len(names) else "unknown"
+    true_name = names[truth] if truth is not None and 0 <= truth < len(names) else ood or "unknown"
     verdict = "" if truth is None else "right" if truth == label else "wrong"
     confidence = f"{float(prediction.confidence[row]):.0%}"
-    alt = f"Example {row}: true class {true_name}, predicted {names[label]}"
+    alt = f"Example {row}: {'out of distribution, ' if ood else 'true class '}{true_name}, predicted {names[label]}"
     lines = [_vote(names[index], share, count, index == truth) for index, share, count in votes(prediction, row)]
     return (
         f'<figure class="example"><img src="{source}" alt="{safe(alt)}">'
@@ -129,7 +164,7 @@ def _vote(name: str, share: float, count: str, right: bool) -> str:
     return f'<li{mark} style="--share: {share:.3f}"><span>{safe(name)}</span> <b>{count}</b></li>'
 
 
-def _number_card(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None) -> str:
+def _number_card(prediction: Prediction, row: int, source: str, classes: Sequence[str] | None, ood: str = "") -> str:
     """Returns the HTML of an image with its target, predicted mean and standard deviation."""
     predicted = f"{number(float(prediction.mean[row]))} ± {number(float(prediction.std[row]))}"
     truth = "" if prediction.targets is None else number(float(prediction.targets.flatten()[row]))
@@ -183,14 +218,14 @@ def _segmentation(
     )
 
 
-def _check_images(images: Tensor) -> None:
+def _check_images(name: str, images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] < 1 or not images.numel():
         shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"images must be a tensor [N, C, H, W], not {shape}")
+        raise InputError(f"{name} must be a tensor [N, C, H, W], not {shape}")
     if images.dtype == torch.uint8:
         return
     if not images.is_floating_point() or not -1e-4 <= float(images.min()) <= float(images.max()) <= 1 + 1e-4:
-        raise InputError("images= must be uint8, or float from 0 to 1: undo the normalisation, or pass data.raw(slice(None))")
+        raise InputError(f"{name} must be uint8, or float from 0 to 1: undo the normalisation, or pass data.raw(slice(None))")
 
 
 def png(image: Tensor) -> str:

@@ -7,15 +7,19 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, NamedTuple
 
 from multitudes.errors import InputError
 from multitudes.report.row import Row
-from multitudes.scores.meaning import meaning
+from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
 from multitudes.scores.scores import Scores
 
 PRIMARY = ("miou", "nll", "lpd", "accuracy", "rmse")
 """Scores that rank the groups, in order of preference: those that reward honest probabilities before the plain ones."""
+
+BEST = "best"
+"""The last part of a key that stands for the OOD criterion that is best for a group: `svhn/auroc/best`."""
 
 COSTS = ("step", "latency", "parameters", "multiply_adds", "memory", "seconds")
 
@@ -62,8 +66,12 @@ class Group:
     def value(self, key: str, variant: str | None = None) -> Value | None:
         """Returns a score's mean and deviation over seeds (one seed: value and interval); None unless all rows have it.
 
-        `variant` takes the score from the rows' variant of this name.
+        `variant` takes the score from the rows' variant of this name. A key that ends in `BEST` is the score by the criterion
+        that serves this group best.
         """
+        if key.endswith(f"/{BEST}"):
+            own_key = self.best_criterion(key)
+            return None if own_key is None else self.value(own_key, variant)
         every = [row.scores if variant is None else row.variants.get(variant) for row in self.rows]
         own = [scores for scores in every if scores is not None and key in scores]
         if len(own) < len(every):
@@ -73,6 +81,13 @@ class Group:
             return Value(values[0], *own[0].intervals.get(key, (values[0], values[0])), 1)
         middle, spread = mean(values), deviation(values)
         return Value(middle, middle - spread, middle + spread, len(values))
+
+    def best_criterion(self, key: str) -> str | None:
+        """Returns the key of the best OOD criterion for a key such as `svhn/auroc/best`; None if the rows have none."""
+        front = key.removesuffix(BEST)
+        keys = [one for one in self.first.scores if one.startswith(front) and one.removeprefix(front) in (*CRITERIA, *SPREADS)]
+        known = {one: value.mean for one in keys if (value := self.value(one)) is not None and not math.isnan(value.mean)}
+        return max(known, key=lambda one: known[one]) if known else None
 
     def cost(self, key: str) -> float | None:
         """Returns the mean of a cost over seeds. `seconds` is the training time."""
@@ -95,6 +110,8 @@ class Group:
 
 def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
     """Groups rows that differ only in their seed, in the order of their first rows. Plain scores are named run 1, run 2, ..."""
+    if isinstance(rows, (str, PathLike)):
+        raise InputError("the rows come first, then the path: report(rows, path)")
     if isinstance(rows, (Row, Scores)) or not isinstance(rows, Sequence):
         raise InputError(f"rows must be a list of Row or Scores, not {type(rows).__name__}: for one run pass [run]")
     if not rows:

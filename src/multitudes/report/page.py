@@ -17,7 +17,7 @@ from torch import Tensor
 from multitudes.errors import FileError, InputError
 from multitudes.figures.theme import LOOKS
 from multitudes.report import svg
-from multitudes.report.examples import examples
+from multitudes.report.examples import Images, examples
 from multitudes.report.groups import Group, grouped, primary, ranked
 from multitudes.report.page_figures import drawn_groups, page_figures
 from multitudes.report.row import Row
@@ -49,12 +49,14 @@ def report(
     *,
     title: str = "multitudes: a comparison",
     images: Tensor | None = None,
+    ood_images: Mapping[str, Tensor] | None = None,
     classes: Sequence[str] | None = None,
 ) -> Path:
     """Writes an HTML page that compares rows or plain scores, and returns its path.
 
-    images    images of the test set in the order of the predictions, ``[N, C, H, W]``: uint8, or float from 0 to 1
-    classes   names of the classes
+    images      images of the test set in the order of the predictions, ``[N, C, H, W]``: uint8, or float from 0 to 1
+    ood_images  the same for out-of-distribution sets, by name
+    classes     names of the classes
 
     Rows that differ only in their seed become one line with mean and standard deviation. Figures whose data the rows
     lack are left out.
@@ -65,11 +67,11 @@ def report(
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}") from error
-    write(target, page(groups, title, images, classes).encode("utf-8", "replace"))
+    write(target, page(groups, title, Images(images, ood_images or {}), classes).encode("utf-8", "replace"))
     return target
 
 
-def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Sequence[str] | None) -> str:
+def page(groups: Sequence[Group], title: str, images: Images, classes: Sequence[str] | None) -> str:
     """Returns the page as text."""
     if isinstance(classes, str):
         raise InputError("classes= must be a list of names, not one str: classes=['cat', 'dog']")
@@ -84,7 +86,7 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     notes["diversity"] = f"The best methods with saved member predictions{'; first seed of each' if several else ''}."
     notes["corruption"] = chosen.note(over_seeds=True)
     parts = {name: _figures(body, notes.get(name, chosen.note())) for name, body in drawn.items()}
-    colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"cost", "diversity"} else {}
+    colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"diversity"} else {}
     parts["scores"] = _scores(best, first, rest, colours)
     parts["variants"] = _variants(best)
     parts["examples"] = examples(best, images, classes)
@@ -93,12 +95,20 @@ def page(groups: Sequence[Group], title: str, images: Tensor | None, classes: Se
     judged = verdict(groups)
     return framed(
         title,
-        summary(groups) if judged is None else judged.first,
+        shaded(summary(groups) if judged is None else judged.first, colours),
         {PARTS[name]: (name, body) for name, body in sections.items()},
-        details="" if judged is None else judged.details(),
+        details="" if judged is None else shaded(judged.details(), colours),
         warning=warning(groups),
         highlights=highlights(groups, first),
     )
+
+
+def shaded(text: str, colours: Mapping[str, int]) -> str:
+    """Gives the names of methods in a sentence the colour that they have in figures and tables."""
+    for label, index in colours.items():
+        name = f"{safe(label)}</strong>"
+        text = text.replace(f"<strong>{name}", f'<strong style="--shade: var(--run-{index})">{name}')
+    return text
 
 
 def framed(title: str, summary: str, parts: Mapping[str, tuple[str, str]], *, style: str = "", **header: str) -> str:

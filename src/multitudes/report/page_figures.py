@@ -111,9 +111,16 @@ def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> Page
     area = "parameters" if _all_cost(known, "parameters") else axis
     across, scale = _scaled(known, axis)
     sizes, unit = _scaled(known, area)
+    shades = {label: index for index, label in enumerate(group.label for group in chosen.groups)}
     discs = [
-        {"name": chosen.names[g.label], "cost": across[g.label], "quality": g.value(key).mean, "size": sizes[g.label]}  # type: ignore[union-attr]
-        for g in known
+        {
+            "name": chosen.names[group.label],
+            "cost": across[group.label],
+            "quality": group.value(key).mean,  # type: ignore[union-attr]
+            "size": sizes[group.label],
+            "style": shades.get(group.label),
+        }
+        for group in known
     ]
     better = meaning(key).better
     words: dict[str, Any] = {
@@ -128,7 +135,8 @@ def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> Page
         f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
     )
     best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
-    return PageFigure("cost", f"{title(key)} over {words['cost']}; {best}. Disc areas show {words['size']}.", body)
+    grey = " Grey: methods that the other figures leave out." if len(known) > len(shades) else ""
+    return PageFigure("cost", f"{title(key)} over {words['cost']}; {best}. Disc areas show {words['size']}.{grey}", body)
 
 
 def _all_cost(groups: Sequence[Group], key: str) -> bool:
@@ -196,22 +204,23 @@ def ood(chosen: DrawnGroups, name: str) -> PageFigure | None:
         return None
     criterion = next(iter(every.values()))[2]
     alike = {label: pair[:2] for label, pair in every.items() if pair[2] == criterion}
-    scores = dict(list(alike.items())[:FEW])
-    names = chosen.short_names(scores)
-    runs = dict(zip(names, scores.values(), strict=True))
+    names = chosen.short_names(alike)
+    runs = dict(zip(names, alike.values(), strict=True))
     where = f"ood-{ood_index(chosen, name)}"
     label = f"{criterion.capitalize()} on the test set and on {name}, and the ROC, for {listed(names)}"
 
     def draw(kind: str, columns: int) -> str:
         body = svg.inline(
-            lambda theme: figures.ood(runs, score=criterion, columns=columns, theme=theme),
+            lambda theme: figures.ood(
+                runs, score=criterion, name=shortened(name, 20), histograms=FEW, columns=columns, theme=theme
+            ),
             f"{where}-{kind}",
             label,
-            chosen.colours(scores),
+            chosen.colours(alike),
         )
         return f'<div class="{kind}">{body}</div>'
 
-    rest = f" Shows {len(scores)} of {len(every)} methods; the table has all." if len(scores) < len(every) else ""
+    rest = f" Histograms of the first {FEW} methods." if len(alike) > FEW else ""
     text = f"{criterion.capitalize()} on the test set and on {name}, and the ROC of detecting {name} by a threshold on it."
     return PageFigure("ood", f"{text}{rest}", draw("wide", 2) + draw("narrow", 1))
 

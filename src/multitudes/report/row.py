@@ -171,20 +171,32 @@ def _scores(saved: Mapping[str, Any]) -> Scores:
 
 
 def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:
-    """Loads every row in these folders and their subfolders, sorted by name and seed."""
-    places = [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
+    """Loads every row in these folders and their subfolders, sorted by name and seed. Each folder must hold at least one."""
+    places = _places(paths)
     missing = [fspath(path) for path in places if not path.exists()]
     if missing:
-        raise FileError(f"there is no folder {', '.join(missing)}: give folders of trials")
-    unique: dict[Path, Path] = {}
-    for path in places:
-        files = [path] if path.is_file() else sorted(path.rglob(JSON))
-        unique.update({file.resolve(): file for file in files if file.name == JSON})
-    if not unique:
-        where = ", ".join(map(fspath, places)) or "an empty list of folders"
-        raise FileError(f"there is no row in {where}: give folders of finished trials, which hold {JSON}")
+        raise FileError(f"there is no folder {', '.join(missing)}: give folders of runs")
+    files = {path: [path] if path.name == JSON else sorted(path.rglob(JSON)) for path in places}
+    empty = [fspath(path) for path, own in files.items() if not own]
+    if empty or not files:
+        where = ", ".join(empty) or "an empty list of folders"
+        raise FileError(
+            f"there is no row in {where}: give folders of finished runs, which hold {JSON}. "
+            "`multitudes train --resume --out FOLDER` finishes and scores a run"
+        )
+    unique = {file.resolve(): file for own in files.values() for file in own}
     loaded = [(Row.load(file.parent), str(file)) for file in unique.values()]
     return [row for row, _ in sorted(loaded, key=lambda pair: (pair[0].name, pair[0].seed, pair[1]))]
+
+
+def without_row(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Path]:
+    """Returns the folders of runs, in these folders and their subfolders, that hold no row: they are not finished."""
+    runs = dict.fromkeys(file.parent for path in _places(paths) for file in sorted(path.rglob("config.json")))
+    return [run for run in runs if (run / "checkpoints").is_dir() and not (run / JSON).exists()]
+
+
+def _places(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Path]:
+    return [Path(path) for path in ([paths] if isinstance(paths, (str, PathLike)) else paths)]
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:

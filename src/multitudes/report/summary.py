@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from multitudes.report.groups import Group, leaders, primary, ranked, ratios
+from multitudes.report.groups import BEST, Group, leaders, primary, ranked, ratios
 from multitudes.report.table import Column
 from multitudes.report.wording import cost, counted, listed, number, ratio, safe, title, title_in_sentence
 from multitudes.scores.meaning import meaning
@@ -98,7 +98,10 @@ def highlights(groups: Sequence[Group], shown: Sequence[Column]) -> str:
     if len(groups) < 2:
         return ""
     cards: list[str] = []
-    for column in sorted((c for c in shown if not c.cost and _place(c.key) is not None), key=lambda c: _place(c.key) or 0):
+    for column in sorted(
+        (c for c in shown if not c.cost and _place(c.key) is not None and not c.key.endswith(BEST)),
+        key=lambda c: _place(c.key) or 0,
+    ):
         best = leaders(groups, column.key)
         if not best or len(cards) == 5:
             continue

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from multitudes.report.groups import COSTS, Group, Value, leaders, ratios
+from multitudes.report.groups import BEST, COSTS, Group, Value, leaders, ratios
 from multitudes.report.sources import CRITERION, ood_sets
 from multitudes.report.wording import cost, number, ratio, safe, title
 from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
@@ -18,8 +18,8 @@ FIRST = (
 )  # fmt: skip
 """Scores of the first table, in this order; the second table has the others."""
 
-LEADING, TIMES = 3, ("step", "latency")
-"""Number of scores before the measured times in the first table, and the names of these times."""
+LEADING = 3
+"""Number of scores before the costs in the first table. After the costs come OOD detection and the other scores."""
 
 VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "lpd", "rmse")
 """Scores of the table of variants, in this order."""
@@ -55,15 +55,25 @@ def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]
     first += [key for key in keys if "/" in key and key.rpartition("/")[2] in FIRST and key not in detection]
-    first += auroc_keys(detection)
+    common = auroc_keys(detection)
     scores = {key: Column(key, title(key, sets), meaning(key).about, meaning(key).better) for key in keys}
     costs = [name for name in (*COSTS, *_other_costs(groups)) if any(group.cost(name) is not None for group in groups)]
     spent = [Column(name, title(name), _about_cost(name), "lower", True) for name in costs]
-    leading, others = first[:LEADING], first[LEADING:]
-    times, sizes = [c for c in spent if c.key in TIMES], [c for c in spent if c.key not in TIMES]
-    return [*(scores[key] for key in leading), *times, *(scores[key] for key in others), *sizes], [
-        scores[key] for key in keys if key not in first
+    told = [column for key in common for column in (scores[key], *_best_column(key, sets, groups))]
+    leading, others = ([scores[key] for key in part] for part in (first[:LEADING], first[LEADING:]))
+    clock = [column for column in spent if column.key == "seconds"]
+    return [*leading, *(column for column in spent if column not in clock), *told, *clock, *others], [
+        scores[key] for key in keys if key not in (*first, *common)
     ]
+
+
+def _best_column(key: str, sets: Sequence[str], groups: Sequence[Group]) -> list[Column]:
+    """Returns the column of each method's best OOD criterion beside the common one; none if no method has several."""
+    best = f"{key.rpartition('/')[0]}/{BEST}"
+    if all(group.best_criterion(best) in (None, key) for group in groups):
+        return []
+    about = "AUROC by the OOD score that is best for the method, whose name is below; chosen on these very sets"
+    return [Column(best, title(best, sets), about, meaning(key).better)]
 
 
 def variant_columns(groups: Sequence[Group]) -> list[Column]:
@@ -170,8 +180,15 @@ def _cell(group: Group, column: Column, best: bool) -> str:
         return '<td class="none">–</td>'
     shown = f"<strong>{number(value.mean)}</strong>" if best else number(value.mean)
     error = "" if value.error is None else f' title="standard error {number(value.error, value.mean)}"'
-    span = f'<span class="range"{error}>{_range(value)}</span>' if _range(value) else ""
+    below = _criterion(group, column.key) or _range(value)
+    span = f'<span class="range"{error}>{below}</span>' if below else ""
     return f'<td data-value="{_sortable(value.mean)}">{shown}{span}</td>'
+
+
+def _criterion(group: Group, key: str) -> str:
+    """Returns the name of the OOD criterion that is best for a group; empty for other scores."""
+    own = group.best_criterion(key) if key.endswith(f"/{BEST}") else None
+    return "" if own is None else safe(title(own.rpartition("/")[2]).lower() if own.rpartition("/")[2] != "msp" else "MSP")
 
 
 def _range(value: Value) -> str:
@@ -226,4 +243,6 @@ def legend(groups: Sequence[Group], shown: Sequence[Column]) -> str:
         parts.append("Ranges: bootstrap intervals over test examples.")
     if any(column.cost and ratios(groups, column.key) for column in shown):
         parts.append("×: relative to the single network.")
+    if any(column.key.endswith(f"/{BEST}") for column in shown):
+        parts.append("AUROC (best): by the OOD score that is best for the method, whose name is below it.")
     return " ".join([*parts, "Click a header to sort."])

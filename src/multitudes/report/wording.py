@@ -20,7 +20,7 @@ TITLES = {
     "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
     "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
-    "step": "Training step", "latency": "Prediction",
+    "step": "Training step", "latency": "Prediction time",
 }  # fmt: skip
 """Titles of scores and costs whose key in words is not a good title."""
 
@@ -44,7 +44,7 @@ def title(key: str, sets: Sequence[str] = ()) -> str:
     `sets` are the names of the OOD sets. If there is only one OOD set, its keys lack its name; the title has it.
     """
     *front, last = key.split("/")
-    if last in (*CRITERIA, *SPREADS) and front:
+    if last in (*CRITERIA, *SPREADS, "best") and front:
         of_set = not front[-1].startswith("error_")
         where = front[0] if len(front) > 1 else sets[0] if len(sets) == 1 and of_set else ""
         return f"{TITLES.get(front[-1], front[-1])}{f' {where}' if where else ''} ({TITLES.get(last, last).replace('_', ' ')})"
@@ -90,7 +90,8 @@ def cost(key: str, value: float) -> str:
     if key in ("parameters", "multiply_adds"):
         return _large(value)
     if key == "memory":
-        return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+        size, unit = next(((size, unit) for size, unit in ((2**30, "GiB"), (2**20, "MiB")) if value >= size), (2**10, "KiB"))
+        return f"{value / size:,.{2 if unit == 'GiB' else 1}f} {unit}"
     if key in ("latency", "step"):
         return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
     if key == "seconds":

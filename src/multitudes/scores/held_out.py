@@ -10,7 +10,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.prediction.predict import predict
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import IGNORED, checked_targets
+from multitudes.prediction.targets import IGNORED, check_prediction, checked_targets
 from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
@@ -35,6 +35,7 @@ def threshold(
     >>> answered = mt.predict(ens, test)                                  # doctest: +SKIP
     >>> answered[answered.confidence >= mt.threshold(held_out, error=0.01)]  # doctest: +SKIP
     """
+    check_prediction(prediction, "threshold")
     if (error is None) == (coverage is None):
         raise InputError("pass either error= or coverage=: threshold(pred, targets, error=0.01)")
     for name, value in (("error", error), ("coverage", coverage)):

@@ -11,7 +11,7 @@ import torch
 
 from multitudes.errors import InputError
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.targets import checked_targets
+from multitudes.prediction.targets import check_prediction, checked_targets
 from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, ood_criteria, regression_evidence
 from multitudes.scores.evidence import Columns, Evidence, Settings
@@ -52,10 +52,7 @@ def score(
     >>> print(f"{score(pred, torch.tensor([0, 1]))['nll']:.4f}")
     0.2899
     """
-    if not isinstance(prediction, Prediction):
-        raise InputError(
-            f"score takes a Prediction, not a {type(prediction).__name__}: mt.predict(ens, data), or mt.Prediction(logits=...)"
-        )
+    check_prediction(prediction, "score")
     settings = Settings(bins=bins, drop=drop, level=level)
     evidence = _evidence(prediction, targets, settings, ignore, by_class=True)
     if ood is not None:

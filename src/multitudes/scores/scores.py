@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -78,6 +78,12 @@ class Scores(Mapping[str, float]):
             raise KeyError(f"there is no score {name!r}" + (f"; similar names: {', '.join(near)}" if near else ""))
         return self._values[name]
 
+    if not TYPE_CHECKING:  # a type checker that saw it would take every attribute for one
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": a score is read as scores[{name!r}]" if name in vars(self).get("_values", {}) else ""
+            raise AttributeError(f"Scores has no attribute {name!r}{hint}")
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -124,6 +130,8 @@ class Scores(Mapping[str, float]):
 
     def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> dict[str, Difference]:
         """Compares two runs on the same examples by a paired bootstrap. Returns self minus other for each score."""
+        if not isinstance(other, Scores):
+            raise InputError(f"compare takes other scores, not a {type(other).__name__}: scores.compare(mt.score(prediction))")
         evidence, others = self._require_evidence("compare"), other._require_evidence("compare")
         _check_bootstrap(samples, level)
         if _example_counts(evidence) != _example_counts(others):

@@ -1,4 +1,4 @@
-"""The shell: `multitudes bench | train | predict | score | report | plan | census`. Only here are methods given as strings.
+"""The shell: `multitudes init | bench | train | predict | score | report | plan | census`. Only here are methods strings.
 
 Torch and other rooms are imported inside the commands, so that `--help` is quick.
 """
@@ -6,14 +6,16 @@ Torch and other rooms are imported inside the commands, so that `--help` is quic
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.main import get_command
 
 from multitudes.errors import InputError, MultitudesError
 
@@ -25,9 +27,27 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Turn any PyTorch network into an efficient ensemble whose uncertainty you can trust.\n\n"
-    "  multitudes bench                                   compare all methods, and write a report\n\n"
-    "  multitudes plan mynets:make --example 2,3,32,32    show what a method would do to your network",
+    "  multitudes bench             compare all methods on a small task, with a report\n\n"
+    "  multitudes init mytask.py    write a task with your own network and data\n\n"
+    "  multitudes plan mynets:make --example 2,3,32,32    show what a method would do",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from multitudes.version import __version__
+
+        print(f"multitudes {__version__}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 def _complete_method(incomplete: str) -> list[str]:
@@ -48,22 +68,43 @@ def _complete_task(incomplete: str) -> list[str]:
     return [name for name in JOBS if name.startswith(incomplete)]
 
 
-Task = Annotated[
-    str,
-    typer.Option(
-        help="network and data: fashion, yacht, energy (embedded), cifar10, or your own MODULE:FUNCTION",
-        autocompletion=_complete_task,
-    ),
+TASKS = "fashion, yacht, energy (embedded), cifar10, or your own MODULE:FUNCTION (see `multitudes init`)"
+Task = Annotated[str, typer.Option(help=f"network and data: {TASKS}", autocompletion=_complete_task)]
+OwnTask = Annotated[
+    str | None, typer.Option(help=f"network and data: {TASKS}; default: fashion", autocompletion=_complete_task)
 ]
-Method = Annotated[
-    str, typer.Option(help="a method, such as packed or 'packed(alpha=2, gamma=2)'", autocompletion=_complete_method)
+RunTask = Annotated[
+    str | None, typer.Option(help=f"network and data, if not those of the training: {TASKS}", autocompletion=_complete_task)
 ]
+RunModel = Annotated[str | None, typer.Option(help="the network, if not that of the training: MODULE:FACTORY")]
+METHOD = "a method, such as packed or 'packed(alpha=2, gamma=2)'"
+Method = Annotated[str, typer.Option(help=METHOD, autocompletion=_complete_method)]
 Methods = Annotated[
     str,
     typer.Option(help="methods, with commas: single,packed,'mimo(members=2)'; default: all", autocompletion=_complete_methods),
 ]
 Root = Annotated[Path | None, typer.Option(help="folder of the datasets; default: the folder in MULTITUDES_DATA")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else, to standard output")]
+Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="Python file to write")] = Path("mytask.py"),
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a task of your own to start from: a network, data and a recipe in one Python file that runs as it is.
+
+    multitudes init mytask.py
+    """
+    from multitudes.shell.starter import write_task
+
+    command = write_task(file, force)
+    if as_json:
+        _print_json({"out": str(file), "next": command})
+        return
+    print(f"{file}: put your network and your data into it. It runs as it is:\n\n  {command}\n")  # noqa: T201
 
 
 @app.command()
@@ -76,6 +117,9 @@ def bench(
     workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="run on Ray on this machine")] = False,
     ray_address: Annotated[str | None, typer.Option(help="run on the Ray cluster at this address, such as auto")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace trials of other settings, and start unfinished ones anew")
+    ] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
@@ -91,103 +135,131 @@ def bench(
     from multitudes.shell.jobs import find_job
     from multitudes.shell.live_table import live_table
     from multitudes.shell.steps import write_report
-    from multitudes.shell.sweep import run_trials, trials
-    from multitudes.shell.trial import COST_BATCH
+    from multitudes.shell.sweep import check_folders, run_trials, trials
 
     sweep = trials(task, parse.split_list(methods), parse.seeds(seeds), budget or None, out, root)
+    check_folders(sweep, out / "report.html", force)
     with live_table(sweep, live=False if as_json else None) as table:
         rows = run_trials(sweep, workers=workers, ray=ray, ray_address=ray_address, on_end=table.update)
     job = find_job(task, root)
-    fair = f"Every method has the same budget: {sweep[0].budget}. Costs are those of a call with {COST_BATCH} inputs."
-    page = write_report([trial.folder for trial in sweep], out / "report.html", job, f"{job.about or job.name} {fair}")
+    page = write_report([trial.folder for trial in sweep], out / "report.html", job)
     if as_json:
         listed = [{"name": r.name, "seed": r.seed, "method": r.method, "scores": dict(r.scores)} for r in rows]
-        _print_json({"rows": listed, "report": str(page)})
+        _print_json({"rows": listed, "report": str(page.path)})
         return
     Console().print(table)
-    Console().print(f"report: {page}")
+    _print_line(f"report: {page.path}")
 
 
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="folder of the run")],
-    task: Task = "fashion",
-    method: Method = "packed",
+    task: OwnTask = None,
+    method: Annotated[str | None, typer.Option(help=f"{METHOD}; default: packed", autocompletion=_complete_method)] = None,
     model: Annotated[str | None, typer.Option(help="your network instead of the task's: MODULE:FACTORY")] = None,
-    epochs: Annotated[int | None, typer.Option(help="number of epochs; default: the task's")] = None,
-    lr: Annotated[float | None, typer.Option(help="learning rate; default: the task's")] = None,
-    seed: Annotated[int, typer.Option(help="seed of weights, batches and draws")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="resume the run in the folder")] = False,
+    epochs: Annotated[int | None, typer.Option(min=1, help="number of epochs; default: the task's")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="learning rate; default: the task's")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and draws; default: 0")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run in reports; default: the method")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="resume the run in the folder; other options may be left out")
+    ] = False,
+    force: Force = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Train one ensemble, and save its best and its last epoch.
+    """Train one ensemble, save its best and its last epoch, and score it for `multitudes report`.
 
     multitudes train --method 'packed(alpha=2)' --out runs/packed
+
+    multitudes train --task mytask:task --method deep --out runs/deep && multitudes report runs
     """
-    from dataclasses import replace
+    from multitudes.shell.told import Told, told_to_train
 
-    from multitudes.shell.jobs import find_job
-    from multitudes.shell.steps import make_ensemble
-    from multitudes.training.fit import fit
+    options: dict[str, Any] = {
+        "task": task,
+        "method": method,
+        "model": model,
+        "epochs": epochs,
+        "lr": lr,
+        "seed": seed,
+        "name": name,
+    }
+    options["root"] = None if root is None else str(root)
+    given = {key: value for key, value in options.items() if value is not None}
+    if force and resume:
+        raise InputError("--force replaces the run, and --resume continues it: leave one out")
+    told = Told(**given) if force else told_to_train(out, given, resume)
 
-    job = find_job(task, root)
-    settings: dict[str, Any] = {"seed": seed}
-    settings.update({key: value for key, value in (("epochs", epochs), ("lr", lr)) if value is not None})
-    ensemble = make_ensemble(job, method, model, seed)
-    run = fit(ensemble, job.train, replace(job.recipe, **settings), val=job.validation, out=out, resume=resume)
-    last = run.metrics[-1]
+    from multitudes.shell.steps import train_run
+
+    run, row = train_run(told, out, resume=resume, force=force)
     if as_json:
-        _print_json({"out": str(out), "epochs": run.done, "best_epoch": run.best_epoch, "last": last})
+        listed = {"out": str(out), "epochs": run.done, "best_epoch": run.best_epoch, "last": run.metrics[-1]}
+        _print_json({**listed, "scores": dict(row.scores)})
         return
-    Console().print("  ".join(f"{key} {value:.4g}" for key, value in last.items()))
-    Console().print(f"{out}: best.multitude (epoch {run.best_epoch}) and last.multitude" if job.validation else f"{out}")
+    _print_line("  ".join(f"{key} {value:.4g}" for key, value in run.metrics[-1].items()))
+    best = "" if run.best_epoch is None else f"best.multitude (epoch {run.best_epoch}), "
+    _print_line(f"{out}: {best}last.multitude and the scores of the test set\n")
+    print(f"  multitudes score {out}\n  multitudes report {out}")  # noqa: T201
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="a .multitude file, or the folder of a run")],
-    out: Annotated[Path, typer.Option(help="file to write: .safetensors")],
-    task: Task = "fashion",
+    run: Annotated[Path, typer.Argument(help="the folder of a run, or a .multitude file")],
+    out: Annotated[Path, typer.Option(help="file to write: .safetensors with all members' outputs, or .csv")],
+    task: RunTask = None,
     data: Annotated[str, typer.Option(help="dataset: test, validation, train, or an ood set of the task")] = "test",
-    model: Annotated[str | None, typer.Option(help="the network, if it is not the task's: MODULE:FACTORY")] = None,
+    model: RunModel = None,
+    force: Force = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Run an ensemble on a dataset, and save the outputs of all members.
+    """Run an ensemble on a dataset, and save the outputs of all members, or a table of predictions.
 
     multitudes predict runs/packed --data digits --out digits.safetensors
+
+    multitudes predict runs/packed --out test.csv
     """
+    from multitudes.shell.outputs import KINDS, check_output
+
+    check_output(out, force, KINDS)
+
     from multitudes.prediction.predict import predict as run_ensemble
     from multitudes.shell.jobs import find_job
+    from multitudes.shell.outputs import save_prediction
     from multitudes.shell.parse import unknown_name
-    from multitudes.shell.steps import load_ensemble
+    from multitudes.shell.steps import load_ensemble, told_of
 
-    job = find_job(task, root)
+    told = told_of(run, task, model, root)
+    job = find_job(told.task, told.root)
     splits = {"train": job.train, "test": job.test, "validation": job.validation, **job.ood}
     datasets = {name: dataset for name, dataset in splits.items() if dataset is not None}
     if data not in datasets:
-        raise unknown_name(f"dataset of {job.name}", data, datasets)
-    prediction = run_ensemble(load_ensemble(run, job, model), datasets[data]).in_original_units(job.test)
-    prediction.save(out)
+        raise unknown_name(f"dataset --data of {job.name}", data, datasets)
+    prediction = run_ensemble(load_ensemble(run, job, told), datasets[data]).in_original_units(job.test)
+    save_prediction(prediction, out, job.test.classes, ood=data in job.ood)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
     else:
-        Console().print(f"{out}: {prediction}")
+        _print_line(f"{out}: {prediction}")
 
 
 @app.command()
 def score(
-    prediction: Annotated[Path, typer.Argument(help="a file of `multitudes predict`, with targets")],
+    prediction: Annotated[Path, typer.Argument(help="the folder of a run, or a .safetensors file of `multitudes predict`")],
     ood: Annotated[list[str] | None, typer.Option(help="NAME=FILE: prediction on an ood set; may be repeated")] = None,
-    intervals: Annotated[int, typer.Option(help="bootstrap samples for 95 % intervals; 0 for none")] = 0,
+    intervals: Annotated[int, typer.Option(min=0, help="bootstrap samples for 95 % intervals; 0 for none")] = 0,
     as_json: Json = False,
 ) -> None:
     """Score a prediction: accuracy, likelihood, calibration, diversity, out-of-distribution detection.
 
+    multitudes score runs/packed
+
     multitudes score test.safetensors --ood digits=digits.safetensors
     """
     from multitudes.prediction.prediction import Prediction
+    from multitudes.report.row import Row
     from multitudes.scores.score import score as compute_scores
 
     far = {}
@@ -195,51 +267,89 @@ def score(
         name, equals, path = text.partition("=")
         if not equals:
             name, path = Path(text).stem, text
-        far[name] = Prediction.load(path)
-    scores = compute_scores(Prediction.load(prediction), ood=far or None, intervals=intervals)
+        far[name] = Prediction.load(_tensor_file(Path(path)))
+    row = Row.load(_row_folder(prediction)) if prediction.is_dir() else None
+    if row is not None and not far and not intervals:
+        scores = row.scores
+    elif row is not None and row.prediction is not None:
+        scores = compute_scores(row.prediction, ood={**row.ood, **far} or None, intervals=intervals)
+    else:
+        scores = compute_scores(Prediction.load(_tensor_file(prediction)), ood=far or None, intervals=intervals)
     print(scores.json() if as_json else scores)  # noqa: T201
+
+
+def _row_folder(folder: Path) -> Path:
+    """Returns the folder of a run; raises if it holds no row, or several runs."""
+    if (folder / "row.json").is_file():
+        return folder
+    inside = sorted(file.parent for file in folder.glob("*/row.json"))
+    if inside:
+        raise InputError(f"{folder} holds {len(inside)} runs: give one of them, such as {inside[0]}")
+    raise InputError(f"{folder} holds no scores: `multitudes train --resume --out {folder}` finishes and scores a run")
+
+
+def _tensor_file(path: Path) -> Path:
+    """Returns the path of a prediction; raises if it is a table, which has no members' outputs."""
+    if path.suffix.lower() == ".csv":
+        raise InputError(f"{path} is a table, without members' outputs: type `multitudes predict RUN --out x.safetensors`")
+    return path
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="folders of trials, or folders that hold such folders")],
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs, or folders that hold such folders")],
     out: Annotated[Path, typer.Option(help="page to write")] = Path("report.html"),
     task: Annotated[
-        str | None, typer.Option(help="task whose images and classes to show", autocompletion=_complete_task)
+        str | None,
+        typer.Option(help="task whose images and classes to show; default: the runs'", autocompletion=_complete_task),
     ] = None,
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
+    force: Force = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page that compares trials of `multitudes bench`.
+    """Write one HTML page that compares runs of `multitudes train` and `multitudes bench`.
 
-    multitudes report runs/bench runs/other --out report.html
+    multitudes report runs/packed runs/deep --out report.html
     """
+    from multitudes.shell.outputs import check_output
+
+    check_output(out, force)
+
     from multitudes.shell.jobs import find_job
     from multitudes.shell.steps import write_report
 
     page = write_report(runs, out, None if task is None else find_job(task, root), title)
-    _print_json({"out": str(page)}) if as_json else Console().print(f"report: {page}")
+    for note in page.notes:
+        Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+    _print_json({"out": str(page.path), "notes": page.notes}) if as_json else _print_line(f"report: {page.path}")
 
 
 @app.command()
 def plan(
     factory: Annotated[str, typer.Argument(help="MODULE:FACTORY, a function that returns your network")],
-    example: Annotated[str, typer.Option(help="shape of an input, batch first: 2,3,32,32")],
+    example: Annotated[
+        list[str],
+        typer.Option(
+            help="shape of an input, batch first: 2,3,32,32. With a type, and for ids the number of different ones: "
+            "8x16:int64:30000. Repeat it for several inputs; NAME=SHAPE for one that is passed by name"
+        ),
+    ],
     method: Method = "packed",
     as_json: Json = False,
 ) -> None:
     """Show what a method would do to your network: which modules it converts, shares or refuses, and the cost.
 
     multitudes plan mynets:make --example 2,3,32,32 --method 'packed(alpha=2)'
-    """
-    import torch
 
+    multitudes plan mynets:bert --example 8x16:int64:30000 --example mask=8x16:bool
+    """
     from multitudes.conversion.convert import plan as make_plan
     from multitudes.shell import parse
     from multitudes.shell.steps import make_network
 
-    made = make_plan(make_network(factory), parse.method(method), torch.zeros(parse.shape(example)))
+    inputs = parse.example(example)
+    made = make_plan(make_network(factory), parse.method(method), inputs)
     if as_json:
         entries = {kind: [entry.name for entry in getattr(made, kind)] for kind in ("converted", "shared", "refused")}
         _print_json({"method": repr(made.method), **entries})
@@ -288,24 +398,42 @@ def census(
         Console().print(taken)
 
 
+def _print_line(text: str) -> None:
+    """Prints a line; names of files in it are not broken."""
+    Console().print(escape(text), soft_wrap=True)
+
+
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))  # noqa: T201
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the `multitudes` command. Prints errors of this package as one line; the exit code is 1, or 2 for wrong input."""
-    sys.exit(exit_code(lambda: app(arguments, standalone_mode=True)))
+    words = sys.argv[1:] if arguments is None else arguments
+    sys.exit(exit_code(lambda: app(arguments, standalone_mode=True), words))
 
 
-def exit_code(run: Callable[[], Any]) -> int:
-    """Runs a command, prints its error if it has one, and returns the exit code."""
+def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
+    """Runs a command, prints its error if it has one, and returns the exit code. `words` are those of the command line."""
     error = Console(stderr=True)
     try:
         run()
     except MultitudesError as wrong:
-        error.print(f"[red]multitudes:[/red] {escape(str(wrong))}", highlight=False, soft_wrap=True)
+        error.print(f"[red]multitudes:[/red] {escape(in_flags(str(wrong), words))}", highlight=False, soft_wrap=True)
         return USAGE if isinstance(wrong, InputError) else FAILED
     except KeyboardInterrupt:
         error.print("stopped")
         return 130
     return 0
+
+
+def in_flags(text: str, words: Sequence[str]) -> str:
+    """Replaces arguments of Python in an error's text by the options of the command: `pass another out=` by `--out`.
+
+    An argument with a value stays, as in Recipe(lr=0.1): it is part of a line of Python.
+    """
+    command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
+    options = [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
+    for option in options:
+        text = re.sub(rf"(?<![\w.(]){option[2:].replace('-', '_')}=(True\b|(?![\w'\"(\[{{-]|\.\S))", option, text)
+    return text

@@ -13,8 +13,9 @@ from multitudes import data, models
 from multitudes.data import Data
 from multitudes.errors import InputError
 from multitudes.method import Method
+from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.values import CLASSES
-from multitudes.settings import check_value, explained
+from multitudes.settings import Settings, check_value, explained
 from multitudes.shell.parse import import_by_name, method, methods_by_name, unknown_name
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
@@ -24,18 +25,25 @@ Root = str | PathLike[str] | None
 
 @explained
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Job:
+class Job(Settings):
     """A network and datasets to compare methods on.
 
-    To use your own, write a function that returns a Job and type `--task MODULE:FUNCTION`.
+    To use your own, write a function that returns a Job and type `--task MODULE:FUNCTION`; `multitudes init` writes one to
+    start from. Datasets may be Data, or torch datasets of pairs (input, target).
     """
 
     name: str
+    """Name of the data, shown in the report."""
+
     network: Callable[[], nn.Module]
     """Makes the network that methods turn into ensembles."""
 
     train: Data
+    """Dataset that methods are trained on."""
+
     test: Data
+    """Dataset that methods are scored on."""
+
     validation: Data | None = None
     """Dataset on which the best epoch is chosen and temperatures are fitted. None: the last epoch is used."""
 
@@ -46,7 +54,11 @@ class Job:
     """Out-of-distribution sets by name."""
 
     recipe: Recipe = field(default_factory=Recipe)
+    """How each method is trained; `--epochs` and `--lr` change it."""
+
     task: str = "classes"
+    """What the network's outputs mean: "classes", "binary", "multilabel", "gaussian" or "regression", as in `mt.ensemble`."""
+
     tau_output: float | None = None
     """For task "regression", the precision of an observation in the targets' own units, with which all methods score `lpd`."""
 
@@ -64,6 +76,16 @@ class Job:
 
     def __post_init__(self) -> None:
         check_value("epoch", self.epoch, Literal["best", "last"])
+        check_value("recipe", self.recipe, Recipe)
+        checked_task(self.task)
+        if isinstance(self.network, nn.Module) or not callable(self.network):
+            raise InputError(
+                f"network= must be a function that makes the network, not a {type(self.network).__name__}: "
+                "network=lambda: Net(), so that every method starts anew"
+            )
+        for name in ("train", "test", "validation"):
+            object.__setattr__(self, name, _as_data(f"{name}=", getattr(self, name)))
+        object.__setattr__(self, "ood", {name: _as_data(f"ood[{name!r}]", own) for name, own in self.ood.items()})
         if self.corruptions and self.task not in CLASSES:
             raise InputError(f"corruptions= need a classification, but the task is {self.task}: leave corruptions= out")
 
@@ -80,6 +102,18 @@ class Job:
     def methods(self) -> list[str]:
         """Names of all methods, the single network first."""
         return sorted(methods_by_name(), key=lambda name: (name != "single", name))
+
+
+def _as_data(name: str, dataset: Any) -> Any:
+    """Returns a dataset of pairs as Data; None stays None."""
+    if dataset is None or isinstance(dataset, Data):
+        return dataset
+    if isinstance(dataset, (Tensor, str, Mapping)) or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            f"{name} must be a dataset, not a {type(dataset).__name__}: multitudes.data.Data(inputs, targets), or a torch "
+            "dataset of pairs"
+        )
+    return data.of(dataset)
 
 
 def fashion(root: Root = None) -> Job:
@@ -161,8 +195,18 @@ def find_job(name: str, root: Root = None) -> Job:
         value = import_by_name(name)
         value = value() if callable(value) else value
         if not isinstance(value, Job):
-            raise InputError(f"--task {name} must return a multitudes.shell.jobs.Job, not a {type(value).__name__}")
+            raise InputError(
+                f"--task {name} must return a multitudes.shell.jobs.Job, not a {type(value).__name__}: `multitudes init` "
+                "writes a task to start from"
+            )
         return value
     if name not in JOBS:
-        raise unknown_name("task", name, JOBS)
+        own = f". Your own task is typed as MODULE:FUNCTION, as in {_module(name)}:task; `multitudes init` writes one"
+        raise InputError(f"{unknown_name('task', name, JOBS)}{own}")
     return JOBS[name](root)
+
+
+def _module(name: str) -> str:
+    """Returns the module that a text without a colon may mean."""
+    stem = name.removesuffix(".py").replace("/", ".").strip(".")
+    return stem if stem.replace(".", "_").isidentifier() else "mytask"

@@ -1,15 +1,19 @@
-"""Parses arguments of the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `0-4`, `2,3,32,32`."""
+"""Parses arguments of the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `0-4`, `2,3,32,32`, `8x16:int64`."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import torch
+
+from multitudes.engine.inputs import Inputs
 from multitudes.errors import InputError
 from multitudes.method import Method
 
@@ -23,8 +27,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Makes the error for a name that does not exist: it lists the known names and suggests the nearest."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"there is no {kind} {name!r}: {hint}Known: {', '.join(names)}")
+    hint = f": did you mean {near[0]!r}?" if near else "."
+    return InputError(f"there is no {kind} {name!r}{hint} Known: {', '.join(names)}")
 
 
 def method(text: str, **settings: Any) -> Method:
@@ -38,15 +42,7 @@ def method(text: str, **settings: Any) -> Method:
     kind = known.get(name.strip().lower())
     if kind is None:
         raise unknown_name("method", name.strip(), known)
-    typed = _keywords(text.strip()) if bracket else {}
-    try:
-        return kind(**{**settings, **typed})
-    except TypeError as error:
-        fields = list(kind.__dataclass_fields__)
-        wrong = next((key for key in typed if key not in fields), None)
-        if wrong is None:
-            raise InputError(f"{text}: {error}") from error
-        raise unknown_name(f"setting of {name.strip().lower()}", wrong, fields) from error
+    return kind(**{**settings, **(_keywords(text.strip()) if bracket else {})})
 
 
 def _keywords(text: str) -> dict[str, Any]:
@@ -105,6 +101,42 @@ def shape(text: str) -> list[int]:
     return sizes
 
 
+def example(texts: Sequence[str]) -> Inputs:
+    """Makes inputs from [NAME=]SHAPE[:TYPE[:COUNT]]: random numbers, or ids from 0 to COUNT − 1.
+
+    >>> example(["8x16:int64:30000", "mask=8x16:bool"])
+    Inputs([8, 16] torch.int64, mask=[8, 16] torch.bool)
+    """
+    random = torch.Generator().manual_seed(0)
+    by_place, by_name = [], {}
+    for text in texts:
+        name, equals, rest = text.rpartition("=")
+        value = _tensor(rest, random)
+        if equals and not name.isidentifier():
+            raise InputError(f"--example {text!r}: {name!r} is no name of an argument: type NAME=SHAPE, as in mask=8x16:bool")
+        if equals:
+            by_name[name] = value
+        else:
+            by_place.append(value)
+    return Inputs(*by_place, **by_name)
+
+
+def _tensor(text: str, random: torch.Generator) -> torch.Tensor:
+    """Makes one input from SHAPE[:TYPE[:COUNT]]."""
+    sizes, *kind = text.split(":")
+    name, count = (*kind, "float32", "2")[:2] if not kind else (*kind, "2")[:2]
+    dtype = getattr(torch, name, None)
+    if len(kind) > 2 or not isinstance(dtype, torch.dtype) or dtype.is_complex:
+        raise InputError(f"--example {text!r}: type SHAPE:TYPE, as in 8x16:int64, with a type such as float32, int64 or bool")
+    if dtype.is_floating_point:
+        if len(kind) > 1:
+            raise InputError(f"--example {text!r}: only ids have a count, as in 8x16:int64:30000")
+        return torch.randn(shape(sizes), generator=random).to(dtype)
+    if not count.isdigit() or not int(count):
+        raise InputError(f"--example {text!r}: {count!r} must be the number of different ids, as in 8x16:int64:30000")
+    return torch.randint(2 if dtype == torch.bool else int(count), shape(sizes), generator=random).to(dtype)
+
+
 def import_by_name(text: str) -> Any:
     """Imports the object NAME from MODULE, given as MODULE:NAME. Modules in the current folder are found too."""
     module, colon, name = text.partition(":")
@@ -121,6 +153,13 @@ def import_by_name(text: str) -> Any:
         raise InputError(f"there is no module {module!r}: run the command in its folder, or install it ({error})") from error
     for part in name.split("."):
         if not hasattr(value, part):
-            raise unknown_name(f"name in {module}", part, [key for key in vars(value) if not key.startswith("_")])
+            raise unknown_name(f"name in {module}", part, _own_names(value))
         value = getattr(value, part)
     return value
+
+
+def _own_names(owner: Any) -> list[str]:
+    """Returns the public names that a module or class defines, without those that it imports."""
+    home = getattr(owner, "__module__", None) or owner.__name__
+    public = {key: value for key, value in vars(owner).items() if not key.startswith("_") and not isinstance(value, ModuleType)}
+    return [key for key, value in public.items() if getattr(value, "__module__", home) == home]

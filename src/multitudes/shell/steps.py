@@ -1,22 +1,27 @@
-"""The steps that commands share: make a network, make or load an ensemble, write a report."""
+"""The steps that commands share: find a run's job and network, make or load an ensemble, train it, write a report."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from multitudes.conversion.convert import ensemble as convert
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError, MultitudesError
+from multitudes.errors import FileError, InputError
 from multitudes.files.ensemble_file import load
 from multitudes.report import report
-from multitudes.report.row import load_rows
-from multitudes.shell.jobs import JOBS, Job, find_job
+from multitudes.report.row import Row, load_rows, without_row
+from multitudes.shell.jobs import Job, find_job
 from multitudes.shell.parse import import_by_name
+from multitudes.shell.scoring import COST_BATCH, scored_row
+from multitudes.shell.told import FILE, Told, remove_run
+from multitudes.training.fit import Run, fit
 
 
 def make_network(factory: str) -> nn.Module:
@@ -32,35 +37,126 @@ def make_network(factory: str) -> nn.Module:
 
 def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ensemble:
     """Converts the job's network, or the one that `factory` names, and moves it to the GPU if there is one."""
+    made = job.method(method)
     torch.manual_seed(seed)
     network = job.network() if factory is None else make_network(factory)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return convert(network, job.method(method), job.example, seed=seed, task=job.task).to(device)
+    return convert(network, made, job.example, seed=seed, task=job.task).to(device)
 
 
-def load_ensemble(run: Path, job: Job, factory: str | None) -> Ensemble:
-    """Loads an ensemble from its file, or from the folder of its run: the best epoch, else the last one."""
-    files = [run] if run.is_file() else [run / "best.multitude", run / "last.multitude"]
+def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = False) -> tuple[Run, Row]:
+    """Trains what `told` says in the folder `out`, scores it, and leaves its row there. `force` removes the run before it."""
+    told.find_modules()
+    job = find_job(told.task, told.root)
+    changes = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
+    recipe = replace(job.recipe, **changes)
+    ensemble = make_ensemble(job, told.method, told.model, told.seed)
+    if force:
+        remove_run(out)
+    told.save(out)
+    run = fit(ensemble, job.train, recipe, val=job.validation, out=out, resume=resume)
+    name = "".join(told.method.split()).lower()
+    settings = {"task": told.task, "budget": f"{recipe.epochs} epochs"}
+    if told.model is not None:
+        name = f"{name} of {told.model.rpartition(':')[2]}"
+        settings["model"] = told.model
+    row = scored_row(run, job, name=told.name or name, command=told.command(out), settings=settings)
+    row.save(out)
+    return run, row
+
+
+def told_of(run: Path, task: str | None, model: str | None, root: Path | None) -> Told:
+    """Returns what a run was told, except where the options here say otherwise."""
+    if not run.exists():
+        raise InputError(f"there is no {run}: give a .multitude file, or --out of a `multitudes train`")
+    told = Told.load(run)
+    if told is None and task is None:
+        raise InputError(f"{run} does not say its task: give --task, and --model if it had one, as in its training")
+    given: dict[str, Any] = {"task": task, "model": model, "root": None if root is None else str(root)}
+    told = replace(told or Told(), **{name: value for name, value in given.items() if value is not None})
+    told.find_modules()
+    return told
+
+
+def load_ensemble(run: Path, job: Job, told: Told) -> Ensemble:
+    """Loads an ensemble from its file, or from the folder of its run: the epoch that the job's scores are of."""
+    names = ("best.multitude", "last.multitude") if job.epoch == "best" else ("last.multitude", "best.multitude")
+    files = [run] if run.is_file() else [run / name for name in names]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise InputError(
             f"{run} is not a .multitude file, nor a folder with best.multitude or last.multitude: "
             "give --out of a `multitudes train`"
         )
-    return load(file, job.network() if factory is None else make_network(factory))
+    try:
+        return load(file, job.network() if told.model is None else make_network(told.model))
+    except FileError as error:
+        if "another architecture" not in str(error):
+            raise
+        tried = f"--task {told.task}" + ("" if told.model is None else f" --model {told.model}")
+        raise FileError(f"{error}. The model here is that of {tried}: give --task and --model of the training") from error
 
 
-def write_report(folders: list[Path], out: Path, job: Job | None, title: str | None = None) -> Path:
-    """Writes the report of the trials in `folders`. If `job` is None, uses the built-in job that all trials name, if any."""
+class Page(NamedTuple):
+    """A written report."""
+
+    path: Path
+    notes: list[str]
+    """What a reader may miss on the page, and why: one sentence each."""
+
+
+def write_report(folders: Sequence[Path], out: Path, job: Job | None, title: str | None = None) -> Page:
+    """Writes the report of the runs in `folders`. If `job` is None, uses the job that all runs name, if it can be made."""
     rows = load_rows(folders)
-    tasks = {row.settings.get("task") for row in rows}
-    if job is None and len(tasks) == 1 and tasks <= {*JOBS}:
-        with contextlib.suppress(MultitudesError):  # its data may not be on this machine: the report does without images
-            job = find_job(str(*tasks))
+    notes = [f"{folder} is left out: its training or its scoring is not finished" for folder in without_row(folders)]
+    if job is None:
+        try:
+            job = _common_job(rows, folders)
+        except Exception as error:  # its data may not be on this machine, and a module of the user may raise anything
+            notes.append(f"there are no images and class names, since the runs' task cannot be made: {error}. Give --task")
     options: dict[str, Any] = {}
     if job is not None:
-        images = job.test.raw(slice(None)) if len(job.test.shape) == 3 else None
-        options = {"classes": job.test.classes, "images": images, "title": job.about}
+        options = {"classes": job.test.classes, "title": _title(rows, job)}
+        shown = _images(rows, job)
+        options.update(shown)
+        if len(job.test.shape) == 3 and not shown:
+            notes.append(f"there are no images: the test set of the task has {len(job.test)}, and the runs predicted others")
     if title is not None:
         options["title"] = title
-    return report(rows, out, **options)
+    return Page(report(rows, out, **options), notes)
+
+
+def _images(rows: Sequence[Row], job: Job) -> dict[str, Any]:
+    """Returns the images of the job's sets as options of `report`: of those sets with one image for each prediction."""
+    if len(job.test.shape) != 3 or any(row.prediction is None or len(row.prediction) != len(job.test) for row in rows):
+        return {}
+    far = {name: data for name, data in job.ood.items() if len(data.shape) == 3}
+    fitting = {name: data for name, data in far.items() if all(len(row.ood.get(name, ())) == len(data) for row in rows)}
+    ood = {name: data.raw(slice(None)) for name, data in fitting.items()}
+    return {"images": job.test.raw(slice(None)), "ood_images": ood}
+
+
+def _title(rows: Sequence[Row], job: Job) -> str:
+    """Returns the title of a report: what is compared, and whether by the same budget."""
+    about = f"{(job.about or f'Methods on {job.name}').rstrip('.')}."
+    budgets = {row.settings.get("budget") for row in rows}
+    if len(rows) < 2 or len(budgets) > 1 or None in budgets:
+        return about
+    return f"{about} Every method has the same budget: {budgets.pop()}. Costs are those of a call with {COST_BATCH} inputs."
+
+
+def _common_job(rows: Sequence[Row], folders: Sequence[Path]) -> Job | None:
+    """Returns the job that all rows name; None if they name several, or none.
+
+    Rows may come from elsewhere, so that of their modules only those in the current folder are run.
+    """
+    tasks = {row.settings.get("task") for row in rows}
+    if len(tasks) != 1 or not isinstance(task := tasks.pop(), str):
+        return None
+    module = Path(*task.partition(":")[0].split("."))
+    if ":" in task and not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
+        raise InputError(f"{task} is not in the current folder")
+    told = [Told.load(file.parent) for folder in folders for file in sorted(folder.rglob(FILE))]
+    with contextlib.suppress(StopIteration):
+        return find_job(task, next(one.root for one in told if one is not None and one.root is not None))
+    return find_job(task)

@@ -18,12 +18,16 @@ from pathlib import Path
 
 import torch
 
-from multitudes.errors import InputError, MultitudesError, RunError
+from multitudes.errors import ConversionError, FileError, InputError, MultitudesError, RunError
 from multitudes.report.row import Row
 from multitudes.settings import Count, check_value
 from multitudes.shell.budget import Budget
 from multitudes.shell.jobs import Root, find_job
+from multitudes.shell.told import remove_run
 from multitudes.shell.trial import Trial
+
+FINAL = (InputError, ConversionError, FileError)
+"""Errors that the same command would meet again."""
 
 ATTEMPTS = 3
 """How many times a trial is started before it counts as failed."""
@@ -54,9 +58,11 @@ def trials(
         for text in texts:
             name = "".join(text.split()).lower()
             words = ["multitudes", "bench", "--task", task, "--methods", text, "--seeds", str(seed), "--budget", str(limit)]
+            words += ["--out", str(out)]
             trial = Trial(
                 task=task,
                 name=name,
+                text=text,
                 method=job.method(text),
                 seed=seed,
                 budget=limit,
@@ -73,6 +79,28 @@ def trials(
 def _folder_name(name: str) -> str:
     """A trial's name with every sign but letters and digits replaced by an underscore."""
     return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
+
+
+def check_folders(sweep: Sequence[Trial], page: Path, force: bool) -> None:
+    """Checks, before any training, that no trial and no page of other settings lies where the sweep writes.
+
+    With `force` such trials are removed, and unfinished ones too.
+    """
+    errors = []
+    for trial in sweep:
+        try:
+            if trial.done():
+                trial.read()
+            elif force:
+                remove_run(trial.folder)
+        except FileError as error:
+            errors.append(str(error))
+            if force:
+                remove_run(trial.folder)
+    if errors and not force:
+        raise FileError("\n".join(errors))
+    if page.exists() and not force and not any(trial.folder.exists() for trial in sweep):
+        raise FileError(f"{page} is not of this sweep: replace it with --force, or choose another --out")
 
 
 def run_trials(
@@ -103,7 +131,9 @@ def run_trials(
             on_end(trial, outcome)
     if errors:
         lines = [f"{trial.name} (seed {trial.seed}): {type(e).__name__}: {e}" for trial, e in errors.items()]
-        raise RunError(f"{len(errors)} of {len(sweep)} trials failed; run the command again to retry\n" + "\n".join(lines))
+        final = all(isinstance(error, FINAL) for error in errors.values())
+        retry = "" if final else "; run the command again to retry"
+        raise RunError(f"{len(errors)} of {len(sweep)} trials failed{retry}\n" + "\n".join(lines))
     return [rows[trial] for trial in sweep]
 
 
@@ -146,9 +176,11 @@ def by_processes(sweep: Sequence[Trial], workers: int) -> Iterator[tuple[Trial, 
 
 
 def _remote_error(trial: Trial) -> Exception | None:
-    """Runs a trial in another process. Its row stays in its folder; errors are returned as RunError, which can be pickled."""
+    """Runs a trial in another process. Its row stays in its folder; errors are returned as such that can be pickled."""
     outcome = _outcome(trial)
-    return None if isinstance(outcome, Row) else RunError(f"{type(outcome).__name__}: {outcome}")
+    if isinstance(outcome, Row):
+        return None
+    return outcome if isinstance(outcome, FINAL) else RunError(f"{type(outcome).__name__}: {outcome}")
 
 
 def on_ray(sweep: Sequence[Trial], workers: int, address: str | None) -> Iterator[tuple[Trial, Outcome]]:

@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
-from multitudes.settings import Count, Rate, above, as_tuple, at_least, below, between, check_rules, check_settings, explained
+from multitudes.settings import (
+    Count,
+    Rate,
+    Settings,
+    above,
+    as_tuple,
+    at_least,
+    below,
+    between,
+    check_rules,
+    check_settings,
+    explained,
+)
 
 RISE, DIVISOR, LAST_DIVISOR = 0.3, 25.0, 1e4
 """OneCycleLR's pct_start, div_factor and final_div_factor."""
@@ -24,7 +36,7 @@ Positive = Annotated[float, above(0)]
 
 @explained
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
     epochs: Count = 10

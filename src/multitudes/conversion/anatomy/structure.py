@@ -274,7 +274,8 @@ def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
         raise
     except Exception as error:
         raise InputError(
-            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes"
+            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model "
+            "takes, rows first: x[None] for one example"
         ) from error
 
 

@@ -1,0 +1,121 @@
+"""Told: what a run was told on the command line. It lies in the run's folder, so that later commands need no repetition."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from multitudes.errors import FileError
+
+FILE = "command.json"
+
+RUN_FILES = (
+    "config.json", "metrics.jsonl", "log.txt", "best.multitude", "last.multitude", "row.json", "row.safetensors", FILE,
+    "checkpoints/[0-9]*.safetensors",
+)  # fmt: skip
+"""All files of a run, as globs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """The options of `multitudes train` that say what is trained. None: the default, which may be the task's."""
+
+    task: str = "fashion"
+    method: str = "packed"
+    model: str | None = None
+    epochs: int | None = None
+    lr: float | None = None
+    seed: int = 0
+    name: str | None = None
+    root: str | None = None
+    folder: str = field(default_factory=lambda: str(Path.cwd()))
+    """The folder of the command, where the task's module may lie."""
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options that differ from their defaults, by name."""
+        given = {name: getattr(self, name) for name in OPTIONS}
+        return {name: value for name, value in given.items() if value != getattr(DEFAULTS, name)}
+
+    def command(self, out: Path) -> str:
+        """Returns the command that repeats the run."""
+        always = {"task": self.task, "method": self.method, "seed": self.seed}
+        words = ["multitudes", "train"]
+        for name, value in {**always, **self.options()}.items():
+            words += [f"--{name}", str(value)]
+        return shlex.join([*words, "--out", str(out)])
+
+    def save(self, folder: Path) -> None:
+        """Writes the options into a run's folder, which is created if missing."""
+        from multitudes.storage import write
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot create the folder {folder}: {error.strerror or error}. Choose another --out") from error
+        write(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1).encode())
+
+    @classmethod
+    def load(cls, run: Path) -> Told | None:
+        """Reads the options of a run from its folder, or from that of its file; None if they were not saved."""
+        folder = run if run.is_dir() else run.parent
+        file = folder / FILE
+        if not file.is_file():
+            return _of_row(folder)
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise FileError(f"{file} cannot be read: remove it, and give --task and --model ({error})") from error
+
+    def find_modules(self) -> None:
+        """Lets modules be found in the folder where the run was started, too."""
+        if Path(self.folder).is_absolute() and self.folder not in sys.path:
+            sys.path.append(self.folder)
+
+
+OPTIONS = ("task", "method", "model", "epochs", "lr", "seed", "name", "root")
+DEFAULTS = Told()
+
+
+def _of_row(folder: Path) -> Told | None:
+    """Returns the task of a trial that has a row, but no command.json: older versions wrote none."""
+    try:
+        task = json.loads((folder / "row.json").read_text(encoding="utf-8"))["settings"]["task"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Told(task=task) if isinstance(task, str) else None
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return (folder / "config.json").exists()
+
+
+def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
+    """Returns the options of a new run, or with `resume` those of the run in the folder, which need not be repeated.
+
+    Raises FileError if the folder holds a run that would be replaced, or one that was told otherwise.
+    """
+    if not has_run(out):
+        return Told(**given)
+    if not resume:
+        raise FileError(f"{out} already has a run: continue it with --resume, replace it with --force, or choose another --out")
+    old = Told.load(out)
+    if old is None:
+        return Told(**given)
+    free = ("epochs", "name", "root")
+    changed = [f"--{key} was {getattr(old, key)}, not {value}" for key, value in given.items() if value != getattr(old, key)]
+    changed = [text for text in changed if not text.startswith(tuple(f"--{key} " for key in free))]
+    if changed:
+        raise FileError(f"{out} holds another run: {'; '.join(changed)}. Leave that out, or choose another --out")
+    return dataclasses.replace(old, **given)
+
+
+def remove_run(folder: Path) -> None:
+    """Removes the files of a run, and nothing else, from its folder."""
+    for file in [file for name in RUN_FILES for file in folder.glob(name)]:
+        file.unlink(missing_ok=True)
