@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from multitudes.engine import Engine, tree
 from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
+from multitudes.engine.call_form import CallForm, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
@@ -95,6 +96,11 @@ class Ensemble(nn.Module):
         """The plan of the conversion, with the executors that are proven and picked now."""
         engine = self.engine
         return replace(self._plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
+
+    @property
+    def form(self) -> CallForm:
+        """How the network takes its inputs, from its forward and the conversion's example."""
+        return CallForm(signature_of(self.base), self._plan.example)
 
     @property
     def members(self) -> int:
@@ -207,8 +213,13 @@ class Ensemble(nn.Module):
         )
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
-        """Prepares the data of one training step. Changes nothing but the state of the ensemble's random generator."""
-        call = Inputs.of(x)
+        """Prepares the data of one training step. Changes nothing but the state of the ensemble's random generator.
+
+        x           a tensor, an `mt.Inputs`, or a tuple, list or dict of the arguments of the model's forward
+        y           the targets
+        per_member  x and y hold separate data for each member, ``[M, B, ...]``
+        """
+        call = self.form.inputs(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
         if found.slots is not None:
@@ -239,6 +250,8 @@ class Ensemble(nn.Module):
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """Computes the loss of one training step.
 
+        x             a tensor, an `mt.Inputs`, or a tuple, list or dict of the arguments of the model's forward
+        y             the targets
         criterion     any torch loss with mean reduction, called as criterion(output, target); others are refused
         per_member    x and y hold separate data for each member, ``[M, B, ...]``
         global_batch  the number of rows of the whole step; give it with gradient accumulation
@@ -373,14 +386,17 @@ class Ensemble(nn.Module):
         load_base(self, state_dict, start)
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
-        """Sets BatchNorm's running statistics to their averages over these batches; use it after `Packed(pretrained=True)`."""
-        estimate_norms(self, batches)
+        """Sets BatchNorm's running statistics to their averages over these batches; use it after `Packed(pretrained=True)`.
+
+        batches   a dataloader, or a list of inputs; targets beside the inputs are not used
+        """
+        estimate_norms(self, batches, lambda batch: self.form.split(batch)[0])
         return self
 
     @undisturbed
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes."""
-        tune(self.engine, Inputs.of(x), seconds)
+        tune(self.engine, self.form.inputs(x), seconds)
         return self
 
     def train(self, mode: bool = True) -> Ensemble:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from multitudes.conversion.anatomy.initialise import build, check_model
+from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.engine.seeds import checked_seed
@@ -36,7 +37,7 @@ def checked_arguments(
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
-    inputs = checked_example(net, example, batch_axis)
+    inputs = checked_example(net, call_of(net, example), batch_axis)
     if kept and not method.keeps_layers:
         raise InputError(
             f"keep={list(keep)}: {type(method).__name__} takes no keep=, since it chooses layers itself: leave keep= out"

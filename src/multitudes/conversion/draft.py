@@ -15,6 +15,7 @@ from multitudes.conversion.anatomy.refusals import refusals, untie
 from multitudes.conversion.anatomy.structure import Structure, own_tensors, training_only
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
+from multitudes.engine.call_form import packing, signature_of
 from multitudes.engine.converted import Formed
 from multitudes.engine.draws import set_draws
 from multitudes.engine.inputs import BatchAxis, count_rows
@@ -171,6 +172,7 @@ def make_draft(
     A draft whose plan has refused modules cannot be stacked.
     """
     given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk)
+    note = packing(example, given.inputs, signature_of(given.model))
     plan = Plan(
         model=type(given.model).__name__,
         method=method,
@@ -180,6 +182,7 @@ def make_draft(
         example=given.inputs.described(),
         at=dict(given.at),
         keep=tuple(kept),
+        notes=(note,) if note else (),
     )
     draft = Draft(given, method, given.model, start, batch_axis, chunk, plan)
     refused = _refused(given.model, refusals(given.model), kept)
@@ -307,7 +310,7 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str], left_out: Mapp
         elif tensors:
             usual = "one for all members" if draft.method.members > 1 else "unchanged"
             shared.append(entry(draft.network, name, layout.because.get(name, usual)))
-    notes: tuple[str, ...] = (layout.note,) if layout.note else ()
+    notes = (*draft.plan.notes, *([layout.note] if layout.note else []))
     new_weights = owned and not draft.method.keeps_weights and (draft.start == "fresh" or not draft.full_width)
     if new_weights and draft.start == "copies":
         notes += ("members start as copies of one network of their width, initialised anew: the given weights are not used",)

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import Split, input_and_target
+from multitudes.data.batches import ONE_TENSOR, Split, split_batch
 from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
+from multitudes.engine.call_form import CallForm
 from multitudes.engine.inputs import Inputs, stack_slots
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
@@ -56,6 +57,7 @@ class Feed:
         ranks: int = 1,
         device: torch.device | None = None,
         split: Split | None = None,
+        form: CallForm | None = None,
         augment: AugmentFunction | None = None,
         batch_axis: Any = 0,
     ) -> None:
@@ -67,7 +69,7 @@ class Feed:
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
-        self.device, self.split = device, split or input_and_target
+        self.device, self.split, self.form = device, split, form or ONE_TENSOR
         self.count = min(len(one) for one in self.sets)
         if not self.count:
             raise InputError("the training set is empty: give at least one example")
@@ -124,7 +126,7 @@ class Feed:
     def _read(self, data: Any, epoch: int, m: int, first: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
         crops = seed_of(self.seed, epoch, m)  # with an image's index, the seed of its random crop
-        if isinstance(data, Data) and self.split is input_and_target:
+        if isinstance(data, Data) and self.split is None:
             for piece in self._pieces(epoch, m, data.device)[first:]:
                 if self.augment is None:
                     x, targets = data.batch(piece, self.device, crops)
@@ -136,13 +138,12 @@ class Feed:
         pieces = self._pieces(epoch, m, None)[first:]
         loader = DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))
         for piece, batch in zip(pieces, _batched(loader), strict=True):
-            inputs, targets = self.split(batch)
+            call, targets = split_batch(batch, self.split, self.form)
             if targets is None:
                 raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass split=")
             if self.check is not None and isinstance(targets, Tensor):
                 self._check_finite(targets, piece)
                 self.check(targets)
-            call = Inputs.of(inputs)
             tensors = [t.to(self.device) for t in call.tensors()]
             targets = tree.apply(lambda t: t.to(self.device), targets)
             if self.augment is not None:

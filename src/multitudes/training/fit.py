@@ -271,6 +271,7 @@ def _set_up(
         ranks=fabric.world_size,
         device=fabric.device,
         split=split,
+        form=ensemble.form,
         augment=recipe.augment,
         batch_axis=ensemble.engine.batch_axis,
     )

@@ -33,6 +33,7 @@ from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned, width_
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import is_head_count
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
+from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, copy_with, named_tensors
 from multitudes.engine.seeds import checked_seed, seeded
@@ -92,7 +93,7 @@ def resize(
         raise ConversionError(
             f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
-    structure = run_example(net, checked_example(net, example, 0), seed)
+    structure = run_example(net, checked_example(net, call_of(net, example), 0), seed)
     return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed, search_seconds)
 
 
