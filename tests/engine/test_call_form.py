@@ -94,7 +94,7 @@ def test_an_example_that_runs_both_ways_is_refused_without_its_numbers() -> None
 
 
 def test_an_example_that_runs_neither_way_names_both_errors() -> None:
-    with pytest.raises(InputError, match="as one argument .*as 2 arguments") as caught:
+    with pytest.raises(InputError, match=r"as one argument .*as 2 arguments") as caught:
         call_of(Optional(), (A, A))
     assert "tensor(" not in str(caught.value)
 

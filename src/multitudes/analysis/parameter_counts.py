@@ -15,7 +15,6 @@ from torch import nn
 
 from multitudes.conversion.draft import make_draft
 from multitudes.engine.call_form import call_of
-from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import on_meta
 from multitudes.engine.program import without_values
 from multitudes.engine.undisturbed import undisturbed

@@ -19,8 +19,8 @@ NOTHING = "there are no examples to predict: the data is empty"
 """Error message for an empty dataset."""
 
 Split = Callable[[Any], tuple[Any, Any]]
-"""Function that splits a batch into the model's input (a tensor, mt.Inputs, or a tuple or dict of its arguments) and the targets
-(or None)."""
+"""Function that splits a batch into the model's input (a tensor, mt.Inputs, a tuple or dict of arguments) and the targets (or
+None)."""
 
 
 def batched(

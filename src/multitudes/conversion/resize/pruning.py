@@ -23,6 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize.audit import changed_outputs, fails_in_training, inputs_of, reads_wrong_channels, run_of
+from multitudes.conversion.resize.raw_inputs import RawInputs
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
@@ -157,11 +158,14 @@ def _thin(
 def _graph(model: nn.Module, inputs: Inputs) -> Any:
     import torch_pruning as tp
 
+    graph = tp.DependencyGraph()
+
     def forward(net: nn.Module, _: Any) -> list[Tensor]:
         call = fresh_inputs(inputs)
-        return tree.tensors(net(*call.args, **call.kwargs))
+        with RawInputs(graph):
+            return tree.tensors(net(*call.args, **call.kwargs))
 
-    return tp.DependencyGraph().build_dependency(model, example_inputs=inputs.tensors(), forward_fn=forward)
+    return graph.build_dependency(model, example_inputs=inputs.tensors(), forward_fn=forward)
 
 
 def _groups(graph: Any, model: nn.Module, ends: set[str]) -> list[ChannelGroup]:
