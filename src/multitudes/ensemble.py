@@ -25,6 +25,7 @@ from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
+from multitudes.engine.selected_output import selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
@@ -96,6 +97,11 @@ class Ensemble(nn.Module):
         """The plan of the conversion, with the executors that are proven and picked now."""
         engine = self.engine
         return replace(self._plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
+
+    @property
+    def output(self) -> str | None:
+        """The one output that the ensemble returns of a model that returns several; None if it returns all."""
+        return selection_of(self.template)
 
     @property
     def form(self) -> CallForm:

@@ -13,6 +13,7 @@ from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.engine.seeds import checked_seed
+from multitudes.engine.selected_output import selected, selected_factory
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
 from multitudes.settings import Count, check_value
@@ -28,13 +29,15 @@ def checked_arguments(
     start: str,
     batch_axis: BatchAxis,
     chunk: int | None,
+    output: str | int | None = None,
 ) -> tuple[Given, list[str]]:
     """Checks the arguments of `plan` and `ensemble`. Returns the method's input, and the modules that keep= matches."""
     check_method(model, method)
     check_options(start, chunk, keep)
     seed = checked_seed(seed)
-    factory = None if isinstance(model, nn.Module) else model
-    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
+    name = checked_output(output)
+    factory = None if isinstance(model, nn.Module) else selected_factory(model, name)
+    net = selected(model, name) if isinstance(model, nn.Module) else build(factory, 1.0, seed)  # type: ignore[arg-type]
     kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, call_of(net, example), batch_axis)
@@ -53,6 +56,15 @@ def check_method(model: Any, method: Any) -> None:
         known = ", ".join(kind.__name__ for kind in Method.all())
         raise InputError(f"{method!r} is not a method: give an instance of one of {known}")
     check_model(model)
+
+
+def checked_output(output: Any) -> str | None:
+    """Checks the type of `output`. Returns the name of the output tensor; a place in a tuple, as text, is such a name."""
+    if output is None or isinstance(output, str):
+        return output
+    if isinstance(output, bool) or not isinstance(output, int) or output < 0:
+        raise InputError(f"output={output!r}: give the output's name, such as 'logits', or its place in a tuple, from 0 on")
+    return str(output)
 
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:

@@ -166,13 +166,15 @@ def make_draft(
     start: str,
     batch_axis: BatchAxis,
     chunk: int | None,
+    output: str | int | None = None,
 ) -> Draft:
     """Checks the arguments, runs the example, and plans every module as converted, shared or refused.
 
     A draft whose plan has refused modules cannot be stacked.
     """
-    given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk)
-    note = packing(example, given.inputs, signature_of(given.model))
+    given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk, output)
+    one = "" if output is None else f"the ensemble returns the output {output!r}; others are left out"
+    notes = tuple(filter(None, [packing(example, given.inputs, signature_of(given.model)), one]))
     plan = Plan(
         model=type(given.model).__name__,
         method=method,
@@ -182,7 +184,7 @@ def make_draft(
         example=given.inputs.described(),
         at=dict(given.at),
         keep=tuple(kept),
-        notes=(note,) if note else (),
+        notes=notes,
     )
     draft = Draft(given, method, given.model, start, batch_axis, chunk, plan)
     refused = _refused(given.model, refusals(given.model), kept)

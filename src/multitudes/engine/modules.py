@@ -110,9 +110,13 @@ def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]
 
 
 def hooked(module: nn.Module) -> list[str]:
-    """Returns the names of modules with forward or backward hooks."""
+    """Returns the names of modules with forward or backward hooks that may see values."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [name for name, part in named_parts(module) if any(getattr(part, kind) for kind in kinds)]
+    return [
+        name
+        for name, part in named_parts(module)
+        if any(getattr(hook, "sees_members", True) for kind in kinds for hook in getattr(part, kind).values())
+    ]
 
 
 def owning_module(name: str) -> str:

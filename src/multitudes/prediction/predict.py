@@ -74,6 +74,7 @@ def predict(
     if isinstance(data, list) and data and split is None:
         data = _as_call(data, ensemble)
     check_value("draws", draws, Count | None)
+    output = None if output == ensemble.output else output  # the ensemble returns nothing else
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split, ensemble.form)
     noise = noise_of(ensemble, data, task, tau_output)
     collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total, noise)

@@ -120,6 +120,7 @@ def fit(
         raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
     _check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
+    output = None if output == ensemble.output else output  # the ensemble returns nothing else
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, split)

@@ -37,6 +37,7 @@ from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, copy_with, named_tensors
 from multitudes.engine.seeds import checked_seed, seeded
+from multitudes.engine.selected_output import selecting, selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
@@ -261,7 +262,7 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     with seeded(seed), device:
         try:
-            new, same = model.resized(ratio), model.resized(1.0)
+            new, same = (selecting(model.resized(width), selection_of(model)) for width in (ratio, 1.0))
         except Exception as error:  # the constructor of a subclass may raise anything
             raise ConversionError(f"{type(error).__name__}: {error}") from error
     thin = _in_place_of(model, new)
@@ -320,6 +321,7 @@ def _in_place_of(model: nn.Module, new: nn.Module) -> nn.Module:
     for part in new.modules():
         if isinstance(part, _NormBase):
             part.reset_running_stats()
+    selecting(new, selection_of(model))
     modes = {name: part.training for name, part in model.named_modules()}
     for name, part in new.named_modules():
         part.training = modes.get(name, model.training)
