@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,6 +46,21 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
                 live.update(job, shown="  ".join(f"{key} {value}" for key, value in shown.items()))
 
         yield tell
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def curve(values: Sequence[float], width: int = 24) -> str:
+    """Draws the last `width` values as a line of blocks, the lowest value lowest; NaN and infinite ones as gaps.
+
+    >>> curve([1.0, 0.5, 0.25, 0.3])
+    '█▃▁▁'
+    """
+    last = values[-width:]
+    finite = [value for value in last if math.isfinite(value)]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+    return "".join(BLOCKS[int((v - low) / (span or 1) * 7 + 0.5)] if math.isfinite(v) else " " for v in last)
 
 
 class Steps:

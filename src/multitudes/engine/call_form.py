@@ -206,7 +206,7 @@ class CallForm:
         raise InputError(f"a batch is a {kind} of {len(batch)}, and it is unclear which are targets: {self._advice(batch)}")
 
     def _split_dict(self, batch: Mapping[str, Any]) -> tuple[Inputs, Any]:
-        inner = next((part.get("parts", {}) for part in self._args if part["kind"] == "dict"), {})
+        inner: Mapping[str, Any] = next((part.get("parts", {}) for part in self._args if part["kind"] == "dict"), {})
         keys = [key for key in LABELS if key in batch]
         if len(keys) > 1:
             raise InputError(

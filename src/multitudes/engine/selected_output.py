@@ -1,7 +1,7 @@
 """SelectOutput: a network that returns several tensors, hidden states beside logits, returns one of them.
 
-It is a hook on the network, so that names, classes and constructors stay the user's. Methods then see one output: layers that only
-hidden states depend on are no last layers, and their widths may change.
+It is a hook on the network, so that names, classes and constructors stay the user's. Methods then see one output: layers that
+only hidden states depend on are no last layers, and their widths may change.
 """
 
 from __future__ import annotations

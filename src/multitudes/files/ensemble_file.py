@@ -96,8 +96,12 @@ def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor])
 def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
     """Returns the base model, and the network of one member as the method prepares it."""
     output = about.get("output")
-    factory = None if isinstance(model, nn.Module) else selected_factory(model, output)
-    base = selected(model, output) if isinstance(model, nn.Module) else build(factory, 1.0, int(about["seed"]))
+    factory: Factory | None = None
+    if isinstance(model, nn.Module):
+        base = selected(model, output)
+    else:
+        factory = selected_factory(model, output)
+        base = build(factory, 1.0, int(about["seed"]))
     if type(method).prepare is Method.prepare:
         return base, base
     if wrong := _other_settings(about, base):

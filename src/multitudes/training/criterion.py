@@ -18,6 +18,7 @@ from multitudes.prediction.reduction import check_declared
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import check_value
+from multitudes.training.class_weights import ClassWeights
 from multitudes.training.fingerprint import criterion_fingerprint
 from multitudes.training.losses import CRITERIA
 
@@ -123,13 +124,15 @@ class TaskCriterion:
         self.weights = ()
 
     def _count_labels(self, target: Any, per_member: bool) -> Tensor:
-        """Counts labelled entries: ``[1]`` for all members, or ``[M]``."""
+        """Counts labelled entries, by the weights of their classes if they have any: ``[1]`` for all members, or ``[M]``."""
         if not isinstance(target, Tensor):
             kind = type(target).__name__
             raise InputError(
                 f"targets are a {kind}, but task {self.task!r} needs a tensor: select it with split=, or pass criterion="
             )
         mask = labelled(target)
+        if isinstance(self.from_recipe, ClassWeights) and not self._are_probabilities(target):
+            mask = self.from_recipe.each(target)
         if self._are_probabilities(target):
             mask = mask.select(-1 if self.class_axis == -1 else 1 + per_member, 0)
         return mask.flatten(1).sum(1).double() if per_member else mask.sum().double()[None]

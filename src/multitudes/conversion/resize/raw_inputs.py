@@ -1,7 +1,7 @@
 """RawInputs: lets torch-pruning see inputs that a network concatenates with the outputs of layers.
 
-torch-pruning follows gradients, and a raw input has none: in `torch.cat([numbers, a(x), b(y)], 1)` it would place the channels of
-`a` and `b` where those of `numbers` are.
+torch-pruning follows gradients, and a raw input has none: in `torch.cat([numbers, a(x), b(y)], 1)` it would place the channels
+of `a` and `b` where those of `numbers` are.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class RawInputs(TorchFunctionMode):
         axis %= tensor.ndim
         if tensor.requires_grad or axis == 0 or not tensor.is_floating_point():
             return tensor
-        from torch_pruning._helpers import UnwrappedParameters
+        import torch_pruning as tp
 
         shape = [tensor.shape[axis], *(1 for _ in tensor.shape[axis + 1 :])]
         shape = [1, *shape] if len(shape) == 3 else shape  # torch-pruning takes three axes for tokens
         ones = nn.Parameter(torch.ones(shape, dtype=tensor.dtype, device=tensor.device))
-        self.graph.unwrapped_parameters.append(UnwrappedParameters(parameters=ones, pruning_dim=len(shape) == 4))
+        self.graph.unwrapped_parameters.append(tp._helpers.UnwrappedParameters(parameters=ones, pruning_dim=len(shape) == 4))
         return tensor * ones
