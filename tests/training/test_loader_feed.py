@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from training.small import TRAIN, VAL, X, Y, made, network, same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
+from training.small import TRAIN, VAL, X, Y, made, network, same
 
 import multitudes as mt
 from multitudes.training.loader_feed import is_loader

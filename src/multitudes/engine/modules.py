@@ -119,6 +119,17 @@ def hooked(module: nn.Module) -> list[str]:
     ]
 
 
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "_FabricModule": "module"}
+"""Classes that wrap a module, by name, and the attribute that holds it: of torch.compile, of processes, of Lightning Fabric."""
+
+
+def unwrapped(module: Any) -> Any:
+    """Returns the module inside torch.compile's, DistributedDataParallel's and Lightning Fabric's wrappers."""
+    while isinstance(module, nn.Module) and type(module).__name__ in WRAPPERS:
+        module = getattr(module, WRAPPERS[type(module).__name__])
+    return module
+
+
 def owning_module(name: str) -> str:
     """Returns the name of the module that holds a tensor; for a parametrized tensor, the module that uses it."""
     head, separator, _ = name.partition(".parametrizations.")

@@ -34,14 +34,20 @@ from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.method import Given, Method
+from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.temperature import Calibrator
 from multitudes.storage import FORMAT, _safetensors, digest, write
 
 
 def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
-    """Writes the ensemble to one file. An old file stays until the new one is complete."""
+    """Writes the ensemble to one file. An old file stays until the new one is complete.
+
+    ensemble   the ensemble, also one that is compiled or wrapped for several processes
+    path       the file
+    """
     from safetensors.torch import save as to_bytes
 
+    ensemble = checked_ensemble(ensemble, "save")
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
         raise FileError(

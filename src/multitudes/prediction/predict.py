@@ -15,6 +15,7 @@ from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, count_rows
+from multitudes.engine.modules import WRAPPERS, unwrapped
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.prediction import tasks
@@ -67,9 +68,7 @@ def predict(
                   N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
     split         a function that splits a batch into (input, targets), if it is none of the forms above
     """
-    if not isinstance(getattr(ensemble, "engine", None), Engine):
-        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
-        raise InputError(f"predict takes an ensemble, not {type(ensemble).__name__}: make one with {example}")
+    called, ensemble = _as_called(ensemble), checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
         data = _as_call(data, ensemble)
@@ -83,7 +82,7 @@ def predict(
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
             with explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
-                collector.take(outputs_of(ensemble, call, draws), targets, count)
+                collector.take(outputs_of(ensemble, call, draws, called), targets, count)
             advance(count)
     if not collector.seen:
         raise InputError(NOTHING)
@@ -134,14 +133,33 @@ def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
         raise
 
 
-def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None) -> Iterator[Any]:
-    """Yields the outputs of all members at once, or of draws in chunks: ``[D, B, ...]``."""
-    count = ensemble.members if draws is None else draws
+def checked_ensemble(ensemble: Any, verb: str) -> Ensemble:
+    """Returns the ensemble itself, also of one that is compiled or wrapped for several processes. Refuses anything else."""
+    plain = unwrapped(ensemble)
+    if not isinstance(getattr(plain, "engine", None), Engine):
+        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(plain, nn.Module) else "mt.ensemble(...)"
+        raise InputError(f"{verb} takes an ensemble, not {type(plain).__name__}: make one with {example}")
+    return plain  # type: ignore[no-any-return]
+
+
+def _as_called(ensemble: Any) -> Any:
+    """Returns what `predict` calls: a compiled ensemble as it is, without the wrapper that joins gradients of processes."""
+    while type(ensemble).__name__ in WRAPPERS and type(ensemble).__name__ != "OptimizedModule":
+        ensemble = getattr(ensemble, WRAPPERS[type(ensemble).__name__])
+    return ensemble
+
+
+def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None, run: Any = None) -> Iterator[Any]:
+    """Yields the outputs of all members at once, or of draws in chunks: ``[D, B, ...]``.
+
+    `run` is what is called: the ensemble, or its compiled form.
+    """
+    count, run = ensemble.members if draws is None else draws, ensemble if run is None else run
     if draws is None and (not ensemble.method.draws or count <= CHUNK):
-        yield ensemble(*call.args, **call.kwargs)
+        yield run(*call.args, **call.kwargs)
         return
     for chunk in ensemble.draw(count, *call.args, **call.kwargs):
-        yield ensemble(*call.args, **call.kwargs, draws=chunk)
+        yield run(*call.args, **call.kwargs, draws=chunk)
 
 
 class Collector:

@@ -37,10 +37,10 @@ from multitudes.training.fabric import (
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
-from multitudes.training.fit_arguments import check_held_out, check_units, checked_callbacks
+from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks
 from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.one_vs_all import recipe_loss
-from multitudes.training.own_optimizer import Given, OwnSchedule, groups_of, restore_groups, the_optimizer
+from multitudes.training.own_optimizer import Given, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
 from multitudes.training.validation import Best, Validator, empty_best, leap, restored_best
@@ -137,8 +137,7 @@ def fit(
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
-    if ensemble.is_compact:
-        raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
+    check_ensemble(ensemble)
     calls = checked_callbacks(callbacks)
     check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
@@ -325,7 +324,7 @@ def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
             "method": type(ensemble.method).__name__,
             "settings": ensemble.method.settings(),
             "torch": torch.__version__,
-            "optimizer": groups_of(setup.optimizer.optimizer) if setup.own_optimizer else None,
+            "optimizer": described(setup.optimizer.optimizer) if setup.own_optimizer else None,
             "scheduler": setup.schedule and setup.schedule.described(),
             **setup.criterion.settings(),
         }

@@ -7,9 +7,21 @@ from typing import Any
 
 from multitudes.data.dataset import target_std_of
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
+from multitudes.errors import InputError, RunError
+from multitudes.prediction.predict import checked_ensemble
 from multitudes.training.recipe import Recipe
 from multitudes.training.validation import Validator
+
+
+def check_ensemble(ensemble: Any) -> None:
+    """Refuses what is no ensemble, or one that is compiled or wrapped: `fit` does both itself."""
+    plain = checked_ensemble(ensemble, "fit")
+    if plain is not ensemble:
+        compiled = type(ensemble).__name__ == "OptimizedModule"
+        instead = "fit(ens, train, mt.Recipe(compile=True))" if compiled else "start with torchrun, and call fit(ens, train)"
+        raise InputError(f"fit takes the ensemble itself, not a {type(ensemble).__name__} of it: {instead}")
+    if plain.is_compact:
+        raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
 
 
 def checked_callbacks(callbacks: Any) -> list[Callable[[Any], Any]]:

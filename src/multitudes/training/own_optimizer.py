@@ -146,6 +146,11 @@ def _is_json(value: Any) -> bool:
     return True
 
 
+def described(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the kind of an optimizer and its settings, as JSON, to compare those of a resumed run."""
+    return {"kind": type(optimizer).__name__, "groups": groups_of(optimizer)}
+
+
 def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Returns the settings of each parameter group, as JSON, for a checkpoint."""
     return [json_part({k: v for k, v in group.items() if k not in ("params", "names")}) for group in optimizer.param_groups]

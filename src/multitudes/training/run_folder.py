@@ -131,7 +131,7 @@ class RunFolder:
         changed = [
             f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
             for name in new | old
-            if name not in {f"recipe.{free}" for free in FREE} and json.dumps(new.get(name)) != json.dumps(old.get(name))
+            if name not in {f"recipe.{free}" for free in FREE} and _text(new.get(name)) != _text(old.get(name))
         ]
         if changed:
             raise FileError(
@@ -189,6 +189,10 @@ class RunFolder:
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """Overwrites metrics.jsonl with these lines."""
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
