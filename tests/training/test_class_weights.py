@@ -28,9 +28,8 @@ RECIPE = mt.Recipe(epochs=1, lr=0.0, momentum=0, class_weights=WEIGHTS.tolist())
 )  # fmt: skip
 def test_every_method_has_the_loss_of_torchs_criterion(method: mt.Method) -> None:
     """A batch with all examples, in their order: the same step with nn.CrossEntropyLoss(weight=...)."""
-    ens = mt.ensemble(
-        nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 3)), method, X[:2], seed=0, check=False
-    )
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 3))
+    ens = mt.ensemble(net, method, X[:2], seed=0, check=False)
     run = mt.fit(ens, DataLoader(TRAIN, 200), RECIPE)
     seed = seed_of(0, 1)
     seed_all(seed_of(seed, 1))
@@ -67,11 +66,8 @@ def test_parts_of_a_step_count_by_their_weights() -> None:
     run = mt.fit(ens, batches, mt.Recipe(epochs=1, lr=0.0, momentum=0, accumulate=2, class_weights=(1, 5, 0.5)))
     logits = ens(x).detach()
     whole = sum(nn.functional.cross_entropy(logits[m], y, WEIGHTS) for m in range(2))
-    halves = sum(
-        nn.functional.cross_entropy(logits[m][part], y[part], WEIGHTS) / 2
-        for m in range(2)
-        for part in (slice(100), slice(100, 200))
-    )
+    parts = (slice(100), slice(100, 200))
+    halves = sum(nn.functional.cross_entropy(logits[m][part], y[part], WEIGHTS) / 2 for m in range(2) for part in parts)
     assert run.metrics[0]["loss"] == pytest.approx(float(whole), rel=1e-5)
     assert float(halves) != pytest.approx(float(whole), rel=1e-3)
 

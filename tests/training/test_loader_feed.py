@@ -188,7 +188,7 @@ def test_a_matching_batch_is_no_contradiction() -> None:
 def test_another_sampler_is_another_run(tmp_path: Path) -> None:
     recipe = mt.Recipe(epochs=1)
     mt.fit(made(), loader("weights", Recorder()), recipe, out=tmp_path)
-    with pytest.raises(mt.FileError, match="another run: .*RandomSampler"):
+    with pytest.raises(mt.FileError, match=r"another run: .*RandomSampler"):
         mt.fit(made(), loader("shuffle", Recorder()), recipe, out=tmp_path, resume=True)
 
 

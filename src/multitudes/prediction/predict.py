@@ -139,7 +139,7 @@ def checked_ensemble(ensemble: Any, verb: str) -> Ensemble:
     if not isinstance(getattr(plain, "engine", None), Engine):
         example = "mt.ensemble(model, mt.Single(), x)" if isinstance(plain, nn.Module) else "mt.ensemble(...)"
         raise InputError(f"{verb} takes an ensemble, not {type(plain).__name__}: make one with {example}")
-    return plain  # type: ignore[no-any-return]
+    return plain
 
 
 def _as_called(ensemble: Any) -> Any:

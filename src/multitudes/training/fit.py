@@ -43,7 +43,7 @@ from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.own_optimizer import Given, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
-from multitudes.training.validation import Best, Validator, empty_best, leap, restored_best
+from multitudes.training.validation import Best, LossWatch, Validator, empty_best, leap, restored_best
 from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -241,17 +241,25 @@ class _Setup:
     average: WeightAverage | None
     best: Best
     guard: StepGuard
+    watch: LossWatch
     schedule: OwnSchedule | None = None
     """The user's scheduler; None for the recipe's schedule."""
     own_optimizer: bool = False
     """Whether the optimizer is the user's."""
     has_warned: bool = False
-    """Whether a leap of the validation was told."""
+    """Whether a leap of the validation or of the loss was told."""
 
     @property
     def steps(self) -> int:
         """Number of optimizer steps in an epoch."""
         return len(self.feed) // self.run.recipe.accumulate
+
+    def warn_once(self, text: str) -> None:
+        """Warns of a leap, if there is a text and none was told before."""
+        if text and not self.has_warned:
+            self.has_warned = True
+            self.log(text)
+            warnings.warn(text, stacklevel=4)
 
     @property
     def is_first(self) -> bool:
@@ -302,7 +310,8 @@ def _set_up(
     run = Run(ensemble, recipe, path=None if folder is None else folder.path)
     average = None if recipe.ema is None else WeightAverage(ensemble, recipe.ema)
     guard = StepGuard(ensemble, recipe, feed, criterion, fabric, optimizer.optimizer)
-    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard, schedule)
+    watch = LossWatch(ensemble, criterion)
+    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard, watch, schedule)
     setup.own_optimizer = given.optimizer is not None
     if validator is not None:
         validator.check(ensemble)
@@ -368,6 +377,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
         total += loss
         if step % max(1, steps // 20) == 0 or step == steps - 1:
             setup.guard.look()
+            setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
             tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
         tell(1)
@@ -437,11 +447,7 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
         setup.schedule.after_epoch(line.get(f"val_{setup.best.score}"))
     run.metrics.append(line)
     run.done = epoch
-    text = leap(run.metrics, setup.best.score, run.recipe.warmup) if setup.validator is not None else ""
-    if text and not setup.has_warned:
-        setup.has_warned = True
-        setup.log(text)
-        warnings.warn(text, stacklevel=3)
+    setup.warn_once(leap(run.metrics, setup.best.score, run.recipe.warmup) if setup.validator is not None else "")
     if better:
         run.best_epoch, run.best_state = epoch, setup.best.state
     setup.log("  ".join(f"{k} {v:.6g}" for k, v in line.items()))

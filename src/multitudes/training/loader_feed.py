@@ -115,7 +115,7 @@ class LoaderFeed(Reader):
                 yield self.read(batch, noise)
         if given < self.batches:
             raise RunError(
-                f"the dataloader has a length of {self.batches}, but gave {given} batches in epoch {number}: correct its __len__"
+                f"the dataloader has a length of {self.batches}, but gave {given} batches in epoch {number}: correct it"
             )
 
 
