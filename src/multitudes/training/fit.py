@@ -304,7 +304,7 @@ def _set_up(
     schedule = OwnSchedule.of(given.scheduler, given.by, plain, recipe, None if validator is None else best.score)
     with quiet_fabric():
         net, optimizer = fabric.setup(net, plain)
-    feed = feed_for(ensemble, train, recipe, fabric, split)
+    feed = feed_for(ensemble, train, recipe, fabric.device, split, fabric.global_rank, fabric.world_size)
     if len(feed) < recipe.accumulate:
         raise InputError(f"{feed.count} examples are too few for one step of {recipe.accumulate} parts: take a smaller batch")
     run = Run(ensemble, recipe, path=None if folder is None else folder.path)

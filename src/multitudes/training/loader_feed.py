@@ -32,13 +32,21 @@ def is_loader(data: Any) -> bool:
     return isinstance(data, DataLoader) or (made and not isinstance(data, (str, Tensor)))
 
 
-def feed_for(ensemble: Ensemble, train: Any, recipe: Recipe, fabric: Any, split: Split | None) -> Feed | LoaderFeed:
+def feed_for(
+    ensemble: Ensemble,
+    train: Any,
+    recipe: Recipe,
+    device: torch.device,
+    split: Split | None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Feed | LoaderFeed:
     """Returns the batches of a training set: of a dataset in an order of ours, of a dataloader as they come."""
     options: dict[str, Any] = {
         "seed": recipe.seed,
-        "rank": fabric.global_rank,
-        "ranks": fabric.world_size,
-        "device": fabric.device,
+        "rank": rank,
+        "ranks": ranks,
+        "device": device,
         "split": split,
         "form": ensemble.form,
         "augment": recipe.augment,
