@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from multitudes.engine import Engine, tree
 from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
-from multitudes.engine.call_form import CallForm, signature_of
+from multitudes.engine.call_form import CallForm, is_packed, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
@@ -225,7 +225,7 @@ class Ensemble(nn.Module):
         y           the targets
         per_member  x and y hold separate data for each member, ``[M, B, ...]``
         """
-        call = self.form.inputs(x)
+        call = self._call(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
         if found.slots is not None:
@@ -402,7 +402,7 @@ class Ensemble(nn.Module):
     @undisturbed
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes."""
-        tune(self.engine, self.form.inputs(x), seconds)
+        tune(self.engine, self._call(x), seconds)
         return self
 
     def train(self, mode: bool = True) -> Ensemble:
@@ -457,6 +457,10 @@ class Ensemble(nn.Module):
             return known.refill([tensor.to(device) for tensor in known.tensors()])
         example = checked_example(self.template, Inputs.like(self._plan.example, device), self.engine.batch_axis)
         return smaller(self.member(0), example, self.engine.batch_axis).two_rows
+
+    def _call(self, x: Any) -> Inputs:
+        """Returns the arguments of a call: those in a tuple, list or dict, or `x` itself."""
+        return self.form.inputs(x) if is_packed(x) else Inputs.of(x)
 
     def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")

@@ -1,7 +1,7 @@
 """find_lr: tries learning rates on a copy of an ensemble, from small to large, until the loss rises.
 
-Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017, https://arxiv.org/abs/1506.01186, section 3.3: train for
-some steps with a rate that grows, and take one from where the loss falls.
+Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017, https://arxiv.org/abs/1506.01186, section 3.3: train
+for some steps with a rate that grows, and take one from where the loss falls.
 """
 
 from __future__ import annotations
