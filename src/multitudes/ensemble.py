@@ -99,12 +99,12 @@ class Ensemble(nn.Module):
         return replace(self._plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
 
     @property
-    def output(self) -> str | None:
+    def selected_output(self) -> str | None:
         """The one output that the ensemble returns of a model that returns several; None if it returns all."""
         return selection_of(self.template)
 
     @property
-    def form(self) -> CallForm:
+    def call_form(self) -> CallForm:
         """How the network takes its inputs, from its forward and the conversion's example."""
         return CallForm(signature_of(self.base), self._plan.example)
 
@@ -396,7 +396,7 @@ class Ensemble(nn.Module):
 
         batches   a dataloader, or a list of inputs; targets beside the inputs are not used
         """
-        estimate_norms(self, batches, lambda batch: self.form.split(batch)[0])
+        estimate_norms(self, batches, lambda batch: self.call_form.split(batch)[0])
         return self
 
     @undisturbed
@@ -460,7 +460,7 @@ class Ensemble(nn.Module):
 
     def _call(self, x: Any) -> Inputs:
         """Returns the arguments of a call: those in a tuple, list or dict, or `x` itself."""
-        return self.form.inputs(x) if is_packed(x) else Inputs.of(x)
+        return self.call_form.inputs(x) if is_packed(x) else Inputs.of(x)
 
     def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")

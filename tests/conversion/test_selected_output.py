@@ -70,7 +70,7 @@ def test_members_return_the_logits(method: mt.Method, kind: str, tmp_path: Path)
             torch.testing.assert_close(outputs[m], quiet(ens.member(m).state_dict(), X))
     mt.save(ens, tmp_path / "a.multitude")
     loaded = mt.load(tmp_path / "a.multitude", Talkative(kind=kind))
-    assert loaded.output == str(output)
+    assert loaded.selected_output == str(output)
     torch.testing.assert_close(loaded(X), outputs, rtol=0, atol=0)
     torch.testing.assert_close(copy.deepcopy(ens)(X), outputs, rtol=0, atol=0)
 

@@ -200,13 +200,40 @@ def test_parts_are_not_given_to_arguments_of_another_order() -> None:
     assert call.kwargs["num"] is A and call.kwargs["cat"] is B and targets is Y
 
 
-def test_a_label_that_the_network_reads_stays_an_input() -> None:
+def test_parts_of_other_kinds_are_not_given_to_arguments() -> None:
+    """A dataset (x, y, weight) for a network of x and a mask: y is of whole numbers, and no mask of floats."""
+    with pytest.raises(InputError, match="unclear which part of a batch"):
+        form(Optional(), A, B).split([A, Y, B])
+    with pytest.raises(InputError, match="unclear which part of a batch"):
+        form(Optional(), A, B).split([A, B[:, 0], Y])
+
+
+@pytest.mark.parametrize(
+    ("first", "batch"),
+    [
+        (A, True), (A[0], False), ((A, Y), True), ((A[0], Y[0]), False), ({"cat": B, "num": A}, True), ({"num": A[0]}, False),
+        ({"cat": B[0], "num": A[0], "labels": Y[0]}, False), (((A[0], B[0]), Y[0]), False), (((A, B), Y), True),
+        (mt.Inputs(A, B), True), ((mt.Inputs(A[0], B[0]), Y[0]), False), ({"labels": Y}, False), ("text", False),
+    ],
+)  # fmt: skip
+def test_batches_and_single_examples_are_told_apart(first: Any, batch: bool) -> None:
+    assert form(Two(), A, B).is_batch(first) is batch
+
+
+def test_single_examples_are_told_apart_by_name() -> None:
+    """One number and a row of ids: the row, first in the dict, has as many axes as a batch of numbers."""
+    one = form(Two(), A[:, 0], B)
+    assert not one.is_batch({"cat": B[0], "num": A[0, 0]})
+    assert one.is_batch({"cat": B, "num": A[:, 0]})
+
+
+def test_a_label_that_the_network_reads_is_no_target() -> None:
     class Reads(Two):
         def forward(self, num: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
             return num
 
     call, targets = form(Reads(), num=A, labels=Y).split({"num": A, "labels": Y})
-    assert call.kwargs["labels"] is Y and targets is Y
+    assert call.kwargs["labels"] is Y and targets is None
 
 
 def test_a_dict_with_another_key_says_the_line_to_type() -> None:

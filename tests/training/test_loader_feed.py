@@ -10,11 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from training.small import TRAIN, VAL, X, Y, made, network, same
 
 import multitudes as mt
-from multitudes.training.loader_feed import is_loader
+from multitudes.training.loader_feed import LoaderFeed, is_loader
 
 ROWS = TensorDataset(torch.arange(200), Y[:200])
 """The numbers of the training examples in place of their inputs."""
@@ -178,6 +187,22 @@ OWN: Any = {"batches": "own"}
 def test_refusals(train: Any, settings: Any, match: str) -> None:
     with pytest.raises(mt.InputError, match=match):
         mt.fit(made(), train, mt.Recipe(epochs=1, **settings))
+
+
+def test_processes_read_their_shares() -> None:
+    """With a DistributedSampler; without one, all would read the same examples."""
+    options: Any = {"seed": 0, "ranks": 2, "device": torch.device("cpu"), "split": None, "form": None, "augment": None}
+    with pytest.raises(mt.InputError, match=r"2 processes would all read the same .*DistributedSampler"):
+        LoaderFeed(DataLoader(ROWS, 50, shuffle=True), mt.Recipe(), rank=0, batch_axis=0, **options)
+    shares = []
+    for rank in range(2):
+        sampler: Any = DistributedSampler(ROWS, num_replicas=2, rank=rank)
+        feed = LoaderFeed(DataLoader(ROWS, 50, sampler=sampler), mt.Recipe(batch=100), rank=rank, batch_axis=0, **options)
+        epochs = [[row for call, _ in feed.epoch(number) for row in call.args[0].tolist()] for number in (1, 2)]
+        assert epochs[0] != epochs[1]
+        assert feed.step_rows(next(feed.epoch(1))[0], 1) == 100
+        shares.append(epochs[0])
+    assert sorted(shares[0] + shares[1]) == list(range(200))
 
 
 def test_a_matching_batch_is_no_contradiction() -> None:

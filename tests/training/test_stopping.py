@@ -100,6 +100,11 @@ def test_callbacks_see_each_epoch_and_may_end_the_training() -> None:
     assert run.stopped == "a callback returned True" and run.done == 2
 
 
+def test_a_callback_that_ends_the_last_epoch_stops_nothing() -> None:
+    run = mt.fit(made(), TRAIN, mt.Recipe(epochs=2, batch=50), callbacks=lambda run: run.done == 2)
+    assert run.done == 2 and not run.stopped
+
+
 def test_callbacks_change_nothing_and_see_the_validated_weights() -> None:
     """With ema= these are the averages; what a callback draws does not move the training."""
     recipe = mt.Recipe(epochs=2, batch=50, ema=0.9)

@@ -316,7 +316,7 @@ class Judge:
         device = next(tensor.device for tensor in ensemble.parameters())
         self.inputs: list[Inputs] = []
         self.targets: list[Tensor] = []
-        for call, target in batched(data, batch_size, ensemble.engine.batch_axis, None, ensemble.form)[1]:
+        for call, target in batched(data, batch_size, ensemble.engine.batch_axis, None, ensemble.call_form)[1]:
             if target is None or (ensemble.task == "classes" and target.is_floating_point()):
                 raise InputError(
                     "landscape needs targets: give a dataset of pairs (input, target); targets of classes are labels"

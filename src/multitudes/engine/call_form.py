@@ -207,22 +207,40 @@ class CallForm:
 
     def _split_dict(self, batch: Mapping[str, Any]) -> tuple[Inputs, Any]:
         inner: Mapping[str, Any] = next((part.get("parts", {}) for part in self._args if part["kind"] == "dict"), {})
-        keys = [key for key in LABELS if key in batch]
+        needed = {*self.names, *inner}  # what the network reads is no target
+        keys = [key for key in LABELS if key in batch and key not in needed]
         if len(keys) > 1:
             raise InputError(
                 f"a batch is a dict with {' and '.join(keys)}, and it is unclear which are targets: {self._advice(batch)}"
             )
-        needed = {*self._kwargs, *inner}
-        kept = {key: value for key, value in batch.items() if key not in keys or key in needed}
+        kept = {key: value for key, value in batch.items() if key not in keys}
         return self.inputs(kept, self._advice(batch)), batch[keys[0]] if keys else None
 
     def _in_places(self, parts: Sequence[Any], batch: Any) -> Inputs:
         """Returns the call with the parts of a batch as the example's arguments, if forward has these in the same order."""
         places = list(self.signature.bind(*parts).arguments) if binds(self.signature, Inputs(*parts)) else []
-        if self._kwargs and places != self.names:
+        if (self._kwargs and places != self.names) or not self._is_like(parts):
             raise InputError(f"it is unclear which part of a batch is which argument of forward: {self._advice(batch)}")
         count = len(self._args)
         return Inputs(*parts[:count], **dict(zip(self._kwargs, parts[count:], strict=True)))
+
+    def _is_like(self, parts: Sequence[Any]) -> bool:
+        """Whether tensors have as many axes as the example's, and are whole numbers where these are."""
+        described = [*self._args, *self._kwargs.values()]
+        kinds = [(len(part["shape"]), getattr(torch, part["dtype"]).is_floating_point) for part in described]
+        return kinds == [(part.ndim, part.is_floating_point()) if isinstance(part, Tensor) else None for part in parts]
+
+    def is_batch(self, first: Any) -> bool:
+        """Whether the first entry of a list is a batch already, and no single example: its inputs have as many axes."""
+        if isinstance(first, (tuple, list)) and len(first) == 2 and (isinstance(first[0], Inputs) or is_packed(first[0])):
+            first = first[0]
+        ranks = dict(zip(self.names, self.ranks, strict=False)) if self.count else {}
+        if isinstance(first, Mapping):
+            tensors = [(value, ranks[key]) for key, value in first.items() if key in ranks and isinstance(value, Tensor)]
+        else:
+            parts = first.tensors() if isinstance(first, Inputs) else tree.tensors(first)
+            tensors = list(zip(parts[:1], self.ranks, strict=False))
+        return bool(tensors) and all(tensor.ndim >= rank for tensor, rank in tensors)
 
     def _advice(self, batch: Any) -> str:
         """Returns the line to type, which splits such batches by hand."""

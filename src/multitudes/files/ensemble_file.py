@@ -214,7 +214,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "method": type(ensemble.method).__name__,
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
-        "output": ensemble.output,
+        "output": ensemble.selected_output,
         "seed": ensemble.seed,
         "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
         "generator": ensemble.generator.get_state().numpy().tobytes().hex(),

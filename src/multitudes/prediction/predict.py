@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from multitudes.data.batches import NOTHING, Split, batched
 from multitudes.data.dataset import target_std_of
 from multitudes.data.labels import first_not_finite
-from multitudes.engine import tree
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, count_rows
 from multitudes.engine.modules import WRAPPERS, unwrapped
@@ -73,8 +72,8 @@ def predict(
     if isinstance(data, list) and data and split is None:
         data = _as_call(data, ensemble)
     check_value("draws", draws, Count | None)
-    output = None if output == ensemble.output else output  # the ensemble returns nothing else
-    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split, ensemble.form)
+    output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
+    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split, ensemble.call_form)
     noise = noise_of(ensemble, data, task, tau_output)
     collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total, noise)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
@@ -91,7 +90,7 @@ def predict(
 
 def _as_call(data: list[Any], ensemble: Ensemble) -> Any:
     """Returns a list of whole inputs as a call, if the network takes so many; another list holds single examples."""
-    form = ensemble.form
+    form = ensemble.call_form
     if 1 < form.count == len(data) and [part.ndim if isinstance(part, Tensor) else None for part in data] == form.ranks:
         return tuple(data)
     refuse_batches(data[0], ensemble)
@@ -100,9 +99,7 @@ def _as_call(data: list[Any], ensemble: Ensemble) -> Any:
 
 def refuse_batches(first: Any, ensemble: Ensemble) -> None:
     """Refuses a list of batches, because a list is read as a dataset of single examples. These have one axis less."""
-    ranks = ensemble.form.ranks
-    tensors = first.tensors() if isinstance(first, Inputs) else tree.tensors(first)
-    if ranks and tensors and tensors[0].ndim >= ranks[0]:
+    if ensemble.call_form.is_batch(first):
         raise InputError("data= is a list of batches, but a list must hold single examples: pass iter(batches)")
 
 

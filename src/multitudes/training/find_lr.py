@@ -72,6 +72,8 @@ def find_lr(
     criterion: Criterion | None = None,
     split: Split | None = None,
     output: str | None = None,
+    class_axis: int | None = None,
+    ignore: int | None = None,
     progress: bool | None = None,
 ) -> LearningRates:
     """Suggests a learning rate for `fit`: `Recipe(lr=mt.find_lr(ens, train, recipe).suggested)`.
@@ -86,6 +88,8 @@ def find_lr(
     criterion   loss(output, target) with mean reduction; by default the recipe's loss
     split       function that splits a batch into (input, targets)
     output      name of the output tensor, if the model returns several
+    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`
     progress    whether to show a progress bar; by default only in a terminal
     """
     check_ensemble(ensemble)
@@ -95,7 +99,9 @@ def find_lr(
     check_value("steps", steps, Count)
     if low >= high:
         raise InputError(f"low={low:g} must be below high={high:g}")
-    loss = TaskCriterion(ensemble.task, criterion, output, None, ignore_of(train))
+    ignore = ignore_of(train) if ignore is None else ignore
+    output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
+    loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     rates = [low * (high / low) ** (step / max(steps - 1, 1)) for step in range(steps)]
     with kept_randomness(), bar("find_lr", steps, progress, "steps") as tell:

@@ -141,7 +141,7 @@ def fit(
     calls = checked_callbacks(callbacks)
     check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
-    output = None if output == ensemble.output else output  # the ensemble returns nothing else
+    output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, split)
@@ -169,7 +169,8 @@ def _train(setup: _Setup, progress: bool | None, callbacks: Sequence[Callback]) 
             start = time.perf_counter()
             line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
             _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
-            run.stopped = _called_back(setup, callbacks) if epoch < epochs or callbacks else ""
+            ended = _called_back(setup, callbacks)
+            run.stopped = ended if epoch < epochs else ""
 
 
 def _lost_patience(setup: _Setup) -> str:

@@ -48,7 +48,7 @@ def feed_for(
         "ranks": ranks,
         "device": device,
         "split": split,
-        "form": ensemble.form,
+        "form": ensemble.call_form,
         "augment": recipe.augment,
         "batch_axis": ensemble.engine.batch_axis,
     }

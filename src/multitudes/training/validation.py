@@ -71,7 +71,7 @@ class Validator:
     def _fault(self, ensemble: Ensemble) -> str:
         """Names the first NaN or infinite value in the inputs of the validation set; "" if there is none."""
         axis, seen = ensemble.engine.batch_axis, 0
-        for inputs, _ in batched(self.data, 512, axis, self.split, ensemble.form)[1]:
+        for inputs, _ in batched(self.data, 512, axis, self.split, ensemble.call_form)[1]:
             for tensor, place in zip(inputs.tensors(), axes(inputs, axis), strict=True):
                 at = first_not_finite(tensor)
                 if at is not None:
@@ -93,7 +93,7 @@ class Validator:
     def check(self, ensemble: Ensemble) -> None:
         """Checks the validation set before training: predicts two examples, and reads all targets that are in memory."""
         self._check_kind(ensemble)
-        first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.split, ensemble.form)[1], None)
+        first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.split, ensemble.call_form)[1], None)
         if first is None:
             raise InputError("val= has no examples: give at least one, or leave val= out")
         inputs, targets = first
