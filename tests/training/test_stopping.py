@@ -135,9 +135,8 @@ def test_the_progress_shows_curves_of_the_validation(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("multitudes.training.fit.bar", watched)
     run = mt.fit(made(), TRAIN, mt.Recipe(epochs=4, batch=50), val=VAL)
     last = next(values for values in reversed(shown) if values)  # in the last epoch: those before it
-    for name in ("nll", "accuracy"):
-        scores = [line[f"val_{name}"] for line in run.metrics[:3]]
-        assert last[name] == f"{scores[-1]:.4f} {curve(scores)}"
+    scores = {name: [line[f"val_{name}"] for line in run.metrics[:3]] for name in ("nll", "accuracy")}
+    assert last["below"] == "  ".join(f"{name} {values[-1]:.4f} {curve(values)}" for name, values in scores.items())
 
 
 def test_curves_are_drawn_by_height() -> None:

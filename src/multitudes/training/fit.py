@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -43,7 +43,7 @@ from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.own_optimizer import Given, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
-from multitudes.training.validation import Best, LossWatch, Validator, empty_best, leap, restored_best
+from multitudes.training.validation import RISING, Best, LossWatch, Validator, empty_best, leap, restored_best
 from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -361,10 +361,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
     total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()
-    curves = {
-        key: [line[key] for line in run.metrics if key in line] for key in ("val_nll", "val_accuracy", "val_lpd", "val_rmse")
-    }
-    shown = {key.removeprefix("val_"): f"{values[-1]:.4f} {curve(values)}" for key, values in curves.items() if values}
+    below = _curves(run.metrics)
     batches = setup.feed.epoch(epoch)
     setup.guard.start_epoch(epoch, f"; the folder has the checkpoint of epoch {run.done}" if setup.folder and run.done else "")
     for step in range(steps):
@@ -380,10 +377,16 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             setup.guard.look()
             setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
-            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
+            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", below=below, **{"steps/s": speed})
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
+
+
+def _curves(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Returns the last validation scores, and curves of those of all epochs, as a line."""
+    scores = {name: [line[f"val_{name}"] for line in metrics if f"val_{name}" in line] for name in RISING}
+    return "  ".join(f"{name} {values[-1]:.4f} {curve(values)}" for name, values in scores.items() if values)
 
 
 def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
