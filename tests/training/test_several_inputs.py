@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,14 @@ def test_inputs_without_targets_are_no_training_set(ensemble: mt.Ensemble) -> No
 def test_check_and_cost_take_tuples(ensemble: mt.Ensemble) -> None:
     assert mt.check(ensemble, (NUM[:4], CAT[:4]))
     assert mt.cost(ensemble, {"num": NUM[:4], "cat": CAT[:4]}, repeats=1)
+
+
+def test_files_keep_the_order_of_arguments(tmp_path: Path) -> None:
+    """By name, num before cat, which a file would sort: a loaded ensemble takes TensorDataset(num, cat, y) too."""
+    ens = mt.ensemble(Tabular(), mt.Deep(members=2), {"num": NUM, "cat": CAT}, seed=0, check=False, batch_axis=[0, 0])
+    mt.save(ens, tmp_path / "a.multitude")
+    loaded = mt.load(tmp_path / "a.multitude", Tabular())
+    for one in (ens, loaded):
+        pred = mt.predict(one, DATASETS["tensors"])
+        with torch.no_grad():
+            torch.testing.assert_close(pred.members["logits"][1], ens.member(1).eval()(NUM, CAT))

@@ -135,7 +135,8 @@ class CallForm:
 
     @property
     def _kwargs(self) -> dict[str, Any]:
-        return dict(self.example.get("kwargs", {}))
+        named = self.example.get("kwargs", {})
+        return {key: named[key] for key in self.example.get("order", named)}
 
     @property
     def _is_one(self) -> bool:

@@ -56,15 +56,18 @@ class Inputs:
     def described(self) -> dict[str, Any]:
         """Describes the call as JSON: structure, constants, shapes, dtypes, and the values of small tensors of whole numbers.
 
-        Ids, masks and edges decide what many networks run; other values are left out.
+        Ids, masks and edges decide what many networks run; other values are left out. Files sort names, so the order of
+        arguments by name is kept if it is another.
         """
-        return {"args": [_described(a) for a in self.args], "kwargs": {k: _described(v) for k, v in self.kwargs.items()}}
+        described: dict[str, Any] = {"args": [_described(a) for a in self.args]}
+        described["kwargs"] = {k: _described(v) for k, v in self.kwargs.items()}
+        return described if [*self.kwargs] == sorted(self.kwargs) else {**described, "order": [*self.kwargs]}
 
     @classmethod
     def like(cls, description: Mapping[str, Any], device: torch.device) -> Inputs:
         """Builds a call from its description. Without values, float and bool tensors are filled with ones, others with 0."""
-        args = [_like(a, device) for a in description["args"]]
-        return cls(*args, **{key: _like(value, device) for key, value in description["kwargs"].items()})
+        args, named = [_like(a, device) for a in description["args"]], description["kwargs"]
+        return cls(*args, **{key: _like(named[key], device) for key in description.get("order", named)})
 
 
 FEW_VALUES = 4096
