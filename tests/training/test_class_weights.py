@@ -57,13 +57,17 @@ def test_training_equals_plain_loops() -> None:
             torch.testing.assert_close(ens.state_dict()[key][m], value)
 
 
-def test_parts_of_a_step_count_by_their_weights() -> None:
-    """Two parts of other classes: the step's loss is the weighted mean over both, and not the mean of two means."""
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_parts_of_a_step_count_by_their_weights(scale: float) -> None:
+    """Two parts of other classes: the step's loss is the weighted mean over both, and not the mean of two means.
+
+    Weights of another scale give the same mean.
+    """
     order = Y[:200].argsort()
     x, y = X[:200][order], Y[:200][order]
     ens = mt.ensemble(nn.Linear(6, 3), mt.Deep(members=2), X[:2], seed=0, check=False)
     batches = DataLoader(TensorDataset(x, y), 100, drop_last=True)
-    run = mt.fit(ens, batches, mt.Recipe(epochs=1, lr=0.0, momentum=0, accumulate=2, class_weights=(1, 5, 0.5)))
+    run = mt.fit(ens, batches, mt.Recipe(epochs=1, lr=0.0, momentum=0, accumulate=2, class_weights=WEIGHTS * scale))
     logits = ens(x).detach()
     whole = sum(nn.functional.cross_entropy(logits[m], y, WEIGHTS) for m in range(2))
     parts = (slice(100), slice(100, 200))

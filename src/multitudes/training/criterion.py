@@ -117,7 +117,7 @@ class TaskCriterion:
             return
         some = list(parts)
         labels = torch.stack([self._count_labels(target, per_member) for _, target in some])  # [parts, M or 1]
-        mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=1 / (count * fabric.world_size))
+        mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=torch.finfo(labels.dtype).tiny)
         for part, weights in zip(some, labels / mean, strict=True):
             self.weights, self.calls = weights.unbind(), 0
             yield part
