@@ -40,7 +40,7 @@ from multitudes.training.finite_step import Parts, StepGuard
 from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks
 from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.one_vs_all import recipe_loss
-from multitudes.training.own_optimizer import Given, OwnSchedule, described, groups_of, restore_groups, the_optimizer
+from multitudes.training.own_optimizer import OwnParts, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
 from multitudes.training.validation import RISING, Best, LossWatch, Validator, empty_best, leap, restored_best
@@ -108,9 +108,11 @@ def fit(
     state are those before it; BatchNorm's statistics and the generator too (on a GPU those of up to 1/20 epoch earlier). An
     error names a NaN in the data, if there is one. A calibrator that the ensemble had is removed, since weights change.
 
+    ensemble    the ensemble to train
     train       dataset of pairs (input, target), or a list with one dataset per member. Where the network takes several inputs,
                 as in `predict`. Or a DataLoader, whose batches are taken as they come: its sampler, workers and collate_fn, and
                 its batch size instead of the recipe's; with accumulate= a step takes so many of its batches
+    recipe      how to train: epochs, batch, optimizer, schedule and more; by default `Recipe()`
     val         dataset that selects the best epoch
     out         folder of the run: settings, metrics, checkpoints, the best and the last ensemble
     resume      continues the run in the folder `out` from its last checkpoint, with the same result as an uninterrupted run.
@@ -147,7 +149,7 @@ def fit(
     validator = None if val is None else Validator(val, loss, split)
     check_held_out(ensemble, recipe, validator, calibrate)
     folder = None if out is None else RunFolder(out)
-    given = Given(optimizer, scheduler, scheduler_by)
+    given = OwnParts(optimizer, scheduler, scheduler_by)
     with folder or contextlib.nullcontext(), torch_settings(recipe), _same_layout(ensemble):
         setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers, given)
         _train(setup, progress, calls)
@@ -286,7 +288,7 @@ def _set_up(
     resume: bool,
     fabric: Any,
     loggers: Any,
-    given: Given,
+    given: OwnParts,
 ) -> _Setup:
     """Prepares everything for the training loop, and restores the last checkpoint of a resumed run."""
     if folder is None and resume:

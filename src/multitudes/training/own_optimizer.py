@@ -163,7 +163,7 @@ def restore_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
+class OwnParts:
     """What the user gives in place of the recipe's optimizer and schedule."""
 
     optimizer: Any = None
