@@ -55,6 +55,19 @@ def test_wrong_limits_are_refused(given: Any) -> None:
         Limit.read("latency", given, TIMES, "20 ms")
 
 
+def test_a_note_names_methods_whose_latency_is_far_above_their_arithmetic() -> None:
+    """As of Packed on a small network: one network's multiply-adds, several times its latency."""
+    times = {mt.Packed(): (1, 3.0), mt.MultiHead(): (1, 1.9), mt.Deep(): (4, 4.2), mt.MIMO(): (0.5, 1.1)}
+    candidates = [
+        Candidate(method, "fits", "", "scratch", Cost(CostRow(1000, int(5000 * work), 4096, 0.002 * latency), SINGLE))
+        for method, (work, latency) in times.items()
+    ]
+    assert [candidate.overhead for candidate in candidates] == pytest.approx([3.0, 1.9, 1.05, 1.1])
+    assert NEW.overhead == 0
+    assert "Packed: latency is far above multiply-adds" in str(listed(*candidates))
+    assert "note" not in str(listed(*candidates[1:]))
+
+
 def test_the_code_to_type() -> None:
     """It has `members` and the settings that are not defaults, and it runs."""
     assert FAST.code == "mt.ensemble(model, mt.Masksembles(members=4), x)  # train it, then .compact()"

@@ -76,7 +76,7 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
         Variant({}, None, "", "M copies of the given network", ("finetune",), "copies"),
     ),
     "Packed": (
-        Variant({"alpha": 2.0}, 0.72, MIMO_1, "costs about one network, if that is wide enough to divide"),
+        Variant({"alpha": 2.0}, 0.72, MIMO_1, "costs about one network, if that is large and wide enough to divide"),
         Variant({"alpha": 2.0, "gamma": 2}, 0.75, PACKED_1, "as gamma=1, with fewer weights"),
         Variant({"alpha": 2.0, "pretrained": True}, None, "", "members keep some channels, and need training", ("finetune",)),
     ),
@@ -105,7 +105,7 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
         Variant({"position": "layers", "p": 0.02}, None, "", UNTRAINED, ("none", "head")),
     ),
     "MultiHead": (
-        Variant({}, 0.98, HAVASI, "nearly free: members share all but the last layer", ("none", *MORE)),
+        Variant({}, 0.98, HAVASI, "members share all but the last layer: nearly free in a large network", ("none", *MORE)),
         Variant({}, None, "", FROZEN, ("head",)),
     ),
     "DropConnect": (

@@ -36,6 +36,9 @@ SIZES = (
     | {f"{k}ib": 2.0 ** (10 * n) for n, k in enumerate("kmgt", 1)}
 )
 
+OVERHEAD = 2.0
+"""A candidate whose `overhead` is at least this gets a note."""
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -105,6 +108,12 @@ class Candidate:
         return getattr(self.cost.ensemble, name) / single if self.cost and single else None
 
     @property
+    def overhead(self) -> float:
+        """Its latency relative to what its multiply-adds, at least those of the single network, would take; 0 if unknown."""
+        latency, work = self.ratio("latency"), self.ratio("multiply_adds")
+        return 0.0 if latency is None or work is None else latency / max(work, 1.0)
+
+    @property
     def label(self) -> str:
         """The method as code, with `members` and the settings that are not defaults."""
         defaults = {f.name: f.default for f in dataclasses.fields(self.method)}
@@ -166,6 +175,10 @@ class Recommendation:
             limit: Limit | None = getattr(self, name)
             most = "any" if limit is None else f"at most {limit.value:g} ×" if limit.ratio else f"at most {shown(limit.value)}"
             head.add_row(name, most + (f"; the single network has {shown(getattr(single, name))}" if single else ""))
+        if costly := list(dict.fromkeys(type(c.method).__name__ for c in self.candidates if c.overhead >= OVERHEAD)):
+            head.add_row(
+                "note", f"{', '.join(costly)}: latency is far above multiply-adds; small layers cost more per multiply-add"
+            )
         return head
 
     def _table(self) -> Table:
