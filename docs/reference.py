@@ -35,8 +35,8 @@ def stages() -> dict[str, list[str]]:
         stage = line[:12].strip() if STAGE.match(line) else stage
         words = re.findall(r"\w+", line[12:] if stage in ("Methods", "Errors") else line[12:38])
         if stage:
-            named.setdefault(stage, []).extend(name for name in words if name in public)
-    return named
+            named.setdefault(stage, []).extend(words)
+    return {stage: [name for name in dict.fromkeys(words) if name in public] for stage, words in named.items()}
 
 
 def anchor(name: str) -> str:

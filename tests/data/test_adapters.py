@@ -146,6 +146,7 @@ WRONG = {
         lambda: data.of(Columns([grey(1)], [0])),
         "'image', 'label' .* 0.*input=",
     ),
+    "several inputs": (lambda: data.of([(VECTORS[0], VECTORS[1], 0)]), r"3 entries.*target=2"),
     "no target": (lambda: data.of([(VECTORS[0],)]), "a tuple .* 1"),
     "other sizes": (lambda: data.of([(VECTORS[0], 0), (VECTORS[0, :1], 1)]), r"input 1 .*\[1\].*\[2\]"),
     "text": (lambda: data.of([("a word", 0)]), "an input is a str"),

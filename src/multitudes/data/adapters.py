@@ -62,6 +62,7 @@ def of(
         )
     if not len(dataset):
         raise InputError(f"dataset= is an empty {type(dataset).__name__}: give at least one example")
+    _check_pairs(dataset[0], input, target, targets)
     read = ItemInput(dataset, input)
     inputs = Lazy(read, torch.arange(len(dataset)), (len(dataset), *read(0).shape))
     return Data(
@@ -73,6 +74,15 @@ def of(
         std,
         ignore=ignore,
     )
+
+
+def _check_pairs(item: Any, input: int | str, target: int | str, targets: Any) -> None:
+    """Refuses items of several inputs, of which the second would be taken for the target."""
+    if isinstance(item, (tuple, list)) and len(item) > 2 and (input, target) == (0, 1) and targets is None:
+        raise InputError(
+            f"an item has {len(item)} entries, and Data holds one input and one target: say which by data.of(dataset, input=0, "
+            f"target={len(item) - 1}); mt.fit and mt.predict also take a dataset of several inputs as it is"
+        )
 
 
 def _as_data(dataset: Any) -> Data | None:
