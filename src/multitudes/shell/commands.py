@@ -209,7 +209,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="the folder of a run, or a .multitude file")],
     out: Annotated[Path, typer.Option(help="file to write: .safetensors with all members' outputs, or .csv")],
     task: RunTask = None,
-    data: Annotated[str, typer.Option(help="dataset: test, validation, train, or an ood set of the task")] = "test",
+    data: Annotated[str, typer.Option(help="dataset: test, validation, train, or an OOD set of the task")] = "test",
     model: RunModel = None,
     force: Force = False,
     root: Root = None,
@@ -238,7 +238,7 @@ def predict(
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
     prediction = run_ensemble(load_ensemble(run, job, told), datasets[data]).in_original_units(job.test)
-    save_prediction(prediction, out, job.test.classes, ood=data in job.ood)
+    save_prediction(prediction, out, job.test.classes, with_targets=data not in job.ood)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
     else:
@@ -248,7 +248,9 @@ def predict(
 @app.command()
 def score(
     prediction: Annotated[Path, typer.Argument(help="the folder of a run, or a .safetensors file of `multitudes predict`")],
-    ood: Annotated[list[str] | None, typer.Option(help="NAME=FILE: prediction on an ood set; may be repeated")] = None,
+    ood: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE: prediction of an out-of-distribution (OOD) set; may be repeated")
+    ] = None,
     intervals: Annotated[int, typer.Option(min=0, help="bootstrap samples for 95 % intervals; 0 for none")] = 0,
     as_json: Json = False,
 ) -> None:
