@@ -80,7 +80,7 @@ def test_training_leaves_a_row_of_the_test_set() -> None:
     pred = mt.predict(mt.load("runs/a/best.multitude", module.network()), module.small().test)
     assert row.scores["accuracy"] == mt.score(pred)["accuracy"]
     assert row.scores["nll"] == pytest.approx(mt.score(pred)["nll"], abs=1e-6)
-    assert "auroc/msp" in row.scores
+    assert "far/auroc/msp" in row.scores
     assert (row.name, row.settings["budget"]) == ("deep(members=2)", "3 epochs")
     assert row.command == (
         "multitudes train --task jobs_of_road:small --method 'deep(members=2)' --seed 0 --epochs 3 --out runs/a"

@@ -81,7 +81,7 @@ def test_a_row_has_all_that_a_report_shows(finished: Path) -> None:
     assert len(row.prediction) == 60
     assert len(row.ood["digits"]) == 40
     assert row.scores.intervals["accuracy"][0] <= row.scores["accuracy"] <= row.scores.intervals["accuracy"][1]
-    assert "auroc/msp" in row.scores
+    assert "digits/auroc/msp" in row.scores
     assert {f"{name}/{s}/ece" for name in ("contrast", "pixelate") for s in range(1, 6)} <= {*row.scores}
     assert set(row.variants) == {"last epoch", "calibrated"}
     assert row.cost["parameters"] == 2 * row.cost["single_parameters"]

@@ -306,9 +306,9 @@ OPTIONAL = {
     "exact_match": "exact", "top5": "top5", "balanced_accuracy": "label confusion", "f1": "label confusion",
     "class_auroc": "log_odds", "class_aupr": "log_odds", "nll": "nll log_density", "gibbs_nll": "member_nll",
     "classwise_ece": "classwise", "miou": "confusion", "disagreement": "disagreement", "kl_diversity": "kl",
-    "member_accuracy": "member_correct", "member_nll": "member_nll", "mean_mutual_information": "mutual_information", "gaussian_nll": "gaussian_nll",
-    "lpd": "log_density", "crps": "crps", "coverage": "covered", "interval_width": "width", "member_rmse": "member_squares",
-    "epistemic_std": "epistemic",
+    "member_accuracy": "member_correct", "member_nll": "member_nll", "mean_mutual_information": "mutual_information",
+    "gaussian_nll": "gaussian_nll", "lpd": "log_density", "crps": "crps", "coverage": "covered", "interval_width": "width",
+    "member_rmse": "member_squares", "epistemic_std": "epistemic",
 }  # fmt: skip
 """Scores that not every prediction has, each with the columns or sums of which it needs one."""
 
