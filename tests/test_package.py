@@ -19,7 +19,7 @@ import multitudes as mt
 PUBLIC = """
     BatchEnsemble CheckError ConversionError Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
     GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Prediction Recipe RunError Single TreeNet
-    calibrate check cost ensemble fit load masks plan predict recommend report resize save score select threshold
+    calibrate check cost ensemble find_lr fit load masks plan predict recommend report resize save score select threshold
 """.split()
 
 LONGEST = 0.2

@@ -3,6 +3,7 @@
 Convert     plan, ensemble, resize    show what a method would do to a model; do it; make a model thinner or wider
             check, cost, recommend    prove an ensemble right; measure it; find the methods that fit a budget
 Train       fit, Recipe               train an ensemble; how to train it
+            find_lr                   try learning rates on a copy, and suggest one
             GaussianNLL               the loss of a network that predicts means and variances
 Predict     predict, Prediction       run an ensemble over a dataset; the members' outputs and their uncertainty
             calibrate                 fit a temperature, or a factor of variances, on held-out data
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from multitudes.scores.held_out import select as select
     from multitudes.scores.held_out import threshold as threshold
     from multitudes.scores.score import score as score
+    from multitudes.training.find_lr import find_lr as find_lr
     from multitudes.training.fit import fit as fit
     from multitudes.training.losses import GaussianNLL as GaussianNLL
     from multitudes.training.recipe import Recipe as Recipe
@@ -102,6 +104,7 @@ _HOMES = {
     "report": "report",
     "scores.held_out": "select threshold",
     "scores.score": "score",
+    "training.find_lr": "find_lr",
     "training.fit": "fit",
     "training.losses": "GaussianNLL",
     "training.recipe": "Recipe",

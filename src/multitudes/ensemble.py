@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from multitudes.engine import Engine, tree
 from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
+from multitudes.engine.call_form import CallForm, is_packed, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
@@ -24,6 +25,7 @@ from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
 from multitudes.engine.run import run
+from multitudes.engine.selected_output import selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
@@ -95,6 +97,16 @@ class Ensemble(nn.Module):
         """The plan of the conversion, with the executors that are proven and picked now."""
         engine = self.engine
         return replace(self._plan, executor=dict(engine.picked), proven=dict(engine.proven), why=dict(engine.why))
+
+    @property
+    def selected_output(self) -> str | None:
+        """The one output that the ensemble returns of a model that returns several; None if it returns all."""
+        return selection_of(self.template)
+
+    @property
+    def call_form(self) -> CallForm:
+        """How the network takes its inputs, from its forward and the conversion's example."""
+        return CallForm(signature_of(self.base), self._plan.example)
 
     @property
     def members(self) -> int:
@@ -207,8 +219,13 @@ class Ensemble(nn.Module):
         )
 
     def batch(self, x: Any, y: Any, per_member: bool = False) -> Batch:
-        """Prepares the data of one training step. Changes nothing but the state of the ensemble's random generator."""
-        call = Inputs.of(x)
+        """Prepares the data of one training step. Changes nothing but the state of the ensemble's random generator.
+
+        x           a tensor, an `mt.Inputs`, or a tuple, list or dict of the arguments of the model's forward
+        y           the targets
+        per_member  x and y hold separate data for each member, ``[M, B, ...]``
+        """
+        call = self._call(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
         if found.slots is not None:
@@ -239,6 +256,8 @@ class Ensemble(nn.Module):
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """Computes the loss of one training step.
 
+        x             a tensor, an `mt.Inputs`, or a tuple, list or dict of the arguments of the model's forward
+        y             the targets
         criterion     any torch loss with mean reduction, called as criterion(output, target); others are refused
         per_member    x and y hold separate data for each member, ``[M, B, ...]``
         global_batch  the number of rows of the whole step; give it with gradient accumulation
@@ -373,14 +392,17 @@ class Ensemble(nn.Module):
         load_base(self, state_dict, start)
 
     def estimate_norms(self, batches: Iterable[Any]) -> Ensemble:
-        """Sets BatchNorm's running statistics to their averages over these batches; use it after `Packed(pretrained=True)`."""
-        estimate_norms(self, batches)
+        """Sets BatchNorm's running statistics to their averages over these batches; use it after `Packed(pretrained=True)`.
+
+        batches   a dataloader, or a list of inputs; targets beside the inputs are not used
+        """
+        estimate_norms(self, batches, lambda batch: self.call_form.split(batch)[0])
         return self
 
     @undisturbed
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
         """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes."""
-        tune(self.engine, Inputs.of(x), seconds)
+        tune(self.engine, self._call(x), seconds)
         return self
 
     def train(self, mode: bool = True) -> Ensemble:
@@ -435,6 +457,10 @@ class Ensemble(nn.Module):
             return known.refill([tensor.to(device) for tensor in known.tensors()])
         example = checked_example(self.template, Inputs.like(self._plan.example, device), self.engine.batch_axis)
         return smaller(self.member(0), example, self.engine.batch_axis).two_rows
+
+    def _call(self, x: Any) -> Inputs:
+        """Returns the arguments of a call: those in a tuple, list or dict, or `x` itself."""
+        return self.call_form.inputs(x) if is_packed(x) else Inputs.of(x)
 
     def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")

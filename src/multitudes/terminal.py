@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 Tell = Callable[..., None]
-"""Function that advances a bar by `count` and shows values: tell(count, loss="0.5")."""
+"""Function that advances a bar by `count` and shows values, and a line below them: tell(count, below="nll ▃▂▁", loss="0.5")."""
 
 
 def is_shown(progress: bool | None) -> bool:
@@ -22,7 +23,7 @@ def is_shown(progress: bool | None) -> bool:
 def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> Iterator[Tell]:
     """Shows a bar on standard error during a with-block. Yields a function that advances it and shows values below."""
     if not is_shown(progress):
-        yield lambda count=1, **shown: None
+        yield lambda count=1, below="", **shown: None
         return
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -32,19 +33,35 @@ def bar(name: str, total: int | None, progress: bool | None, unit: str = "") -> 
         def get_renderables(self) -> Iterator[RenderableType]:
             yield self.make_tasks_table(self.tasks)
             for task in self.tasks:
-                if task.fields["shown"]:
-                    yield Text(task.fields["shown"], no_wrap=True, overflow="ellipsis")
+                for line in filter(None, task.fields["shown"].split("\n")):
+                    yield Text(line, no_wrap=True, overflow="ellipsis")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
     with BarAndValues(*columns, console=Console(stderr=True), transient=True) as live:
         job = live.add_task(name, total=total, shown="")
 
-        def tell(count: int = 1, **shown: object) -> None:
+        def tell(count: int = 1, below: str = "", **shown: object) -> None:
             live.advance(job, count)
             if shown:
-                live.update(job, shown="  ".join(f"{key} {value}" for key, value in shown.items()))
+                values = "  ".join(f"{key} {value}" for key, value in shown.items())
+                live.update(job, shown=f"{values}\n{below}")
 
         yield tell
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def curve(values: Sequence[float], width: int = 24) -> str:
+    """Draws the last `width` values as a line of blocks, the lowest value lowest; NaN and infinite ones as gaps.
+
+    >>> curve([1.0, 0.5, 0.25, 0.3])
+    '█▃▁▁'
+    """
+    last = values[-width:]
+    finite = [value for value in last if math.isfinite(value)]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+    return "".join(BLOCKS[int((v - low) / (span or 1) * 7 + 0.5)] if math.isfinite(v) else " " for v in last)
 
 
 class Steps:

@@ -448,13 +448,14 @@ def seen(scenes: Path, columns: int) -> list[str]:
 def test_a_bar_on_a_terminal(scenes: Path, columns: int, epochs: int) -> None:
     """How many steps there are and the time left; epoch, loss, speed, and the last validation; nothing else is said."""
     lines = seen(scenes, columns)
-    above, below = ([line for line in lines if line.startswith(front)] for front in ("train ", "epoch "))
-    assert len(above) + len(below) == len(lines), lines
+    fronts = ("train ", "epoch ", "nll ")
+    above, below, curves = ([line for line in lines if line.startswith(front)] for front in fronts)
+    assert len(above) + len(below) + len(curves) == len(lines), lines
     assert all(re.fullmatch(rf"train .* \d+/{12 * epochs} steps (\d:\d\d:\d\d|-:--:--) *", line) for line in above), lines
     assert re.search(r"steps \d:\d\d:\d\d", above[-1])
-    numbers = r"loss \d\.\d{4}  steps/s \d+\.\d  accuracy [01]\.\d{4}  nll \d\.\d{4} *"
-    assert re.fullmatch(rf"epoch {epochs}/{epochs}  {numbers}", below[-1]), lines
-    assert any("epoch 1/" in line and "accuracy" not in line for line in below)
+    assert re.fullmatch(rf"epoch {epochs}/{epochs}  loss \d\.\d{{4}}  steps/s \d+\.\d *", below[-1]), lines
+    drawn = f" [▁-█]{{{epochs - 1}}}"  # a block for each epoch that is validated
+    assert re.fullmatch(rf"nll \d\.\d{{4}}{drawn}  accuracy [01]\.\d{{4}}{drawn} *", curves[-1]), lines
 
 
 def test_tensorboard_has_every_epoch(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from training.small import TRAIN, VAL, X, Y, made, same
 
 import multitudes as mt
 from multitudes.data.dataset import Data
-from multitudes.training import finite_step
+from multitudes.training import finite_step, own_optimizer
 from multitudes.training import fit as training
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
@@ -88,8 +88,8 @@ def test_statistics_come_back_whoever_runs_members(executor: str) -> None:
 def test_the_optimizer_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """No moment of Adam has seen the gradient."""
     optimizers = []
-    real = training.optimizer_for
-    monkeypatch.setattr(training, "optimizer_for", lambda *args: optimizers.append(real(*args)) or optimizers[-1])
+    real = own_optimizer.optimizer_for
+    monkeypatch.setattr(own_optimizer, "optimizer_for", lambda *args: optimizers.append(real(*args)) or optimizers[-1])
     recipe = replace(BATCH, optimizer="adam")
     with pytest.raises(mt.InputError):
         fit(made(), TRAIN, replace(recipe, augment=breaking(6)))
@@ -101,7 +101,7 @@ def test_the_optimizer_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a CPU train as a GPU does: torch's fused optimizers skip steps by a flag."""
-    real = training.optimizer_for
+    real = own_optimizer.optimizer_for
 
     def made_fused(*args: Any) -> Any:
         optimizer = real(*args)
@@ -110,7 +110,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> None:
         optimizer._step_supports_amp_scaling = True
         return optimizer
 
-    monkeypatch.setattr(training, "optimizer_for", made_fused)
+    monkeypatch.setattr(own_optimizer, "optimizer_for", made_fused)
     init = finite_step.StepGuard.__init__
 
     def deferring(guard: Any, ensemble: Any, recipe: Any, *args: Any) -> None:

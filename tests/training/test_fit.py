@@ -247,7 +247,6 @@ def test_the_layout_of_memory_is_the_recipes_alone() -> None:
         (TRAIN, {"epochs": 2}, {}, "fit takes a Recipe"),
         (TRAIN, Recipe(epochs=1), {"resume": True}, "folder"),
         (X, Recipe(epochs=1), {}, "Tensor"),
-        (DataLoader(TRAIN), Recipe(epochs=1), {}, "DataLoader"),
         (TensorDataset(X), Recipe(epochs=1), {}, "targets"),
         (TensorDataset(X, Y, Y), Recipe(epochs=1), {}, "list of 3"),
         (TensorDataset(X, Y + 1), Recipe(epochs=1), {}, "target 3 .*0 to 2"),

@@ -16,13 +16,15 @@ import torch
 from interruption import interrupted
 from scipy import stats
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from training.small import TRAIN, VAL, X, made, same
 
 import multitudes as mt
 from multitudes.training import validation
+from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
-from multitudes.training.validation import Best, empty_best, leap, score_of, validate
+from multitudes.training.validation import Best, LossWatch, empty_best, leap, score_of, validate
 
 Y = torch.tensor([0, 1, 1, 0])
 
@@ -231,7 +233,7 @@ def test_infinite_scores_leap() -> None:
     assert "leapt to inf" in leap(lines([*FALLING, math.inf]), "nll")
 
 
-def test_a_run_tells_of_a_leap_once(tmp_path: Path) -> None:
+def test_a_run_tells_of_a_leap_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a warning and in its log: weights that an unlucky step blew up, twice."""
     left = [0]
 
@@ -239,6 +241,7 @@ def test_a_run_tells_of_a_leap_once(tmp_path: Path) -> None:
         left[0] += 1
         return (x * 1e4 if left[0] in (25, 33) else x), y
 
+    monkeypatch.setattr(LossWatch, "look", lambda *_: "")  # it would tell of the same leap earlier
     recipe = Recipe(epochs=9, batch=50, lr=0.03, augment=harming)
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     ens = mt.ensemble(net, mt.Deep(members=2), X[:2], seed=0)
@@ -269,3 +272,22 @@ def test_how_far_a_leap_is() -> None:
     rough = [6.0, 5.0, 4.0, 3.0, 2.0]
     assert leap(lines([*rough, 2.0 + 9.5]), "nll") == ""
     assert leap(lines([*rough, 2.0 + 10.5]), "nll") != ""
+
+
+def test_a_leap_of_the_training_loss_is_told_without_a_validation_set() -> None:
+    """A Gaussian's loss under the default recipe, with inputs of heavy tails, leaps in the first epoch."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(1000, 4, generator=g) ** 5
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+    ens = mt.ensemble(net, mt.Deep(members=2), x[:2], task="gaussian", seed=0, check=False)
+    with pytest.warns(UserWarning, match=r"the training loss of a member leapt to .* of epoch 1, from .*clip="):
+        mt.fit(ens, TensorDataset(x, x[:, :1] / x[:, 0].std()), mt.Recipe(epochs=1, batch=50))
+
+
+@pytest.mark.parametrize(("reduction", "told"), [("sum", [False, False, False, True]), ("mean", [False, False, True, True])])
+def test_the_watch_counts_a_members_nats(reduction: Any, told: list[bool]) -> None:
+    """Two members: 4, 2, 20 and 26 are 2, 1, 10 and 13 of each if they are summed."""
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2, reduction=reduction), torch.randn(2, 3), check=False)
+    watch = LossWatch(ens, TaskCriterion("classes"))
+    assert [bool(watch.look(loss, 1, 1)) for loss in (4.0, 2.0, 20.0, 26.0)] == told
+    assert not LossWatch(ens, TaskCriterion("classes", nn.CrossEntropyLoss())).look(1e9, 1, 1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from multitudes.conversion.draft import make_draft
-from multitudes.engine.inputs import Inputs
+from multitudes.engine.call_form import call_of
 from multitudes.engine.modules import on_meta
 from multitudes.engine.program import without_values
 from multitudes.engine.undisturbed import undisturbed
@@ -91,7 +91,7 @@ def counts(model: nn.Module, example: Any, *, components: int = 5, methods: Sequ
     }  # fmt: skip
     rows = [CountRow(name, times * base, times - 1.0, "table") for name, times in MULTIPLES.items()]
     network = on_meta(model)
-    inputs = without_values(Inputs.of(example))
+    inputs = without_values(call_of(model, example))
     for name, method in (ours if methods is None else {str(method): method for method in methods}).items():
         rows.append(_counted(name, network, method, inputs, base))
     return ParameterCounts(base, tuple(rows))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from multitudes.data.batches import batched, input_and_target
+from multitudes.data.batches import batched
 from multitudes.data.labels import UNLABELLED
 from multitudes.engine import tree
 from multitudes.engine.batch_norm import estimate_norms
@@ -316,7 +316,7 @@ class Judge:
         device = next(tensor.device for tensor in ensemble.parameters())
         self.inputs: list[Inputs] = []
         self.targets: list[Tensor] = []
-        for call, target in batched(data, batch_size, ensemble.engine.batch_axis, input_and_target)[1]:
+        for call, target in batched(data, batch_size, ensemble.engine.batch_axis, None, ensemble.call_form)[1]:
             if target is None or (ensemble.task == "classes" and target.is_floating_point()):
                 raise InputError(
                     "landscape needs targets: give a dataset of pairs (input, target); targets of classes are labels"

@@ -18,12 +18,14 @@ from torch import nn
 
 from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Candidate, Limit, Recommendation
 from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.initialise import build, check_model
 from multitudes.conversion.anatomy.structure import heads
 from multitudes.conversion.arguments import check_method
 from multitudes.conversion.convert import ensemble
 from multitudes.conversion.cost import cost
 from multitudes.conversion.draft import make_draft
 from multitudes.engine import tree
+from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs, take_rows
 from multitudes.engine.modules import Factory, detached_copy, inside, owning_module
 from multitudes.engine.undisturbed import undisturbed
@@ -193,12 +195,13 @@ class Search:
     @classmethod
     def of(cls, model: Any, example: Any, axis: BatchAxis, training: str, limits: Any, repeats: int) -> Search:
         """Checks the arguments and observes the network."""
-        whole = Inputs.of(example)
+        check_model(model)
+        whole = call_of(model if isinstance(model, nn.Module) else build(model, 1.0, 0), example)
         if any(tensor.is_meta for tensor in whole.tensors()):
             raise InputError(
                 "the example is on the meta device, where calls cannot be timed: move model and example to a real one"
             )
-        draft = make_draft(model, Single(), example, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
+        draft = make_draft(model, Single(), whole, keep=(), at=None, seed=0, start="fresh", batch_axis=axis, chunk=None)
         rows = take_rows(whole, axis, torch.arange(min(2, count_rows(whole, axis))))
         if draft.plan.refused:
             ensemble(model, Single(), rows, batch_axis=axis, seed=0)  # raises, and names the parts that no method takes

@@ -88,7 +88,7 @@ def conditional_variance(
         raise InputError("conditional_variance compares slots, but this ensemble has one: convert with mt.MIMO(members=2)")
     check_value("contexts", contexts, Count | None)
     check_value("channel_axis", channel_axis, Literal[1, -1])
-    call = Inputs.of(x)
+    call = ensemble.call_form.inputs(x)
     axis = ensemble.engine.batch_axis
     count = count_rows(call, axis)
     if count < 2:

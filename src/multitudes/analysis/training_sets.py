@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
-from multitudes.data.batches import batched, input_and_target
+from multitudes.data.batches import batched
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.prediction.predict import predict
@@ -104,7 +104,7 @@ def _split(outputs: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _inputs_and_targets(test: Any) -> tuple[Tensor, Tensor]:
-    pairs = list(batched(test, 4096, 0, input_and_target)[1])
+    pairs = list(batched(test, 4096, 0)[1])
     if any(target is None for _, target in pairs) or any(len(call.tensors()) != 1 for call, _ in pairs):
         raise InputError("test must be a dataset of pairs (input, target), such as data.noisy_function('test')")
     x = torch.cat([call.tensors()[0] for call, _ in pairs])

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.initialise import build, check_model
+from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, Inputs, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.engine.seeds import checked_seed
+from multitudes.engine.selected_output import selected, selected_factory
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
@@ -31,16 +33,18 @@ def checked_arguments(
     start: str,
     batch_axis: BatchAxis,
     chunk: int | None,
+    output: str | int | None = None,
 ) -> tuple[Given, list[str]]:
     """Checks the arguments of `plan` and `ensemble`. Returns the method's input, and the modules that keep= matches."""
     check_method(model, method)
     check_options(start, chunk, keep)
     seed = checked_seed(seed)
-    factory = None if isinstance(model, nn.Module) else model
-    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
+    name = checked_output(output)
+    factory = None if isinstance(model, nn.Module) else selected_factory(model, name)
+    net = selected(model, name) if isinstance(model, nn.Module) else build(factory, 1.0, seed)  # type: ignore[arg-type]
     kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
-    inputs = checked_example(net, example, batch_axis)
+    inputs = checked_example(net, call_of(net, example), batch_axis)
     check_rows(net, inputs, example)
     if kept and not method.keeps_layers:
         raise InputError(
@@ -76,6 +80,15 @@ def check_rows(model: nn.Module, inputs: Inputs, example: Any) -> None:
         outputs = copy.deepcopy(model).eval()(tensor[:-1])
     if not isinstance(outputs, Tensor) or not outputs.ndim or len(outputs) != len(tensor) - 1:
         raise InputError(f"the example {list(example.shape)} is one example, not a batch: give rows first, x[None]")
+
+
+def checked_output(output: Any) -> str | None:
+    """Checks the type of `output`. Returns the name of the output tensor; a place in a tuple, as text, is such a name."""
+    if output is None or isinstance(output, str):
+        return output
+    if isinstance(output, bool) or not isinstance(output, int) or output < 0:
+        raise InputError(f"output={output!r}: give the output's name, such as 'logits', or its place in a tuple, from 0 on")
+    return str(output)
 
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:

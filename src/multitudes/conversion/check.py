@@ -84,7 +84,7 @@ def check(ensemble: Ensemble, x: Any) -> Check:
     ensemble does not change. Of a large network two members are tried, on a smaller batch that runs the same operations.
     """
     ensemble = checked_ensemble(ensemble, "check")
-    example = checked_example(ensemble.template, x, ensemble.engine.batch_axis)
+    example = checked_example(ensemble.template, ensemble.call_form.inputs(x), ensemble.engine.batch_axis)
     small = smaller(ensemble.member(0), example, ensemble.engine.batch_axis)
     if small.large and not ensemble.method.draws_by_shape:
         few = without_dropout(first_members(ensemble.engine, 2))

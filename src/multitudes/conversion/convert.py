@@ -37,10 +37,12 @@ def plan(
     start: str = "fresh",
     batch_axis: BatchAxis = 0,
     chunk: int | None = None,
+    output: str | int | None = None,
 ) -> Plan:
     """Shows what `ensemble` would do with the same arguments: the modules it converts, shares or refuses; executors; cost."""
     with steps(f"planning {type(method).__name__}") as timed:
-        draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
+        options: Any = {"keep": keep, "at": at, "start": start, "batch_axis": batch_axis, "chunk": chunk, "output": output}
+        draft = make_draft(model, method, example, seed=seed, **options)
         planned = draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))[0]
     return replace(planned, seconds=timed.seconds)
 
@@ -58,6 +60,7 @@ def ensemble(
     start: str = "fresh",
     batch_axis: BatchAxis = 0,
     chunk: int | None = None,
+    output: str | int | None = None,
     check: bool = True,
 ) -> Ensemble:
     """Turns a model into an ensemble; the given model is left untouched.
@@ -65,7 +68,8 @@ def ensemble(
     model       any nn.Module, or a factory `lambda ratio: Net(...)` that builds the network at `ratio` times its width; with
                 start="fresh" it is called once per member
     method      the method with its settings: Deep(members=4), TreeNet(split="layer4"), ...
-    example     a batch that the model takes: a tensor, or mt.Inputs(...) for several arguments
+    example     a batch that the model takes: a tensor, or for several arguments mt.Inputs(...), or a tuple, list or dict of
+                them if forward takes its entries; the plan says so. mt.Inputs(x) passes a tuple or dict as one argument
     keep        globs of modules to leave unconverted: members share them
     at          other settings for some layers, {glob: method}
     task        the meaning of the outputs: classes, binary, multilabel, gaussian, regression
@@ -75,6 +79,9 @@ def ensemble(
     batch_axis  the batch axis of the tensor inputs: one int for all, or a list with one entry per tensor, None for tensors
                 without a batch axis
     chunk       the largest number of members to run at once; None runs all
+    output      the one output that the ensemble returns, if the model returns several, such as hidden states beside logits:
+                its name ("logits"), or its place in a tuple (0). Methods then look at this output only: the widths of others
+                may change. None returns all
     check       whether to prove the laws of `mt.check` on the example; False saves time for very large models
 
     >>> import torch, multitudes as mt
@@ -85,7 +92,8 @@ def ensemble(
     """
     checked_task(task)
     with steps(f"converting by {type(method).__name__}") as timed:
-        draft = make_draft(model, method, example, keep=keep, at=at, seed=seed, start=start, batch_axis=batch_axis, chunk=chunk)
+        options: Any = {"keep": keep, "at": at, "start": start, "batch_axis": batch_axis, "chunk": chunk, "output": output}
+        draft = make_draft(model, method, example, seed=seed, **options)
         if draft.plan.refused:
             raise ConversionError(_refusal_text(draft.plan))
         step("the members' tensors")

@@ -94,7 +94,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10, *, precision: Precision 
     training   also times a training step: the method's loss with the mean square as criterion, backward, and SGD with momentum
     """
     ensemble = checked_ensemble(ensemble, "cost")
-    inputs = checked_example(ensemble.template, x, ensemble.engine.batch_axis, rows_at_least=1)
+    inputs = checked_example(ensemble.template, ensemble.call_form.inputs(x), ensemble.engine.batch_axis, rows_at_least=1)
     if repeats < 1:
         raise InputError(f"repeats={repeats}: give the number of timed calls, 1 or more")
     _check_precision(precision, inputs)

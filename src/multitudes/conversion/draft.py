@@ -16,6 +16,7 @@ from multitudes.conversion.anatomy.structure import Structure, own_tensors
 from multitudes.conversion.anatomy.training_run import TrainingRun, may_write, run_in_training
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
+from multitudes.engine.call_form import packing, signature_of
 from multitudes.engine.converted import Formed
 from multitudes.engine.draws import set_draws
 from multitudes.engine.inputs import BatchAxis, count_rows
@@ -167,12 +168,15 @@ def make_draft(
     start: str,
     batch_axis: BatchAxis,
     chunk: int | None,
+    output: str | int | None = None,
 ) -> Draft:
     """Checks the arguments, runs the example, and plans every module as converted, shared or refused.
 
     A draft whose plan has refused modules cannot be stacked.
     """
-    given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk)
+    given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk, output)
+    one = "" if output is None else f"the ensemble returns the output {output!r}; others are left out"
+    notes = tuple(filter(None, [packing(example, given.inputs, signature_of(given.model)), one]))
     plan = Plan(
         model=type(given.model).__name__,
         method=method,
@@ -182,6 +186,7 @@ def make_draft(
         example=given.inputs.described(),
         at=dict(given.at),
         keep=tuple(kept),
+        notes=notes,
     )
     draft = Draft(given, method, given.model, start, batch_axis, chunk, plan)
     refused = _refused(given.model, refusals(given.model), kept)
@@ -337,7 +342,7 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str], left_out: Mapp
         elif tensors:
             usual = "one for all members" if draft.method.members > 1 else "unchanged"
             shared.append(entry(draft.network, name, layout.because.get(name, usual)))
-    notes: tuple[str, ...] = (layout.note,) if layout.note else ()
+    notes = (*draft.plan.notes, *([layout.note] if layout.note else []))
     new_weights = owned and not draft.method.keeps_weights and (draft.start == "fresh" or not draft.full_width)
     if new_weights and draft.start == "copies":
         notes += ("members start as copies of one network of their width, initialised anew: the given weights are not used",)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from multitudes.data.dataset import Data
+from multitudes.engine.call_form import ANY, CallForm, is_packed
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
 from multitudes.settings import Count, check_value
@@ -18,63 +19,87 @@ NOTHING = "there are no examples to predict: the data is empty"
 """Error message for an empty dataset."""
 
 Split = Callable[[Any], tuple[Any, Any]]
-"""Function that splits a batch into the model's input (a tensor or mt.Inputs) and the targets (or None)."""
+"""Function that splits a batch into the model's input (a tensor, mt.Inputs, a tuple or dict of arguments) and the targets (or
+None)."""
 
 
 def batched(
     data: Any,
     batch_size: int,
     batch_axis: Any,
-    split: Split,
+    split: Split | None = None,
+    form: CallForm | None = None,
 ) -> tuple[int | None, Iterator[tuple[Inputs, Tensor | None]]]:
     """Returns the number of examples (None if unknown), and an iterator over batches: pairs of inputs and targets.
 
-    A DataLoader or another iterable keeps its own batches; tensors, mt.Inputs and datasets are cut into `batch_size` rows.
+    A DataLoader or another iterable keeps its own batches; tensors, mt.Inputs and datasets are cut into `batch_size` rows, and
+    so is a tuple or dict of whole inputs, if the network takes several.
+
+    split   splits a batch into inputs and targets; by default as `form` says
+    form    how the network takes its inputs; without one it takes a tensor
     """
     check_value("batch_size", batch_size, Count)
+    form = form or ONE_TENSOR
     if isinstance(data, (Tensor, Inputs)):
-        call = Inputs.of(data)
-        count = count_rows(call, batch_axis)
-        if not count:
-            raise InputError(NOTHING)
-        rows = torch.arange(count).split(batch_size)
-        return count, ((take_rows(call, batch_axis, index), None) for index in rows)
-    if isinstance(data, (tuple, dict, str)):
-        raise InputError(
-            f"data= is a {type(data).__name__}, which is ambiguous: give a tensor, mt.Inputs(...), a dataset or a dataloader"
-        )
+        return _rows(Inputs.of(data), None, batch_size, batch_axis)
+    if isinstance(data, (tuple, dict, str)) and not is_packed(data):
+        raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
+    if is_packed(data) and not isinstance(data, list):
+        return _rows(*_whole(data, split, form), batch_size, batch_axis)
     if isinstance(data, DataLoader):
         _check_loader(data)
-        return _count_examples(data), _split_batches(data, split)
-    if isinstance(data, Data) and split is input_and_target:
+        return _count_examples(data), split_batches(data, split, form)
+    if isinstance(data, Data) and split is None:
         starts = range(0, len(data), batch_size)
         pairs = (data.batch(slice(start, min(start + batch_size, len(data)))) for start in starts)
         return len(data), ((Inputs.of(x), targets) for x, targets in pairs)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
-        return len(data) if sized else None, _split_batches(DataLoader(data, batch_size), split)
+        return len(data) if sized else None, split_batches(DataLoader(data, batch_size), split, form)
     if isinstance(data, Iterable):
-        return None, _split_batches(data, split)
-    raise InputError(f"data= is a {type(data).__name__}: give a tensor, mt.Inputs(...), a dataset or a dataloader")
+        return None, split_batches(data, split, form)
+    raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
 
 
-def input_and_target(batch: Any) -> tuple[Any, Any]:
-    """Splits a batch: a tensor or mt.Inputs is the input, a pair is input and targets."""
-    if isinstance(batch, (Tensor, Inputs)):
-        return batch, None
-    if isinstance(batch, (tuple, list)) and len(batch) in (1, 2):
-        return batch[0], batch[1] if len(batch) > 1 else None
-    kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, Sized) else "")
-    raise InputError(
-        f"a batch is a {kind}, not a tensor or a pair: pass a function that returns input and targets, "
-        "split=lambda batch: (mt.Inputs(batch['input_ids'], attention_mask=batch['attention_mask']), batch['labels'])"
-    )
+GIVE = "give a tensor, mt.Inputs(...), a dataset or a dataloader"
+ONE_TENSOR = CallForm(ANY, {"args": [{"kind": "tensor"}], "kwargs": {}})
+"""The form of a network that takes one tensor."""
 
 
-def _split_batches(batches: Iterable[Any], split: Split) -> Iterator[tuple[Inputs, Tensor | None]]:
+def _rows(call: Inputs, targets: Any, size: int, axis: Any) -> tuple[int, Iterator[tuple[Inputs, Tensor | None]]]:
+    """Cuts whole inputs, and targets if there are any, into batches of `size` rows."""
+    count = count_rows(call, axis)
+    if not count:
+        raise InputError(NOTHING)
+    labels = None if targets is None else _target_tensor(targets)
+    if labels is not None and (not labels.ndim or len(labels) != count):
+        raise InputError(f"data= has {count} examples, but targets of shape {list(labels.shape)}: give one target per example")
+    rows = torch.arange(count).split(size)
+    return count, ((take_rows(call, axis, index), None if labels is None else labels[index]) for index in rows)
+
+
+def _whole(data: Any, split: Split | None, form: CallForm) -> tuple[Inputs, Any]:
+    """Splits a tuple or dict of whole inputs. Refuses a tuple for a network of one input: it may be inputs or a pair."""
+    if split is not None:
+        return split_batch(data, split, form)
+    if isinstance(data, tuple) and form.count == 1:
+        raise InputError(f"data= is a tuple, which is ambiguous: {GIVE}")
+    return form.split(data)
+
+
+def split_batches(batches: Iterable[Any], split: Split | None, form: CallForm) -> Iterator[tuple[Inputs, Tensor | None]]:
+    """Yields inputs and targets of each batch."""
     for batch in batches:
-        inputs, targets = split(batch)
-        yield Inputs.of(inputs), None if targets is None else _target_tensor(targets)
+        inputs, targets = split_batch(batch, split, form)
+        yield inputs, None if targets is None else _target_tensor(targets)
+
+
+def split_batch(batch: Any, split: Split | None, form: CallForm) -> tuple[Inputs, Any]:
+    """Splits a batch by the user's function or by the form."""
+    if split is None:
+        return form.split(batch)
+    inputs, targets = split(batch)
+    return form.inputs(inputs), targets
 
 
 def _target_tensor(targets: Any) -> Tensor:

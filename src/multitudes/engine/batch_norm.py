@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from multitudes.errors import InputError
 
 
 @torch.no_grad()
-def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
+def estimate_norms(module: nn.Module, batches: Iterable[Any], inputs_of: Callable[[Any], Inputs] = Inputs.of) -> None:
     """Sets the running means and variances of norms to averages over the batches. Modes and weights stay unchanged.
 
-    A batch is an input of the module, an `Inputs`, or a pair (input, target) from a dataloader.
+    `inputs_of` returns the inputs of a batch; by default a batch is an input of the module or an `Inputs`.
     """
     norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
     modes = {part: part.training for part in module.modules()}
@@ -37,7 +37,7 @@ def estimate_norms(module: nn.Module, batches: Iterable[Any]) -> None:
             norm.reset_running_stats()
             norm.momentum = None  # a plain average over all batches
         for batch in batches:
-            call = Inputs.of(batch[0] if isinstance(batch, (list, tuple)) else batch)
+            call = inputs_of(batch)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"\w+ trains by parts")
                 module(*call.args, **call.kwargs)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as abbreviate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from multitudes.engine import tree
 from multitudes.engine.modules import named_tensors
@@ -19,7 +21,10 @@ BatchAxis = Any
 class Inputs:
     """The arguments of one call: `Inputs(ids, attention_mask=mask)` for a model called `model(ids, attention_mask=mask)`.
 
-    A model with one argument needs no Inputs: pass the argument itself. A tuple or dict is one argument.
+    A model with one argument needs no Inputs: pass the argument itself. A tuple, list or dict is unpacked if forward takes its
+    entries as arguments; `Inputs(x)` passes it as one argument, `Inputs(*x)` or `Inputs(**x)` as several.
+
+    A dataset may hold pairs (Inputs, target): torch's DataLoader makes batches of them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -27,8 +32,8 @@ class Inputs:
         self.kwargs = kwargs
 
     def __repr__(self) -> str:
-        shown = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs.items()]
-        return f"Inputs({', '.join(shown)})"
+        parts = [shown(a) for a in self.args] + [f"{k}={shown(v)}" for k, v in self.kwargs.items()]
+        return f"Inputs({', '.join(parts)})"
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
@@ -44,18 +49,25 @@ class Inputs:
         args, kwargs = tree.refill((self.args, self.kwargs), values)
         return Inputs(*args, **kwargs)
 
+    def pin_memory(self, device: Any = None) -> Inputs:
+        """Returns the call with tensors in pinned memory, for a DataLoader with pin_memory=True."""
+        return self.refill([tensor.pin_memory() for tensor in self.tensors()])
+
     def described(self) -> dict[str, Any]:
         """Describes the call as JSON: structure, constants, shapes, dtypes, and the values of small tensors of whole numbers.
 
-        Ids, masks and edges decide what many networks run; other values are left out.
+        Ids, masks and edges decide what many networks run; other values are left out. Files sort names, so the order of
+        arguments by name is kept if it is another.
         """
-        return {"args": [_described(a) for a in self.args], "kwargs": {k: _described(v) for k, v in self.kwargs.items()}}
+        described: dict[str, Any] = {"args": [_described(a) for a in self.args]}
+        described["kwargs"] = {k: _described(v) for k, v in self.kwargs.items()}
+        return described if [*self.kwargs] == sorted(self.kwargs) else {**described, "order": [*self.kwargs]}
 
     @classmethod
     def like(cls, description: Mapping[str, Any], device: torch.device) -> Inputs:
         """Builds a call from its description. Without values, float and bool tensors are filled with ones, others with 0."""
-        args = [_like(a, device) for a in description["args"]]
-        return cls(*args, **{key: _like(value, device) for key, value in description["kwargs"].items()})
+        args, named = [_like(a, device) for a in description["args"]], description["kwargs"]
+        return cls(*args, **{key: _like(named[key], device) for key in description.get("order", named)})
 
 
 FEW_VALUES = 4096
@@ -98,8 +110,29 @@ def _like(description: Mapping[str, Any], device: torch.device) -> Any:
     return KINDS[kind](_like(part, device) for part in description["parts"])
 
 
-def _show(value: Any) -> str:
-    return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
+def shown(value: Any) -> str:
+    """Writes a value in few words: tensors by shape and dtype, never by their numbers."""
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {value.dtype}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {shown(part)}' for key, part in value.items())}}}"
+    if isinstance(value, (tuple, list)) and tree.tensors(value):
+        inside = ", ".join(map(shown, value[:8])) + (", ..." if len(value) > 8 else "")
+        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    return abbreviate(value)
+
+
+def _collate(calls: Sequence[Inputs], *, collate_fn_map: Any = None) -> Inputs:
+    """Makes a batch of several examples: each argument is collated as torch's DataLoader does."""
+    forms = {(len(call.args), *call.kwargs) for call in calls}
+    if len(forms) > 1:
+        raise InputError("examples of the dataset are mt.Inputs with different arguments: give all of them the same")
+    args = [collate(part, collate_fn_map=collate_fn_map) for part in zip(*(call.args for call in calls), strict=True)]
+    names = calls[0].kwargs
+    return Inputs(*args, **{k: collate([call.kwargs[k] for call in calls], collate_fn_map=collate_fn_map) for k in names})
+
+
+default_collate_fn_map[Inputs] = _collate  # so that torch's DataLoader makes batches of datasets with Inputs
 
 
 def axes(call: Inputs, batch_axis: BatchAxis) -> list[int | None]:

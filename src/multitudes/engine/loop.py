@@ -42,14 +42,15 @@ def members(
 ) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
     """Yields each member's output, with the buffers that its forward changed."""
     common = _copied(inputs) if engine.traits.mutates else inputs
-    written = {n: b for n, b in engine.buffers().items() if n in engine.traits.written_buffers and n not in engine.owned}
+    names = engine.traits.written_buffers
+    written = {name: buffer for name, buffer in engine.shared_buffers().items() if name in names} if names else {}
     shared = {name: buffer.clone() for name, buffer in written.items()}
     replay = replay or make_replay(engine)
     if replay is not None:
         replay.add_shared({**shared, **({} if per_member else {f"input {k}": t for k, t in enumerate(common.tensors())})})
     for m, tensors in enumerate(slices(engine)):
         if m and torch.compiler.is_compiling():  # traced, the trunk runs for each member: only the first may count the batch
-            shared = {n: b.clone() for n, b in engine.buffers().items() if n not in engine.owned}
+            shared = {name: buffer.clone() for name, buffer in engine.shared_buffers().items()}
         elif m and (replay is None or replay.disabled):  # each member starts from the stored value of a shared buffer
             shared = {name: buffer.clone() for name, buffer in written.items()}
         if per_member:
@@ -60,11 +61,13 @@ def members(
             mine = _copied(inputs)
         if seed is not None:
             seed_all(seed + m)
+        if replay is None:
+            yield call(engine, {**shared, **tensors}, mine)
+            continue
         try:
             with member_turn(replay, m):
                 result = call(engine, {**shared, **tensors}, mine)
         except Diverged:  # run this member again, and the rest, without replay
-            assert replay is not None
             replay.disabled = True
             shared = {name: buffer.clone() for name, buffer in written.items()}
             result = call(engine, {**shared, **tensors}, _copied(inputs) if engine.traits.mutates else inputs)
@@ -111,11 +114,14 @@ def gather(pieces: list[Tree], order: Tensor, axes: list[int | None]) -> Tree:
 
 def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:
     """Yields the tensors of each member. Parameters are split by one unbind, whose backward stacks the gradients once."""
-    parts = {name: tensor.unbind(0) for name, tensor in engine.parameters().items() if name in engine.owned}
-    buffers = {name: tensor for name, tensor in engine.buffers().items() if name in engine.owned}
+    tensors = {**engine.parameters(), **engine.buffers()}
+    parts = {name: tensor.unbind(0) for name, tensor in tensors.items() if name in engine.owned}
+    written = [name for name in engine.traits.written_buffers if name in parts]
     for m in range(engine.members):
-        mine = {n: b[m].clone() if n in engine.traits.written_buffers else b[m] for n, b in buffers.items()}
-        yield {**{n: p[m] for n, p in parts.items()}, **mine}
+        mine = {name: slices[m] for name, slices in parts.items()}
+        for name in written:
+            mine[name] = mine[name].clone()
+        yield mine
 
 
 def _copied(inputs: Inputs) -> Inputs:
@@ -130,11 +136,8 @@ def make_replay(engine: Engine) -> Replay | None:
 
 
 @contextlib.contextmanager
-def member_turn(replay: Replay | None, m: int) -> Iterator[None]:
+def member_turn(replay: Replay, m: int) -> Iterator[None]:
     """Records the shared operations of member 0 in a with-block, or replays them for member m > 0."""
-    if replay is None:
-        yield
-        return
     if m:
         replay.next_member()
     with replay:

@@ -110,9 +110,24 @@ def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]
 
 
 def hooked(module: nn.Module) -> list[str]:
-    """Returns the names of modules with forward or backward hooks."""
+    """Returns the names of modules with forward or backward hooks that may see values."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [name for name, part in named_parts(module) if any(getattr(part, kind) for kind in kinds)]
+    return [
+        name
+        for name, part in named_parts(module)
+        if any(getattr(hook, "sees_members", True) for kind in kinds for hook in getattr(part, kind).values())
+    ]
+
+
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "_FabricModule": "module"}
+"""Classes that wrap a module, by name, and the attribute that holds it: of torch.compile, of processes, of Lightning Fabric."""
+
+
+def unwrapped(module: Any) -> Any:
+    """Returns the module inside torch.compile's, DistributedDataParallel's and Lightning Fabric's wrappers."""
+    while isinstance(module, nn.Module) and type(module).__name__ in WRAPPERS:
+        module = getattr(module, WRAPPERS[type(module).__name__])
+    return module
 
 
 def owning_module(name: str) -> str:

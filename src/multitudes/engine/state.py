@@ -20,6 +20,7 @@ from multitudes.engine.modules import (
     empty_dicts,
     is_channels_last,
     join_name,
+    named_parts,
     named_tensors,
     registers_of,
     with_attribute,
@@ -31,6 +32,10 @@ from multitudes.errors import RunError
 MODES = ("train", "eval")
 SEEDS = "draw_seeds"
 """Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
+
+
+REBUILT = ("lock", "registers", "parameter_places", "buffer_places", "recurrent", "caches")
+"""Attributes of an engine that refer to its modules: they are made again when it is copied or unpickled."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,10 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.registers = registers_of(self.template)
+        parameters = {id(part._parameters) for _, part in named_parts(self.template)}
+        places = {name: registers[0] for name, registers in self.registers.items()}
+        self.parameter_places = {name: place for name, place in places.items() if id(place[0]) in parameters}
+        self.buffer_places = {name: place for name, place in places.items() if name not in self.parameter_places}
         self.channels_last = False
         self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
@@ -117,7 +126,7 @@ class Engine:
         self.lock = threading.RLock()  # a call swaps tensors of the template, so only one thread may call at a time
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("lock", "registers", "recurrent", "caches")}
+        return {key: value for key, value in vars(self).items() if key not in REBUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -145,17 +154,23 @@ class Engine:
 
     def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters by name; a tied one appears once."""
-        return {name: tensor for name, tensor in self._tensors() if isinstance(tensor, nn.Parameter)}
+        if torch.compiler.is_compiling():
+            return {name: tensor for name, tensor in named_tensors(self.template) if isinstance(tensor, nn.Parameter)}
+        return {name: register[key] for name, (register, key) in self.parameter_places.items()}
 
     def buffers(self) -> dict[str, Tensor]:
         """Returns all buffers by name, including the draws of `with_draws`."""
-        stored = {name: tensor for name, tensor in self._tensors() if not isinstance(tensor, nn.Parameter)}
+        if torch.compiler.is_compiling():
+            stored = {name: tensor for name, tensor in named_tensors(self.template) if not isinstance(tensor, nn.Parameter)}
+        else:
+            stored = {name: register[key] for name, (register, key) in self.buffer_places.items()}
         return {**stored, **self.drawn}
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        if torch.compiler.is_compiling():
-            return named_tensors(self.template)
-        return [(name, places[0][0][places[0][1]]) for name, places in self.registers.items()]
+    def shared_buffers(self) -> dict[str, Tensor]:
+        """Returns the buffers that members share, by name."""
+        if self.buffer_places.keys() <= self.owned and not self.drawn:
+            return {}
+        return {name: buffer for name, buffer in self.buffers().items() if name not in self.owned}
 
     def refresh(self) -> None:
         """Recomputes which integer buffers are equal for all members. Call it after buffers are set from outside."""
@@ -190,19 +205,20 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
 
     Outputs that cannot be stacked over members and carry no result, such as caches, are None (`tree.without_objects`).
     """
-    used = {name: tensor for name, tensor in engine.buffers().items() if name not in engine.owned}
-    used.update(tensors)
-    traced = torch.compiler.is_compiling()
-    marks = {name: None if traced else _mark(used[name]) for name in engine.traits.written_buffers if name in used}
-    if torch.compiler.is_compiling() and not engine.traits.written_buffers:
+    used = {**engine.shared_buffers(), **tensors}
+    traced, written = torch.compiler.is_compiling(), engine.traits.written_buffers
+    marks = {name: None if traced else _mark(used[name]) for name in written if name in used}
+    if traced and not written:
         return tree.without_objects(functional_call(engine.template, used, inputs.args, inputs.kwargs)), {}
     if engine.traits.copy_per_member:
         member = copy_with(engine.template, used)
         output, after = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
         output, after = _call_with(engine, used, inputs)
-    written = {name for name, mark in marks.items() if name in after and (traced or _mark(after[name]) != mark)}
-    changed = {n: after[n] for n in used if n in after and (after[n] is not used[n] or n in written)}
+    changed = {n: tensor for n, tensor in after.items() if n in used and tensor is not used[n]}
+    for name, mark in marks.items():
+        if name in after and (traced or _mark(after[name]) != mark):
+            changed[name] = after[name]
     return tree.without_objects(output), changed
 
 
@@ -215,17 +231,19 @@ def _mark(tensor: Tensor) -> Any:
 
 def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
     """Works like torch.func.functional_call, and also returns the tensors that modules hold after forward, by name."""
-    places = [(register, key, tensor) for name, tensor in tensors.items() for register, key in engine.registers[name]]
-    stored = [register[key] for register, key, _ in places]
+    stored = []
+    registers = engine.registers
     recurrent = _without_flattening(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
     try:
-        for register, key, tensor in places:
-            register[key] = tensor
+        for name, tensor in tensors.items():
+            for register, key in registers[name]:
+                stored.append((register, key, register[key]))
+                register[key] = tensor
         with recurrent:
             output = engine.template(*inputs.args, **inputs.kwargs)
-        after = {name: engine.registers[name][0][0][engine.registers[name][0][1]] for name in tensors}
+        after = {name: registers[name][0][0][registers[name][0][1]] for name in tensors}
     finally:
-        for (register, key, _), tensor in zip(places, stored, strict=True):
+        for register, key, tensor in stored:
             register[key] = tensor
         for attributes, key in engine.caches:  # what forward computed from this member's weights is not the next one's
             if type(attributes[key]) is dict and tensors_in(attributes[key]):

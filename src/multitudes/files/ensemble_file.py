@@ -27,6 +27,7 @@ from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, on_meta, owning_module
 from multitudes.engine.proof.executors import ALL
 from multitudes.engine.proof.outcome import clean_autograd
+from multitudes.engine.selected_output import selected, selected_factory
 from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
@@ -39,7 +40,11 @@ from multitudes.storage import FORMAT, _safetensors, digest, write
 
 
 def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
-    """Writes the ensemble to one file. An old file stays until the new one is complete."""
+    """Writes the ensemble to one file. An old file stays until the new one is complete.
+
+    ensemble   the ensemble, also one that is compiled or wrapped for several processes
+    path       the file
+    """
     from safetensors.torch import save as to_bytes
 
     ensemble = checked_ensemble(ensemble, "save")
@@ -98,8 +103,13 @@ def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor])
 
 def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
     """Returns the base model, and the network of one member as the method prepares it."""
-    factory = None if isinstance(model, nn.Module) else model
-    base = model if isinstance(model, nn.Module) else build(model, 1.0, int(about["seed"]))
+    output = about.get("output")
+    factory: Factory | None = None
+    if isinstance(model, nn.Module):
+        base = selected(model, output)
+    else:
+        factory = selected_factory(model, output)
+        base = build(factory, 1.0, int(about["seed"]))
     if type(method).prepare is Method.prepare:
         return base, base
     if wrong := _other_settings(about, base):
@@ -206,6 +216,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "method": type(ensemble.method).__name__,
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
+        "output": ensemble.selected_output,
         "seed": ensemble.seed,
         "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
         "generator": ensemble.generator.get_state().numpy().tobytes().hex(),

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.data.batches import NOTHING, Split, batched, input_and_target
+from multitudes.data.batches import NOTHING, Split, batched
 from multitudes.data.dataset import target_std_of
 from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, count_rows
+from multitudes.engine.modules import WRAPPERS, unwrapped
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.prediction import tasks
@@ -47,6 +48,11 @@ def predict(
 ) -> Prediction:
     """Runs the ensemble in eval mode on a tensor, `mt.Inputs`, a dataset or a dataloader. Examples stay in order.
 
+    ensemble      an ensemble, also compiled by torch.compile or wrapped for several processes
+    data          the inputs, or a dataset of inputs or of pairs (input, target). Where the network takes several inputs: a
+                  tuple or dict of them, a TensorDataset(x1, x2, y), items {"x1": ..., "x2": ..., "labels": ...}, pairs
+                  ((x1, x2), y) or (mt.Inputs(x1, x2), y)
+    batch_size    number of rows of a batch; a dataloader keeps its own batches
     device        where to compute; by default where the ensemble is. The ensemble is moved back afterwards
     amp           autocast: True for bfloat16, or a dtype
     progress      whether to show a progress bar; by default on a terminal only
@@ -59,14 +65,15 @@ def predict(
                   moments_only a regression needs no more memory for 10,000 of them than for 256
     tau_output    for task "regression", the precision τ of an observation in the target's own units: every member predicts
                   N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
-    split         a function that splits a batch into (input, targets); by default a batch is a tensor or a pair
+    split         a function that splits a batch into (input, targets), if it is none of the forms above
     """
-    ensemble = checked_ensemble(ensemble, "predict")
+    called, ensemble = _as_called(ensemble), checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
     if isinstance(data, list) and data and split is None:
-        refuse_batches(data[0], ensemble)
+        data = _as_call(data, ensemble)
     check_value("draws", draws, Count | None)
-    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split or input_and_target)
+    output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
+    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split, ensemble.call_form)
     noise = noise_of(ensemble, data, task, tau_output)
     collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total, noise)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
@@ -74,18 +81,25 @@ def predict(
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
             with explain_shape(ensemble, inputs), explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
-                collector.take(outputs_of(ensemble, call, draws), targets, count)
+                collector.take(outputs_of(ensemble, call, draws, called), targets, count)
             advance(count)
     if not collector.seen:
         raise InputError(NOTHING)
     return collector.prediction()
 
 
+def _as_call(data: list[Any], ensemble: Ensemble) -> Any:
+    """Returns a list of whole inputs as a call, if the network takes so many; another list holds single examples."""
+    form = ensemble.call_form
+    if 1 < form.count == len(data) and [part.ndim if isinstance(part, Tensor) else None for part in data] == form.ranks:
+        return tuple(data)
+    refuse_batches(data[0], ensemble)
+    return data
+
+
 def refuse_batches(first: Any, ensemble: Ensemble) -> None:
     """Refuses a list of batches, because a list is read as a dataset of single examples. These have one axis less."""
-    shapes = [part["shape"] for part in ensemble.plan.example["args"] if part.get("kind") == "tensor"]
-    tensors = Inputs.of(input_and_target(first)[0]).tensors() if isinstance(first, (Tensor, Inputs, tuple, list)) else []
-    if shapes and tensors and tensors[0].ndim >= len(shapes[0]):
+    if ensemble.call_form.is_batch(first):
         raise InputError("data= is a list of batches, but a list must hold single examples: pass iter(batches)")
 
 
@@ -132,21 +146,32 @@ def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
 
 
 def checked_ensemble(ensemble: Any, verb: str) -> Ensemble:
-    """Returns the ensemble; refuses anything else."""
-    if not isinstance(getattr(ensemble, "engine", None), Engine):
-        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(ensemble, nn.Module) else "mt.ensemble(...)"
-        raise InputError(f"{verb} takes an ensemble, not {type(ensemble).__name__}: make one with {example}")
+    """Returns the ensemble itself, also of one that is compiled or wrapped for several processes. Refuses anything else."""
+    plain = unwrapped(ensemble)
+    if not isinstance(getattr(plain, "engine", None), Engine):
+        example = "mt.ensemble(model, mt.Single(), x)" if isinstance(plain, nn.Module) else "mt.ensemble(...)"
+        raise InputError(f"{verb} takes an ensemble, not {type(plain).__name__}: make one with {example}")
+    return plain
+
+
+def _as_called(ensemble: Any) -> Any:
+    """Returns what `predict` calls: a compiled ensemble as it is, without the wrapper that joins gradients of processes."""
+    while type(ensemble).__name__ in WRAPPERS and type(ensemble).__name__ != "OptimizedModule":
+        ensemble = getattr(ensemble, WRAPPERS[type(ensemble).__name__])
     return ensemble
 
 
-def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None) -> Iterator[Any]:
-    """Yields the outputs of all members at once, or of draws in chunks: ``[D, B, ...]``."""
-    count = ensemble.members if draws is None else draws
+def outputs_of(ensemble: Ensemble, call: Inputs, draws: int | None, run: Any = None) -> Iterator[Any]:
+    """Yields the outputs of all members at once, or of draws in chunks: ``[D, B, ...]``.
+
+    `run` is what is called: the ensemble, or its compiled form.
+    """
+    count, run = ensemble.members if draws is None else draws, ensemble if run is None else run
     if draws is None and (not ensemble.method.draws or count <= CHUNK):
-        yield ensemble(*call.args, **call.kwargs)
+        yield run(*call.args, **call.kwargs)
         return
     for chunk in ensemble.draw(count, *call.args, **call.kwargs):
-        yield ensemble(*call.args, **call.kwargs, draws=chunk)
+        yield run(*call.args, **call.kwargs, draws=chunk)
 
 
 class Collector:

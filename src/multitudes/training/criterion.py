@@ -18,6 +18,7 @@ from multitudes.prediction.reduction import check_declared
 from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import check_value
+from multitudes.training.class_weights import ClassWeights
 from multitudes.training.fingerprint import criterion_fingerprint
 from multitudes.training.losses import CRITERIA
 
@@ -116,20 +117,22 @@ class TaskCriterion:
             return
         some = list(parts)
         labels = torch.stack([self._count_labels(target, per_member) for _, target in some])  # [parts, M or 1]
-        mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=1 / (count * fabric.world_size))
+        mean = fabric.all_reduce(labels.mean(0), reduce_op="mean").clamp(min=torch.finfo(labels.dtype).tiny)
         for part, weights in zip(some, labels / mean, strict=True):
             self.weights, self.calls = weights.unbind(), 0
             yield part
         self.weights = ()
 
     def _count_labels(self, target: Any, per_member: bool) -> Tensor:
-        """Counts labelled entries: ``[1]`` for all members, or ``[M]``."""
+        """Counts labelled entries, by the weights of their classes if they have any: ``[1]`` for all members, or ``[M]``."""
         if not isinstance(target, Tensor):
             kind = type(target).__name__
             raise InputError(
                 f"targets are a {kind}, but task {self.task!r} needs a tensor: select it with split=, or pass criterion="
             )
         mask = labelled(target)
+        if isinstance(self.from_recipe, ClassWeights) and not self._are_probabilities(target):
+            mask = self.from_recipe.each(target)
         if self._are_probabilities(target):
             mask = mask.select(-1 if self.class_axis == -1 else 1 + per_member, 0)
         return mask.flatten(1).sum(1).double() if per_member else mask.sum().double()[None]

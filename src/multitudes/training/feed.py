@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import Split, input_and_target
+from multitudes.data.batches import ONE_TENSOR, Split, split_batch
 from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
+from multitudes.engine.call_form import CallForm
 from multitudes.engine.inputs import Inputs, stack_slots
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
@@ -37,7 +38,48 @@ def seed_of(*parts: int) -> int:
     return seed
 
 
-class Feed:
+class Reader:
+    """Reads batches of any kind: splits them into inputs and targets, checks targets, moves and augments them."""
+
+    own = False
+    """Whether members have their own batches, ``[M, B, ...]``."""
+
+    def __init__(
+        self, sets: list[Any], device: torch.device | None, split: Split | None, form: CallForm | None, augment: Any, axis: Any
+    ) -> None:
+        self.sets, self.device, self.split, self.form = sets, device, split, form or ONE_TENSOR
+        self.augment, self.batch_axis = augment, axis
+        self.check: Callable[[Tensor], None] | None = None
+        """Checks targets as they are read, once the number of classes is known."""
+        self.has_check = False
+
+    def set_check(self, check: Callable[[Tensor], None]) -> None:
+        """Sets the check of targets, which runs before they reach a GPU. Targets of a dataset in memory are checked now."""
+        # Augment keeps classes their numbers; another augmentation may give targets a new meaning.
+        applies = self.augment is None or isinstance(self.augment, Augmentation)
+        self.check, self.has_check = check if applies else None, True
+        for data in self.sets:
+            if isinstance(data, Data) and applies:
+                check(data.targets)
+
+    def read(self, batch: Any, noise: torch.Generator, numbers: Tensor | None = None) -> tuple[Inputs, Any]:
+        """Returns the inputs and targets of a batch on the device, augmented. `numbers` are those of its examples."""
+        call, targets = split_batch(batch, self.split, self.form)
+        if targets is None:
+            raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass split=")
+        if self.check is not None and isinstance(targets, Tensor):
+            _check_finite(targets, numbers)
+            self.check(targets)
+        tensors = [t.to(self.device) for t in call.tensors()]
+        targets = tree.apply(lambda t: t.to(self.device), targets)
+        if self.augment is not None:
+            if len(tensors) != 1:
+                raise InputError(f"augment= takes one input, but this model has {len(tensors)}: augment in the dataset")
+            tensors[0], targets = self.augment(tensors[0], targets, noise)
+        return call.refill(tensors), targets
+
+
+class Feed(Reader):
     """The batches of a training set: `feed.epoch(3)` yields pairs of inputs and targets.
 
     With `own`, each member shuffles in its own order, and tensors are ``[M, B, ...]``. With a list of M datasets, each member
@@ -56,18 +98,15 @@ class Feed:
         ranks: int = 1,
         device: torch.device | None = None,
         split: Split | None = None,
+        form: CallForm | None = None,
         augment: AugmentFunction | None = None,
         batch_axis: Any = 0,
     ) -> None:
-        self.sets = [_on_device_if_small(one, device) for one in _sets(data, members)]
-        self.augment, self.batch_axis = augment, batch_axis
-        self.check: Callable[[Tensor], None] | None = None
-        """Checks targets as they are read, once the number of classes is known."""
-        self.has_check = False
+        sets = [_on_device_if_small(one, device) for one in _sets(data, members)]
+        super().__init__(sets, device, split, form, augment, batch_axis)
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
-        self.device, self.split = device, split or input_and_target
         self.count = min(len(one) for one in self.sets)
         if not self.count:
             raise InputError("the training set is empty: give at least one example")
@@ -93,22 +132,9 @@ class Feed:
             stacked = stack_slots([inputs for inputs, _ in parts], self.batch_axis)
             yield stacked, tree.stack([targets for _, targets in parts])
 
-    def set_check(self, check: Callable[[Tensor], None]) -> None:
-        """Sets the check of targets, which runs before they reach a GPU. Targets of a dataset in memory are checked now."""
-        # Augment keeps classes their numbers; another augmentation may give targets a new meaning.
-        applies = self.augment is None or isinstance(self.augment, Augmentation)
-        self.check, self.has_check = check if applies else None, True
-        for data in self.sets:
-            if isinstance(data, Data) and applies:
-                check(data.targets)
-
-    def _check_finite(self, targets: Tensor, piece: Tensor) -> None:
-        at = first_not_finite(targets)
-        if at:
-            raise InputError(
-                f"the training set has a NaN or infinite value in the targets of example {int(piece[at[0]])}: remove or "
-                "replace it"
-            )
+    def step_rows(self, call: Inputs, parts: int) -> int:
+        """Returns the number of rows of a whole step of so many parts, over all processes."""
+        return self.size * parts
 
     def example(self, epoch: int, batch: int, m: int, row: int) -> int:
         """Returns the number of an example in the training set, from its row in member m's share of a batch of an epoch."""
@@ -124,7 +150,7 @@ class Feed:
     def _read(self, data: Any, epoch: int, m: int, first: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
         crops = seed_of(self.seed, epoch, m)  # with an image's index, the seed of its random crop
-        if isinstance(data, Data) and self.split is input_and_target:
+        if isinstance(data, Data) and self.split is None:
             for piece in self._pieces(epoch, m, data.device)[first:]:
                 if self.augment is None:
                     x, targets = data.batch(piece, self.device, crops)
@@ -136,20 +162,14 @@ class Feed:
         pieces = self._pieces(epoch, m, None)[first:]
         loader = DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))
         for piece, batch in zip(pieces, _batched(loader), strict=True):
-            inputs, targets = self.split(batch)
-            if targets is None:
-                raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass split=")
-            if self.check is not None and isinstance(targets, Tensor):
-                self._check_finite(targets, piece)
-                self.check(targets)
-            call = Inputs.of(inputs)
-            tensors = [t.to(self.device) for t in call.tensors()]
-            targets = tree.apply(lambda t: t.to(self.device), targets)
-            if self.augment is not None:
-                if len(tensors) != 1:
-                    raise InputError(f"augment= takes one input, but this model has {len(tensors)}: augment in the dataset")
-                tensors[0], targets = self.augment(tensors[0], targets, noise)
-            yield call.refill(tensors), targets
+            yield self.read(batch, noise, piece)
+
+
+def _check_finite(targets: Tensor, numbers: Tensor | None) -> None:
+    at = first_not_finite(targets)
+    if at:
+        example = "" if numbers is None else f" of example {int(numbers[at[0]])}"
+        raise InputError(f"the training set has a NaN or infinite value in the targets{example}: remove or replace it")
 
 
 def _batched(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -193,9 +213,11 @@ def _sets(data: Any, members: int) -> list[Any]:
                     f"training sets have {lengths[0]} to {lengths[-1]} examples: make them equally long, with torch's Subset"
                 )
             return sets
+    if isinstance(data, Sequence) and any(isinstance(one, DataLoader) for one in data):
+        raise InputError("members cannot have a dataloader each: give one dataloader, or a list with one dataset per member")
     if isinstance(data, (str, Tensor, tuple, Mapping)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError(
-            f"cannot train on a {type(data).__name__}: give a dataset with a length, such as a TensorDataset(x, y)"
+            f"cannot train on a {type(data).__name__}: give a dataset with a length, as TensorDataset(x, y), or a DataLoader"
         )
     return [data]
 
@@ -213,7 +235,7 @@ def _data_of(data: Any) -> list[Data]:
     """Returns each Data inside a dataset, a subset or a list of them."""
     if isinstance(data, Data):
         return [data]
-    if isinstance(data, Subset):
+    if isinstance(data, (Subset, DataLoader)):
         return _data_of(data.dataset)
     parts = data if isinstance(data, (list, tuple)) else data.datasets if isinstance(data, ConcatDataset) else ()
     return [one for part in parts if isinstance(part, Dataset) for one in _data_of(part)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Subset, TensorDataset
 
 from multitudes.conversion.anatomy.architecture import settings
 from multitudes.data.dataset import Data
@@ -38,14 +38,30 @@ def _numbers(tensor: Tensor) -> Tensor:
     return some.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
-def dataset_fingerprint(data: Any) -> str:
-    """Returns the length of a dataset and the digest of its tensors in memory, as text. Nothing is read from disk."""
+def dataset_fingerprint(data: Any, batches: bool = False) -> str:
+    """Returns the length of a dataset and the digest of its tensors in memory, as text. Nothing is read from disk.
+
+    With `batches`, a dataloader also has its batch size and sampler.
+    """
+    loader = _loading(data) if batches else ""
     data = data.dataset if isinstance(data, DataLoader) else data
     try:
         length = f"{len(data)} examples"
     except TypeError:  # a stream
         length = type(data).__name__
-    return ", ".join(filter(None, [length, tensor_fingerprint(_tensors(data)), *_crops(data)]))
+    return ", ".join(filter(None, [length, tensor_fingerprint(_tensors(data)), *_crops(data), loader]))
+
+
+def _loading(data: Any) -> str:
+    """Returns the batch size and the sampler of a dataloader, as text; "" for a dataset."""
+    if not isinstance(data, DataLoader):
+        return ""
+    size = "" if data.batch_size is None else f" of {data.batch_size}{', the last dropped' if data.drop_last else ''}"
+    batch_sampler = data.batch_sampler
+    samplers = [data.sampler] if type(batch_sampler) in (BatchSampler, type(None)) else [batch_sampler]
+    weights = [getattr(sampler, "weights", None) for sampler in samplers]
+    digest = tensor_fingerprint([weight for weight in weights if isinstance(weight, Tensor)])
+    return f"batches{size} by {type(samplers[0]).__name__}{f' {digest}' if digest else ''}"
 
 
 def _crops(data: Any) -> list[str]:

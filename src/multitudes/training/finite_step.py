@@ -20,6 +20,7 @@ from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.method import Method
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.feed import Feed
+from multitudes.training.loader_feed import LoaderFeed
 from multitudes.training.recipe import Recipe
 
 Parts = Sequence[tuple[Inputs, Any]]
@@ -38,7 +39,9 @@ class StepGuard:
     float16, another optimizer, a method that overrides `after_step`, and a sharded ensemble.
     """
 
-    def __init__(self, ensemble: Ensemble, recipe: Recipe, feed: Feed, criterion: TaskCriterion, fabric: Any, optimizer: Any):
+    def __init__(
+        self, ensemble: Ensemble, recipe: Recipe, feed: Feed | LoaderFeed, criterion: TaskCriterion, fabric: Any, optimizer: Any
+    ):
         self.ensemble, self.recipe, self.feed, self.criterion = ensemble, recipe, feed, criterion
         self.fabric, self.optimizer = fabric, optimizer
         self.parameters = [p for p in ensemble.parameters() if p.requires_grad]
@@ -172,6 +175,8 @@ class StepGuard:
         if len(at) <= own:
             return ""
         number = self.feed.example(self.epoch, batch, at[0] if own else 0, at[own])
+        if number is None:
+            return ""
         member = f" of member {at[0]}'s set" if len(self.feed.sets) > 1 else ""
         return f" of example {number}{member}{'' if self.feed.augment is None else ', after augmentation'}"
 

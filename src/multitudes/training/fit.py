@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from multitudes.data.batches import Split
-from multitudes.data.dataset import target_std_of
 from multitudes.engine import tree
 from multitudes.engine.seeds import seed_all
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
@@ -25,13 +24,12 @@ from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.method import Batch, Criterion
 from multitudes.prediction.temperature import Calibrator
-from multitudes.terminal import Tell, bar
+from multitudes.terminal import Tell, bar, curve
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import (
     check_fabric,
     compiled,
     fabric_for,
-    optimizer_for,
     quiet_fabric,
     replay_log,
     torch_settings,
@@ -39,10 +37,13 @@ from multitudes.training.fabric import (
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
+from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks
+from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.one_vs_all import recipe_loss
+from multitudes.training.own_optimizer import OwnParts, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
-from multitudes.training.validation import Best, Validator, empty_best, leap, restored_best
+from multitudes.training.validation import RISING, Best, LossWatch, Validator, empty_best, leap, restored_best
 from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,6 +63,8 @@ class Run:
     """With calibrate=True: the calibrator of the best epoch's weights."""
     done: int = 0
     """Number of epochs done."""
+    stopped: str = ""
+    """Why training ended before the last epoch: the patience ran out, or a callback said so; "" if it did not."""
     path: Path | None = None
 
     def use_best(self) -> Ensemble:
@@ -73,6 +76,10 @@ class Run:
         return self.ensemble
 
 
+Callback = Callable[[Run], Any]
+"""Function that is called with the run after each epoch; one that returns True ends the training."""
+
+
 def fit(
     ensemble: Ensemble,
     train: Any,
@@ -82,6 +89,10 @@ def fit(
     out: str | PathLike[str] | None = None,
     resume: bool = False,
     criterion: Criterion | None = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scheduler_by: str = "epoch",
+    callbacks: Callback | Sequence[Callback] = (),
     fabric: Any = None,
     loggers: Any = None,
     progress: bool | None = None,
@@ -97,11 +108,23 @@ def fit(
     state are those before it; BatchNorm's statistics and the generator too (on a GPU those of up to 1/20 epoch earlier). An
     error names a NaN in the data, if there is one. A calibrator that the ensemble had is removed, since weights change.
 
-    train       dataset of pairs (input, target), or a list with one dataset per member
+    ensemble    the ensemble to train
+    train       dataset of pairs (input, target), or a list with one dataset per member. Where the network takes several inputs,
+                as in `predict`. Or a DataLoader, whose batches are taken as they come: its sampler, workers and collate_fn, and
+                its batch size instead of the recipe's; with accumulate= a step takes so many of its batches
+    recipe      how to train: epochs, batch, optimizer, schedule and more; by default `Recipe()`
     val         dataset that selects the best epoch
     out         folder of the run: settings, metrics, checkpoints, the best and the last ensemble
-    resume      continues the run in the folder `out` from its last checkpoint, with the same result as an uninterrupted run
+    resume      continues the run in the folder `out` from its last checkpoint, with the same result as an uninterrupted run.
+                The recipe may have more epochs or another patience than before
     criterion   loss(output, target) with mean reduction; by default the recipe's loss
+    optimizer   your optimizer in place of the recipe's: an object made of `ens.parameters()` or `ens.param_groups(...)`, or a
+                function `lambda parameters: torch.optim.NAdam(parameters, lr=1e-3)`, to which the method's rules are applied
+    scheduler   your scheduler in place of the recipe's schedule: an object of torch.optim.lr_scheduler, or a function of the
+                optimizer. A ReduceLROnPlateau reads the validation score
+    scheduler_by  whether it takes a step after each "epoch" or each "step" of the optimizer
+    callbacks   functions called as callback(run) after each epoch, when it is validated and saved: `run.metrics[-1]` has its
+                numbers, `run.ensemble` its weights. One that returns True ends the training
     fabric      Lightning Fabric for devices and processes; by default one for the ensemble's device
     loggers     loggers for that default Fabric
     progress    whether to show a progress bar; by default only in a terminal
@@ -116,51 +139,58 @@ def fit(
     recipe = recipe or Recipe()
     if not isinstance(recipe, Recipe):
         raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
-    if ensemble.is_compact:
-        raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
-    _check_units(ensemble, train)
+    check_ensemble(ensemble)
+    calls = checked_callbacks(callbacks)
+    check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
+    output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, split)
-    if calibrate:
-        _check_calibrates(ensemble, validator)
+    check_held_out(ensemble, recipe, validator, calibrate)
     folder = None if out is None else RunFolder(out)
+    given = OwnParts(optimizer, scheduler, scheduler_by)
     with folder or contextlib.nullcontext(), torch_settings(recipe), _same_layout(ensemble):
-        setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers)
-        _train(setup, progress)
+        setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers, given)
+        _train(setup, progress, calls)
         _finish(setup, calibrate)
         return setup.run
 
 
-def _train(setup: _Setup, progress: bool | None) -> None:
-    """Trains for the epochs that are left."""
+def _train(setup: _Setup, progress: bool | None, callbacks: Sequence[Callback]) -> None:
+    """Trains for the epochs that are left, or until the patience runs out or a callback ends it."""
     run, steps = setup.run, setup.steps
     epochs, shown = run.recipe.epochs, progress if setup.is_first else False
     with _closing(setup), bar("train", epochs * steps, shown, "steps") as tell:
         tell(run.done * steps)
         for epoch in range(run.done + 1, epochs + 1):
+            run.stopped = run.stopped or _lost_patience(setup)
+            if run.stopped:
+                setup.log(f"stopped after epoch {run.done}: {run.stopped}")
+                break
             start = time.perf_counter()
             line = {"epoch": epoch, **_train_epoch(setup, epoch, tell)}
             _finish_epoch(setup, epoch, {**line, "seconds": time.perf_counter() - start})
+            ended = _called_back(setup, callbacks)
+            run.stopped = ended if epoch < epochs else ""
 
 
-def _check_calibrates(ensemble: Ensemble, validator: Validator | None) -> None:
-    """Refuses to calibrate without held-out data, or an ensemble whose predictions have nothing to calibrate."""
-    if validator is None:
-        raise InputError("calibrate=True needs held-out data: pass fit(..., val=..., calibrate=True)")
-    validator.check_calibrates(ensemble)
+def _lost_patience(setup: _Setup) -> str:
+    """Says that no epoch was the best for longer than the recipe's patience; "" if one was."""
+    run, patience = setup.run, setup.run.recipe.patience
+    if patience is None or run.best_epoch is None or run.done - run.best_epoch < patience:
+        return ""
+    return f"no better {setup.best.score} since epoch {run.best_epoch}, which is the patience of {patience} epochs"
 
 
-def _check_units(ensemble: Ensemble, train: Any) -> None:
-    """Refuses standardised targets where an ELBO weighs errors by τ, which is in the targets' own units."""
-    weighs = getattr(ensemble.method, "prior", None) == "elbo" and ensemble.task == "regression"
-    sets = train if isinstance(train, (list, tuple)) else [train]
-    if weighs and any(target_std_of(one) is not None for one in sets):
-        raise InputError(
-            f"{type(ensemble.method).__name__}(prior='elbo') weighs errors by tau_output in the targets' own units, but these "
-            "targets are standardised: train on targets in their own units, such as data.uci(name, standardise='inputs')"
-        )
+def _called_back(setup: _Setup, callbacks: Sequence[Callback]) -> str:
+    """Calls the callbacks with the run, on the weights that were validated. Says that one of them ends the training, or ""."""
+    if not callbacks:
+        return ""
+    with setup.average.swapped_in() if setup.average is not None else contextlib.nullcontext():
+        ends = [callback(setup.run) is True for callback in callbacks]
+    votes = setup.fabric.all_reduce(torch.tensor(float(any(ends)), device=setup.fabric.device), reduce_op="sum")
+    return "a callback returned True" if float(votes) else ""
 
 
 @contextlib.contextmanager
@@ -196,7 +226,7 @@ def _closing(setup: _Setup) -> Iterator[None]:
         for part, mode in modes.items():
             part.training = mode
         for logger in setup.fabric.loggers:
-            logger.finalize("success" if run.done == run.recipe.epochs else "failed")
+            logger.finalize("success" if run.done == run.recipe.epochs or run.stopped else "failed")
 
 
 @dataclass
@@ -207,20 +237,32 @@ class _Setup:
     net: Any
     optimizer: Any
     fabric: Any
-    feed: Feed
+    feed: Feed | LoaderFeed
     criterion: TaskCriterion
     validator: Validator | None
     folder: RunFolder | None
     average: WeightAverage | None
     best: Best
     guard: StepGuard
+    watch: LossWatch
+    schedule: OwnSchedule | None = None
+    """The user's scheduler; None for the recipe's schedule."""
+    own_optimizer: bool = False
+    """Whether the optimizer is the user's."""
     has_warned: bool = False
-    """Whether a leap of the validation was told."""
+    """Whether a leap of the validation or of the loss was told."""
 
     @property
     def steps(self) -> int:
         """Number of optimizer steps in an epoch."""
         return len(self.feed) // self.run.recipe.accumulate
+
+    def warn_once(self, text: str) -> None:
+        """Warns of a leap, if there is a text and none was told before."""
+        if text and not self.has_warned:
+            self.has_warned = True
+            self.log(text)
+            warnings.warn(text, stacklevel=4)
 
     @property
     def is_first(self) -> bool:
@@ -246,6 +288,7 @@ def _set_up(
     resume: bool,
     fabric: Any,
     loggers: Any,
+    given: OwnParts,
 ) -> _Setup:
     """Prepares everything for the training loop, and restores the last checkpoint of a resumed run."""
     if folder is None and resume:
@@ -259,28 +302,20 @@ def _set_up(
         ensemble.to(memory_format=torch.channels_last)
     ensemble.to(fabric.device)
     net = compiled(ensemble, recipe, fabric.device)
+    plain = the_optimizer(ensemble, recipe, fabric.device, given.optimizer)
+    best = empty_best(ensemble, recipe)
+    schedule = OwnSchedule.of(given.scheduler, given.by, plain, recipe, None if validator is None else best.score)
     with quiet_fabric():
-        net, optimizer = fabric.setup(net, optimizer_for(ensemble, recipe, fabric.device))
-    feed = Feed(
-        train,
-        batch=recipe.batch // recipe.accumulate,
-        seed=recipe.seed,
-        members=ensemble.members,
-        own=recipe.batches == "own",
-        rank=fabric.global_rank,
-        ranks=fabric.world_size,
-        device=fabric.device,
-        split=split,
-        augment=recipe.augment,
-        batch_axis=ensemble.engine.batch_axis,
-    )
+        net, optimizer = fabric.setup(net, plain)
+    feed = feed_for(ensemble, train, recipe, fabric.device, split, fabric.global_rank, fabric.world_size)
     if len(feed) < recipe.accumulate:
         raise InputError(f"{feed.count} examples are too few for one step of {recipe.accumulate} parts: take a smaller batch")
     run = Run(ensemble, recipe, path=None if folder is None else folder.path)
     average = None if recipe.ema is None else WeightAverage(ensemble, recipe.ema)
-    best = empty_best(ensemble, recipe)
     guard = StepGuard(ensemble, recipe, feed, criterion, fabric, optimizer.optimizer)
-    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard)
+    watch = LossWatch(ensemble, criterion)
+    setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard, watch, schedule)
+    setup.own_optimizer = given.optimizer is not None
     if validator is not None:
         validator.check(ensemble)
     if folder is not None:
@@ -296,11 +331,13 @@ def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
         config = {
             "recipe": recipe.settings(),
             "task": ensemble.task,
-            "train": [dataset_fingerprint(data) for data in setup.feed.sets],
+            "train": [dataset_fingerprint(data, batches=True) for data in setup.feed.sets],
             "val": None if val is None else dataset_fingerprint(val.data),
             "method": type(ensemble.method).__name__,
             "settings": ensemble.method.settings(),
             "torch": torch.__version__,
+            "optimizer": described(setup.optimizer.optimizer) if setup.own_optimizer else None,
+            "scheduler": setup.schedule and setup.schedule.described(),
             **setup.criterion.settings(),
         }
         folder.start(config, resume)
@@ -326,23 +363,32 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
     total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()
-    last = run.metrics[-1] if run.metrics else {}
-    shown = {key.removeprefix("val_"): f"{last[key]:.4f}" for key in ("val_accuracy", "val_nll", "val_rmse") if key in last}
+    below = _curves(run.metrics)
     batches = setup.feed.epoch(epoch)
     setup.guard.start_epoch(epoch, f"; the folder has the checkpoint of epoch {run.done}" if setup.folder and run.done else "")
     for step in range(steps):
-        factor = recipe.factor((epoch - 1) * steps + step, steps)
-        for group in setup.optimizer.param_groups:
-            group["lr"] = group["first_lr"] * factor
+        if setup.schedule is None:
+            factor = recipe.factor((epoch - 1) * steps + step, steps)
+            for group in setup.optimizer.param_groups:
+                group["lr"] = group["first_lr"] * factor
         loss = _step(setup, batches)
+        if setup.schedule is not None:
+            setup.schedule.after_step()
         total += loss
         if step % max(1, steps // 20) == 0 or step == steps - 1:
             setup.guard.look()
+            setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
-            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", **{"steps/s": speed}, **shown)
+            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", below=below, **{"steps/s": speed})
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
+
+
+def _curves(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Returns the last validation scores, and curves of those of all epochs, as a line."""
+    scores = {name: [line[f"val_{name}"] for line in metrics if f"val_{name}" in line] for name in RISING}
+    return "  ".join(f"{name} {values[-1]:.4f} {curve(values)}" for name, values in scores.items() if values)
 
 
 def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
@@ -363,7 +409,7 @@ def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
                 outputs = setup.net(*batch.inputs, **batch.kwargs)
             if setup.criterion.custom is None and not feed.has_check:
                 _start_checking_targets(setup, outputs, batch, read)
-            loss = ensemble.reduce(outputs, batch, setup.criterion, feed.size * parts)
+            loss = ensemble.reduce(outputs, batch, setup.criterion, feed.step_rows(call, parts))
             if recipe.l1:
                 loss = loss + recipe.l1 * sum(p.abs().sum() for p in ensemble.parameters() if p.requires_grad)
             fabric.backward(loss / parts)
@@ -403,13 +449,11 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
             scores, each = setup.validator(ensemble, AMP[run.recipe.precision])
             line.update(scores)
             better = setup.best.update(ensemble, epoch, scores, each)
+    if setup.schedule is not None:
+        setup.schedule.after_epoch(line.get(f"val_{setup.best.score}"))
     run.metrics.append(line)
     run.done = epoch
-    text = leap(run.metrics, setup.best.score, run.recipe.warmup) if setup.validator is not None else ""
-    if text and not setup.has_warned:
-        setup.has_warned = True
-        setup.log(text)
-        warnings.warn(text, stacklevel=3)
+    setup.warn_once(leap(run.metrics, setup.best.score, run.recipe.warmup) if setup.validator is not None else "")
     if better:
         run.best_epoch, run.best_state = epoch, setup.best.state
     setup.log("  ".join(f"{k} {v:.6g}" for k, v in line.items()))
@@ -430,7 +474,10 @@ def _save(setup: _Setup, folder: RunFolder, epoch: int) -> None:
     if not setup.is_first:
         return
     scaler = {k: v for k, v in setup.fabric.strategy.precision.state_dict().items() if isinstance(v, (int, float))}
-    about = {"numbers": numbers, "best": setup.best.described(), "scaler": scaler, "metrics": setup.run.metrics}
+    about: dict[str, Any] = {"numbers": numbers, "best": setup.best.described(), "scaler": scaler, "metrics": setup.run.metrics}
+    if setup.own_optimizer or setup.schedule is not None:
+        about["groups"] = groups_of(setup.optimizer.optimizer)
+        about["scheduler"] = setup.schedule and setup.schedule.described()
     folder.save(epoch, about, {name: value.detach().clone() for name, value in tensors.items()})
     folder.write_metrics(setup.run.metrics)
 
@@ -459,6 +506,10 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
         )
     load_full(run.ensemble, named("state."))
     restore_optimizer(setup.optimizer, tensors, about["numbers"])
+    if "groups" in about:
+        restore_groups(setup.optimizer.optimizer, about["groups"])
+    if setup.schedule is not None:
+        setup.schedule.restore(about["scheduler"])
     if average is not None:
         for name, value in named("ema.").items():
             average.values[name].copy_(shard_like(value, average.values[name]))

@@ -14,6 +14,7 @@ from torch import Tensor
 from multitudes.data.labels import check_class_shape, check_classes, labelled
 from multitudes.errors import InputError
 from multitudes.method import Criterion
+from multitudes.training.class_weights import ClassWeights
 from multitudes.training.recipe import Recipe
 
 
@@ -43,6 +44,10 @@ def one_vs_all(output: Tensor, target: Tensor, threshold: float | None = None) -
 
 def recipe_loss(recipe: Recipe, task: str, criterion: Criterion | None) -> Criterion | None:
     """Returns the loss that the recipe sets in place of the task's, or None."""
+    if recipe.class_weights is not None:
+        if criterion is not None:
+            raise InputError("pass either Recipe(class_weights=...) or criterion=, whose weights are its own, not both")
+        return ClassWeights(recipe.class_weights, task)
     if recipe.loss == "task":
         return None
     if task != "classes":

@@ -68,6 +68,11 @@ class Recipe(Settings):
     threshold: Annotated[float, between(0, 1)] | None = None
     """For bce: shares of classes in mixed targets that are above it count as 1, others as 0. None takes them as they are."""
 
+    class_weights: tuple[NotNegative, ...] | None = None
+    """A weight for each class in the loss, as in torch's CrossEntropyLoss(weight=...): a batch's loss is the weighted mean of
+    its examples' losses. For task "binary" the weights of no and yes. None weighs all examples alike. Validation and scores
+    have no weights."""
+
     l1: NotNegative = 0.0
     """Weight of the L1 norm of all parameters in the loss."""
 
@@ -120,6 +125,10 @@ class Recipe(Settings):
     """Score that makes an epoch the best: the lowest NLL, the highest accuracy, the highest log density (LPD), or the lowest
     RMSE. None takes the task's proper score: NLL for labels, LPD for numbers with a variance, otherwise RMSE."""
 
+    patience: Count | None = None
+    """Stops training after so many epochs in a row without a better validation score (`best_by`); needs val=. None trains for
+    all epochs."""
+
     augment: Callable[..., Any] | None = None
     """Augmentation of a batch: `multitudes.data.Augment`, or any function (x, y, generator) → (x, y)."""
 
@@ -128,6 +137,9 @@ class Recipe(Settings):
 
     def __post_init__(self) -> None:
         as_tuple(self, "milestones")
+        as_tuple(self, "class_weights")
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", _numbers(self.class_weights))
         check_settings(self)
         sgd, multistep = self.optimizer == "sgd", self.schedule == "multistep"
         check_rules(
@@ -146,6 +158,12 @@ class Recipe(Settings):
             (self.nesterov and not sgd, "optimizer nesterov", "nesterov needs optimizer='sgd'"),
             (self.nesterov and not self.momentum, "nesterov momentum", "nesterov needs a momentum above 0, such as 0.9"),
             (self.clip_by != "member" and self.clip is None, "clip_by", "clip_by needs clip=, the largest norm"),
+            (self.class_weights is not None and self.loss == "bce", "loss class_weights", "class_weights need loss='task'"),
+            (
+                self.class_weights is not None and not any(self.class_weights),
+                "class_weights",
+                "class_weights must be above 0 for some class",
+            ),
             (self.threshold is not None and self.loss != "bce", "loss threshold", "threshold needs loss='bce'"),
         )
 
@@ -165,7 +183,17 @@ class Recipe(Settings):
     def settings(self) -> dict[str, Any]:
         """Returns the fields by name, as values that JSON can hold."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "milestones": list(self.milestones), "augment": _described(self.augment)}
+        weights = None if self.class_weights is None else list(self.class_weights)
+        more = {"milestones": list(self.milestones), "class_weights": weights, "augment": _described(self.augment)}
+        return {**fields, **more}
+
+
+def _numbers(values: Any) -> Any:
+    """Returns the numbers of a tuple of numbers or tensors of one number, as floats; other values as they are."""
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        return values
 
 
 def _one_cycle(step: int, total: int) -> float:

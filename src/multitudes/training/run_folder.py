@@ -32,6 +32,8 @@ KEPT = 2
 """Number of checkpoints kept: if the last one is damaged, the one before it is used."""
 NAME = re.compile(r"\d{6,}\.safetensors")
 """File name of a checkpoint: its epoch."""
+FREE = ("epochs", "patience")
+"""Settings of the recipe that a resumed run may change."""
 FILES = ("config.json", "metrics.jsonl", "best.multitude", "last.multitude", "checkpoints/[0-9]*.safetensors")
 
 
@@ -73,8 +75,9 @@ class RunFolder:
         if file.exists() and not resume:
             raise FileError(f"{self.path} already has a run: pass resume=True to continue it, or another out=")
         if file.exists():
-            self._check_config(config, file)
+            old = self._check_config(config, file)
             self._lock(file)
+            self._set_free(config, old, file)
             for unfinished in self._unfinished():  # left by a process that was killed
                 unfinished.unlink(missing_ok=True)
             return
@@ -91,9 +94,31 @@ class RunFolder:
         write(file, json.dumps(config, indent=1, sort_keys=True).encode())
         self._lock(file)
 
-    def _check_config(self, config: Mapping[str, Any], file: Path) -> None:
+    def _set_free(self, config: Mapping[str, Any], old: dict[str, Any], file: Path) -> None:
+        """Writes the settings that a resumed run may change. Refuses fewer epochs than are done."""
+        new = {name: config["recipe"][name] for name in FREE if name in config.get("recipe", {})}
+        done = int(self._checkpoints()[-1].stem) if self._checkpoints() else 0
+        if new.get("epochs", done) < done:
+            raise FileError(
+                f"the run in {self.path} has done {done} epochs already: resume with Recipe(epochs={done}) or more, or pass "
+                "another out="
+            )
+        before = old.get("recipe", {})
+        if all(before.get(name) == value for name, value in new.items()):
+            return
+        if before.get("epochs") != new["epochs"] and before.get("schedule") in ("cosine", "onecycle"):
+            warnings.warn(
+                f"the learning rate followed its {before['schedule']} schedule over {before.get('epochs')} epochs and from now "
+                f"on follows one over {new['epochs']}: it jumps, and the result is not that of {new['epochs']} epochs at once",
+                stacklevel=6,
+            )
+        write(file, json.dumps({**old, "recipe": {**before, **new}}, indent=1, sort_keys=True).encode())
+
+    def _check_config(self, config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+        """Refuses the config of another run. Returns that of the run in the folder."""
         try:
-            old = _flat(json.loads(file.read_text(encoding="utf-8")))
+            there = json.loads(file.read_text(encoding="utf-8"))
+            old = _flat(there)
         except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error
         new = _flat(json.loads(json.dumps(config)))
@@ -106,7 +131,7 @@ class RunFolder:
         changed = [
             f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
             for name in new | old
-            if json.dumps(new.get(name)) != json.dumps(old.get(name))
+            if name not in {f"recipe.{free}" for free in FREE} and _text(new.get(name)) != _text(old.get(name))
         ]
         if changed:
             raise FileError(
@@ -115,6 +140,7 @@ class RunFolder:
         if version != new.get("torch"):
             text = f"the run was started with torch {version} and is resumed with {new['torch']}: results may differ slightly"
             warnings.warn(text, stacklevel=6)
+        return dict(there)
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes a checkpoint, and keeps the one before it. Removes older checkpoints, and unreadable ones of later epochs."""
@@ -163,6 +189,10 @@ class RunFolder:
     def write_metrics(self, lines: list[dict[str, Any]]) -> None:
         """Overwrites metrics.jsonl with these lines."""
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from multitudes.data.batches import Split, batched, input_and_target
+from multitudes.data.batches import Split, batched
 from multitudes.data.dataset import Data
 from multitudes.data.labels import IGNORED, UNLABELLED, as_classes, check_finite, first_not_finite, labelled
 from multitudes.engine.inputs import axes, count_rows
@@ -71,7 +71,7 @@ class Validator:
     def _fault(self, ensemble: Ensemble) -> str:
         """Names the first NaN or infinite value in the inputs of the validation set; "" if there is none."""
         axis, seen = ensemble.engine.batch_axis, 0
-        for inputs, _ in batched(self.data, 512, axis, self.split or input_and_target)[1]:
+        for inputs, _ in batched(self.data, 512, axis, self.split, ensemble.call_form)[1]:
             for tensor, place in zip(inputs.tensors(), axes(inputs, axis), strict=True):
                 at = first_not_finite(tensor)
                 if at is not None:
@@ -93,7 +93,7 @@ class Validator:
     def check(self, ensemble: Ensemble) -> None:
         """Checks the validation set before training: predicts two examples, and reads all targets that are in memory."""
         self._check_kind(ensemble)
-        first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.split or input_and_target)[1], None)
+        first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.split, ensemble.call_form)[1], None)
         if first is None:
             raise InputError("val= has no examples: give at least one, or leave val= out")
         inputs, targets = first
@@ -221,7 +221,7 @@ class Best:
 
 LEAP, FLOOR, CALM, FAR = 10, 1.5, 4, 10
 """A leap is as large as 10 usual changes from epoch to epoch, and as 1.5 nats or as the best RMSE; at least 4 epochs tell. 10
-nats, or 10 times the best RMSE, are a leap in any epoch."""
+nats, or 10 times the best RMSE, are a leap in any epoch, and 10 nats in any step of training."""
 
 
 def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -> str:
@@ -256,6 +256,29 @@ def _is_sudden(before: Sequence[float], last: float, best: float, name: str) -> 
     usual = statistics.median(abs(b - a) for a, b in pairwise(before))
     is_far = last - best > max(LEAP * usual, best if name == "rmse" else FLOOR)
     return is_far and last - before[-1] >= (last - best) / 2
+
+
+class LossWatch:
+    """Notices that the loss of training steps leaps, also in the first epoch, and without a validation set.
+
+    It looks at losses in nats: those of labels and of Gaussians, by the task's criterion.
+    """
+
+    def __init__(self, ensemble: Ensemble, criterion: TaskCriterion) -> None:
+        self.applies = ensemble.task != "regression" and criterion.custom is None
+        self.share = 1 / ensemble.members if ensemble.method.reduction == "sum" else 1.0
+        """The factor by which the loss of a step is that of a member."""
+        self.best = math.inf
+
+    def look(self, loss: float, epoch: int, step: int) -> str:
+        """Says that a member's loss is more than `FAR` nats above the lowest so far; "" if it is not."""
+        now, self.best = loss * self.share, min(self.best, loss * self.share)
+        if not self.applies or not now - self.best > FAR:
+            return ""
+        return (
+            f"the training loss of a member leapt to {now:.4g} in step {step} of epoch {epoch}, from {self.best:.4g} at its "
+            "best: training may be diverging. Try a smaller lr, clip= or warmup= in the Recipe"
+        )
 
 
 def empty_best(ensemble: Ensemble, recipe: Recipe) -> Best:

@@ -197,13 +197,14 @@ def attention(width: int, heads: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("factory", "x", "why"),
     [
-        (lambda ratio: perceptron(8), X, "0 is as wide as before"),
+        (lambda ratio: perceptron(8), X, "does not follow the ratio"),
+        (lambda ratio: perceptron(round(8 / ratio)), X, "does not follow the ratio"),
         (lambda ratio: nn.Sequential(nn.Linear(4, int(8 * ratio)), nn.Linear(int(8 * ratio), int(6 * ratio))), X, "output is"),
         (lambda ratio: perceptron(*[8] * round(1 / ratio)), X, "another type"),
         (lambda ratio: attention(round(16 * ratio), round(4 * ratio)), torch.randn(2, 3, 8, 8), "heads"),
         (lambda ratio: nn.Sequential(nn.Linear(4, round(8 * ratio)), nn.Linear(8, 3)), X, "does not run"),
     ],
-    ids=["the same", "the output", "the depth", "the heads", "broken"],
+    ids=["the same", "the reverse", "the output", "the depth", "the heads", "broken"],
 )  # fmt: skip
 def test_a_factory_that_makes_something_else_is_refused(factory: Callable[[float], nn.Module], x: Tensor, why: str) -> None:
     """One that ignores the ratio, or changes more than widths."""
@@ -213,7 +214,14 @@ def test_a_factory_that_makes_something_else_is_refused(factory: Callable[[float
 
 def test_what_a_factory_leaves_as_wide_is_reported() -> None:
     """It is its author's word, and the plan repeats it."""
-    assert mt.resize(lambda ratio: perceptron(round(8 * ratio), 8), 0.5, X).resizing.rounded == {"2": (4.0, 8)}
+    resizing = mt.resize(lambda ratio: perceptron(round(8 * ratio), 8), 0.5, X).resizing
+    assert resizing.note == "the factory leaves as wide as before: 2"
+    assert resizing.rounded == {}
+    first = mt.resize(lambda ratio: perceptron(8, round(9 * ratio)), 0.5, X).resizing  # 0 has all its weights
+    assert first.note == "the factory leaves as wide as before: 0"
+    assert first.rounded == {"2": (4.5, 4)}
+    plan = mt.plan(lambda ratio: perceptron(8, round(8 * ratio)), mt.Packed(), X)
+    assert any("leaves as wide as before: 0" in note for note in plan.notes)
 
 
 def test_the_same_width_is_a_fresh_copy() -> None:

@@ -20,6 +20,7 @@ from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.program import META, without_values
 from multitudes.engine.seeds import seeded
+from multitudes.engine.selected_output import selection_of
 from multitudes.errors import ConversionError
 
 SECONDS = 3.0
@@ -45,7 +46,9 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
         recipe = timm_recipe(name, kind)
     else:
         recipe, guessed = _stored(model), True
-    return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
+    return (
+        None if recipe is None else _Fit(dataclasses.replace(recipe, output=selection_of(model)), structure, guessed).fitted()
+    )
 
 
 def is_known(model: nn.Module, make: Any = None) -> bool:

@@ -30,6 +30,7 @@ from multitudes.conversion.resize.audit import (
     run_of,
     width_of,
 )
+from multitudes.conversion.resize.raw_inputs import RawInputs
 from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
@@ -188,11 +189,14 @@ def _thin(
 def _graph(model: nn.Module, inputs: Inputs) -> Any:
     import torch_pruning as tp
 
+    graph = tp.DependencyGraph()
+
     def forward(net: nn.Module, _: Any) -> list[Tensor]:
         call = fresh_inputs(inputs)
-        return tree.tensors(net(*call.args, **call.kwargs))
+        with RawInputs(graph):
+            return tree.tensors(net(*call.args, **call.kwargs))
 
-    return tp.DependencyGraph().build_dependency(model, example_inputs=inputs.tensors(), forward_fn=forward)
+    return graph.build_dependency(model, example_inputs=inputs.tensors(), forward_fn=forward)
 
 
 def _groups(graph: Any, model: nn.Module, ends: set[str]) -> list[ChannelGroup]:

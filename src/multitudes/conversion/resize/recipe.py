@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from multitudes.conversion.resize.constants import BUILDING, Path, Place, functions_of, numbers_of, rewritten
 from multitudes.engine.modules import named_tensors
 from multitudes.engine.program import META
+from multitudes.engine.selected_output import selecting
 
 IN_PLACE = frozenset(
     """normal_ uniform_ fill_ zero_ clamp_ clip_ erfinv_ copy_ mul_ add_ sub_ div_ bernoulli_ random_ exponential_ log_ exp_
@@ -50,6 +51,8 @@ class Recipe:
     """Names of the keywords that were given."""
     functions: dict[str, FunctionType] = field(default_factory=dict)
     """Functions that run while the network is built, whose numbers count as arguments (`with_code`)."""
+    output: str | None = None
+    """The output that the network was told to return; None for all."""
 
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""
@@ -58,9 +61,9 @@ class Recipe:
         with BUILDING, device, values, rewritten(self.functions, in_code):
             if self.make is None:
                 args, kwargs = self._call(self._known(), changes, device)
-                return self.kind(*args, **kwargs)
+                return selecting(self.kind(*args, **kwargs), self.output)
             with _constructor(self.kind, lambda _, *fresh: self._call(self._known(fresh), changes, device)):
-                return self.make()
+                return selecting(self.make(), self.output)
 
     def _known(self, fresh: tuple[Any, Any] | None = None) -> dict[str, Any]:
         """Returns the arguments by name; those that hold networks are as fresh as those that `make` just gave."""

@@ -42,9 +42,11 @@ from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import groups, is_head_count
 from multitudes.conversion.resize.stale import stale_numbers
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
+from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, copy_with, named_tensors, owning_module
 from multitudes.engine.seeds import checked_seed, seeded
+from multitudes.engine.selected_output import selecting, selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
@@ -105,7 +107,7 @@ def resize(
         raise ConversionError(
             f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
         )
-    structure = run_example(net, checked_example(net, example, 0), seed)
+    structure = run_example(net, checked_example(net, call_of(net, example), 0), seed)
     return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed, search_seconds)
 
 
@@ -115,14 +117,7 @@ def resized(
     """Resizes an observed model, or calls its factory at this ratio."""
     model = structure.model
     if factory is not None and takes_ratio(factory):
-        new = build(factory, ratio, seed)
-        problems = list(_problems(structure, new, ratio))
-        if problems:
-            raise ConversionError(
-                f"the factory's network at ratio {ratio:g} is wrong: {'; '.join(problems[:4])}. "
-                "The factory must multiply hidden widths by the ratio, and change nothing else"
-            )
-        return reported(structure, new, ratio, "the factory")
+        return _by_factory(structure, build(factory, ratio, seed), ratio)
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
@@ -143,6 +138,29 @@ def resized(
         reasons = str(error).removesuffix(f"\n{ADVICE}")
         raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
+
+
+def _by_factory(structure: Structure, new: nn.Module, ratio: float) -> nn.Module:
+    """Returns a factory's network if its modules and outputs are those of the given one.
+
+    How wide it is, is the user's word: the layers that the factory leaves as wide as before are reported in the note. A factory
+    that ignores its ratio is refused.
+    """
+    problems = list(_changed(structure, new))
+    sizes = [sum(p.numel() for p in net.parameters()) for net in (structure.model, new)]
+    if not problems and (sizes[1] - sizes[0]) * (ratio - 1) <= 0 and ratio != 1:
+        problems = [f"it has {sizes[1]:,} parameters, and {sizes[0]:,} at ratio 1, so it does not follow the ratio"]
+    if problems:
+        raise ConversionError(
+            f"the factory's network at ratio {ratio:g} is wrong: {'; '.join(problems[:4])}. "
+            "The factory must multiply hidden widths by the ratio; inputs, outputs and the number of layers must stay"
+        )
+    widths = {name: [width_of(net.get_submodule(name)) for net in (structure.model, new)] for name in structure.layers()}
+    ends = last_layers(structure)[0]
+    wide = [name for name, (old, now) in widths.items() if old == now and abs(old * ratio - old) >= 1 and name not in ends]
+    more = f" and {len(wide) - 6} more" if len(wide) > 6 else ""
+    note = f"the factory leaves as wide as before: {', '.join(wide[:6])}{more}" if wide else ""
+    return reported(structure, new, ratio, "the factory", note, wide)
 
 
 def _on_cpu(structure: Structure, seed: int) -> Structure | None:
@@ -287,7 +305,7 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
     with seeded(seed), device:
         try:
-            new, same = model.resized(ratio), model.resized(1.0)
+            new, same = (selecting(model.resized(width), selection_of(model)) for width in (ratio, 1.0))
         except Exception as error:  # the constructor of a subclass may raise anything
             raise ConversionError(f"{type(error).__name__}: {error}") from error
     thin = _in_place_of(model, new, lambda: same)
@@ -297,14 +315,19 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
     return reported(structure, thin, ratio, way_of(model))
 
 
-def reported(structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "") -> nn.Module:
-    """Sets the attribute `resizing` of the new model, and returns it in the memory layout of the given model."""
+def reported(
+    structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "", wide: Collection[str] = ()
+) -> nn.Module:
+    """Sets the attribute `resizing` of the new model, and returns it in the memory layout of the given model.
+
+    `wide` names layers that are left as wide as before, which is no rounding.
+    """
     model = structure.model
     ends = last_layers(structure)[0]
     rounded = {}
     for name in structure.layers():
         exact, width = width_of(model.get_submodule(name)) * ratio, width_of(new.get_submodule(name))
-        if width != exact and name not in ends:
+        if width != exact and name not in ends and name not in wide:
             rounded[name] = (exact, width)
     if not hasattr(new, "resizing"):  # the model may have a module of that name
         new.resizing = Resizing(ratio, way, rounded, note=note)  # type: ignore[assignment]
@@ -353,6 +376,7 @@ def _in_place_of(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]
     for part in new.modules():
         if isinstance(part, _NormBase):
             part.reset_running_stats()
+    selecting(new, selection_of(model))
     modes = {name: part.training for name, part in model.named_modules()}
     for name, part in new.named_modules():
         part.training = modes.get(name, model.training)
@@ -381,7 +405,20 @@ def _differ(buffer: torch.Tensor, other: torch.Tensor) -> bool:
 def _problems(
     structure: Structure, new: nn.Module, ratio: float, follows: Collection[str] | None = None, heads_follow: bool = False
 ) -> Iterator[str]:
-    """Reports problems with a resized network: other modules, other outputs, layers as wide as before."""
+    """Reports problems with a resized network: what must not change and did, and layers as wide as before."""
+    problems = list(_changed(structure, new, heads_follow))
+    yield from problems
+    if not any(problem.startswith(NOT_THE_SAME) for problem in problems):
+        yield from _too_large(structure.model, new, ratio)
+        yield from _unchanged(structure, new, ratio, follows)
+
+
+NOT_THE_SAME = ("module ", "it does not run: ")
+"""How problems begin after which widths cannot be compared."""
+
+
+def _changed(structure: Structure, new: nn.Module, heads_follow: bool = False) -> Iterator[str]:
+    """Reports what a resized network must have in common with the given one and has not: modules, outputs, tables."""
     model = structure.model
     ours, theirs = kinds_of(model), kinds_of(new)
     names = [n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)]
@@ -396,8 +433,6 @@ def _problems(
     yield from (change for change in changes if not (heads_follow and "number of heads" in change))
     yield from changed_tables(model, new)
     yield from fails_in_training(model, new, structure.inputs)
-    yield from _too_large(model, new, ratio)
-    yield from _unchanged(structure, new, ratio, follows)
 
 
 def _too_large(model: nn.Module, new: nn.Module, ratio: float) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""SelectOutput: a network that returns several tensors, hidden states beside logits, returns one of them.
+
+It is a hook on the network, so that names, classes and constructors stay the user's. Methods then see one output: layers that
+only hidden states depend on are no last layers, and their widths may change.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+
+from multitudes.engine import tree
+from multitudes.engine.modules import Factory, copy_with
+from multitudes.errors import InputError
+
+
+class SelectOutput:
+    """A forward hook that returns the output tensor of this name."""
+
+    sees_members = False
+    """Whether it reads values, which are those of all members at once; `hooked` asks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Tensor:
+        """Returns the tensor; an error names those that there are."""
+        tensors = {name: leaf for name, leaf in tree.leaves(output) if isinstance(leaf, Tensor)}
+        if self.name in tensors:
+            return tensors[self.name]
+        if tensors.keys() == {""}:
+            raise InputError(f"output={self.name!r}: the model returns one tensor without a name. Leave output= out")
+        raise InputError(f"output={self.name!r}: the model returns {', '.join(tensors) or 'no tensor'}: name one of these")
+
+
+def selection_of(model: nn.Module) -> str | None:
+    """Returns the name of the output that a model was told to return; None if it returns all."""
+    return next((hook.name for hook in model._forward_hooks.values() if isinstance(hook, SelectOutput)), None)
+
+
+def selecting(model: nn.Module, output: str | None) -> nn.Module:
+    """Lets a model return this output only, in place. Returns it."""
+    if output is not None and selection_of(model) is None:
+        model.register_forward_hook(SelectOutput(output))
+    return model
+
+
+def selected(model: nn.Module, output: str | None) -> nn.Module:
+    """Returns a copy of a model that returns this output only and has the same tensors; the model itself for None."""
+    return model if output is None else selecting(copy_with(model, {}), output)
+
+
+def selected_factory(factory: Factory, output: str | None) -> Factory:
+    """Returns a factory of the same signature whose networks return this output only."""
+    if output is None:
+        return factory
+
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        model = factory(*args, **kwargs)
+        return selecting(model, output) if isinstance(model, nn.Module) else model
+
+    return make
