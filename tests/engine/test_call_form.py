@@ -187,14 +187,14 @@ def test_a_pair_of_one_input_is_input_and_targets() -> None:
 def test_unclear_batches_say_the_line_to_type() -> None:
     with pytest.raises(InputError, match="unclear which are targets") as caught:
         form(Optional(), A, B).split([A, Y])  # Y may be the targets or the second input
-    assert "split=lambda batch: (mt.Inputs(batch[0], batch[1]), batch[2])" in str(caught.value)
+    assert "unpack=lambda batch: (mt.Inputs(batch[0], batch[1]), batch[2])" in str(caught.value)
     with pytest.raises(InputError, match="labels and target"):
         form(Two(), A, B).split({"num": A, "cat": B, "labels": Y, "target": Y})
 
 
 def test_parts_are_not_given_to_arguments_of_another_order() -> None:
     """The example names cat before num, so the places of a batch's parts do not tell which is which."""
-    with pytest.raises(InputError, match=r"split=lambda batch: \(mt.Inputs\(cat=batch\[0\], num=batch\[1\]\), batch\[2\]\)"):
+    with pytest.raises(InputError, match=r"unpack=lambda batch: \(mt.Inputs\(cat=batch\[0\], num=batch\[1\]\), batch\[2\]\)"):
         form(Two(), cat=B, num=A).split([A, B, Y])
     call, targets = form(Two(), num=A, cat=B).split([A, B, Y])
     assert call.kwargs["num"] is A and call.kwargs["cat"] is B and targets is Y
@@ -239,7 +239,7 @@ def test_a_label_that_the_network_reads_is_no_target() -> None:
 def test_a_dict_with_another_key_says_the_line_to_type() -> None:
     with pytest.raises(InputError, match="no argument image") as caught:
         form(nn.Linear(3, 2), A).split({"image": A, "label": Y})
-    assert "split=lambda batch: (batch['image'], batch['label'])" in str(caught.value)
+    assert "unpack=lambda batch: (batch['image'], batch['label'])" in str(caught.value)
 
 
 def test_datasets_of_inputs_are_collated() -> None:

@@ -18,7 +18,7 @@ from multitudes.shell.trial import Trial
 
 def trial(folder: Path, name: str) -> Trial:
     return Trial(
-        task="fashion", name=name, text=name, method=mt.Single(), seed=7, budget=Budget(3, "epochs"), folder=folder / name
+        job="fashion", name=name, text=name, method=mt.Single(), seed=7, budget=Budget(3, "epochs"), folder=folder / name
     )
 
 

@@ -47,12 +47,12 @@ JOBS["small, last epoch"] = replace(JOBS["small"], epoch="last")
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "load_job", lambda task, root: JOBS[task])
+    monkeypatch.setattr(trials, "load_job", lambda name, root: JOBS[name])
 
 
-def trial(folder: Path, task: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
+def trial(folder: Path, job: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
     return Trial(
-        task=task,
+        job=job,
         name="packed",
         text="packed(members=2)",
         method=method or mt.Packed(members=2),
@@ -68,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a trial that ran to its end."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials, "load_job", lambda task, root: JOBS[task])
+        patch.setattr(trials, "load_job", lambda name, root: JOBS[name])
         trial(folder).run()
     return folder
 

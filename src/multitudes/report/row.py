@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from multitudes.errors import FileError, InputError
+from multitudes.files.old_settings import current_text, with_job
 from multitudes.prediction.prediction import Prediction
 from multitudes.scores.old_names import with_current_names
 from multitudes.scores.scores import Scores, json_number
@@ -152,11 +153,12 @@ class Row:
             own = made.pop(OWN, None)
             ood = {name.removeprefix("ood/"): one for name, one in made.items()}
             return cls(
-                name=found["name"], method=found["method"], seed=found["seed"], command=found["command"],
+                name=found["name"], method=current_text(found["method"]), seed=found["seed"],
+                command=current_text(found["command"]),
                 scores=_scores(_with_pooled(found), ood), prediction=own, ood=ood,
                 variants={name: _scores(one, ood) for name, one in found.get("variants", {}).items()},
                 losses={name.removeprefix(LOSSES): values for name, values in tensors.items() if name.startswith(LOSSES)},
-                cost={name: float(value) for name, value in found["cost"].items()}, settings=found["settings"],
+                cost={name: float(value) for name, value in found["cost"].items()}, settings=with_job(found["settings"]),
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:
