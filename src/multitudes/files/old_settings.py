@@ -31,7 +31,7 @@ def current_text(text: str) -> str:
     """
     text = re.sub(r"\b(treenet\([^()]*)\bsplit=", r"\1branch_at=", text, flags=re.IGNORECASE)
     text = re.sub(r"\bfeed=(\W+)split\b", r"feed=\1part", text)
-    return re.sub(r"^(multitudes .*)--task ", r"\1--job ", text)
+    return re.sub(r"^(multitudes .*?)--task ", r"\1--job ", text)
 
 
 def with_job(settings: Mapping[str, Any]) -> dict[str, Any]:
