@@ -42,7 +42,7 @@ MEANINGS = {
     "class_aupr": Meaning("higher", "average precision of each class against the others, averaged over classes"),
     "error_auroc": Meaning("higher", "probability that a random wrong prediction is less certain than a random right one"),
     "error_aupr": Meaning("higher", "average precision with wrong predictions as the positive class"),
-    "nll": Meaning("lower", "negative log-likelihood of the target, −log of the mixture's probability or density, in nats"),
+    "nll": Meaning("lower", "negative log-likelihood of the target under the mixture, in nats"),
     "gibbs_nll": Meaning("lower", "expected NLL of a random member"),
     "brier": Meaning("lower", "squared error of the probabilities, summed over classes"),
     "ece": Meaning("lower", "expected calibration error: confidence against accuracy, in bins of equal width"),
@@ -96,7 +96,8 @@ def glossary() -> str:
 
 {lines}
 
-Scores of an OOD set are called SET/SCORE/CRITERION, as in `svhn/auroc/msp`. {OOD_NOTE}
+Scores of an OOD set are called SET/SCORE/CRITERION, as in `svhn/auroc/msp`.
+{OOD_NOTE}
 Every criterion is larger for examples that look more OOD: msp (1 − the largest probability), max_logit (minus the largest
 logit), entropy, mutual_information, variation_ratio and energy; variance and epistemic variance in a regression.
 Detected errors are `error_auroc/CRITERION` and `error_aupr/CRITERION`. {ERROR_NOTE}
