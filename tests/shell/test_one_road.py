@@ -101,7 +101,7 @@ def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:
     assert mt.Prediction.load("b.safetensors").count == 4
 
 
-def test_a_table_of_foreign_inputs_has_no_targets() -> None:
+def test_a_table_of_an_ood_set_has_no_targets() -> None:
     """Their labels count classes of another set; predictions have the names of the ensemble's classes."""
     typed("predict", "runs/a", "--data", "far", "--out", "far.csv")
     header, first, *_ = csv.reader(Path("far.csv").read_text().splitlines())

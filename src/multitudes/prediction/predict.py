@@ -60,7 +60,7 @@ def predict(
     output        the name of the output tensor to use, if the network returns several
     class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``
     moments_only  stores the mixture and its uncertainty, not each member's outputs: saves memory with many members. For a
-                  regression with targets it also stores the log density at them (`lpd`)
+                  regression with targets it also stores the log density at them, for `nll`
     draws         for methods that draw, the number of draws in place of the members; the first are the members. With
                   moments_only a regression needs no more memory for 10,000 of them than for 256
     tau_output    for task "regression", the precision τ of an observation in the target's own units: every member predicts
