@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.conversion.resize.counts import changed_counts
 
 
 class Words(nn.Module):
@@ -335,3 +336,31 @@ def test_attention_over_channels_is_no_choice() -> None:
             return self.head((h @ (h.transpose(1, 2) @ h).softmax(-1)).mean(1))
 
     assert mt.resize(Channels(), 0.5, TOKENS, seed=0).width == 16
+
+
+class OwnConv(nn.Conv2d):
+    """Standardises its weight, as convolutions of some networks do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """A norm with its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+def own_layers(width: int) -> nn.Module:
+    return nn.Sequential(OwnConv(3, width, 3), OwnNorm(width), nn.Flatten(), nn.Linear(36 * width, 5))
+
+
+@pytest.mark.parametrize("in_code", [False, True], ids=["by arguments", "by numbers in code"])
+def test_kinds_of_torch_s_layers_have_their_channels(in_code: bool) -> None:
+    """Weights and running statistics of own convolutions and norms follow the width; taps of a kernel do not."""
+    x = mt.Inputs(torch.randn(2, 3, 8, 8))
+    assert list(changed_counts(own_layers(32), own_layers(16), x, 0.5, in_code)) == []
+    wide, fewer_taps = nn.Sequential(OwnConv(3, 8, 3, padding=1)), nn.Sequential(OwnConv(3, 8, 1))
+    assert any("0.weight" in text for text in changed_counts(wide, fewer_taps, x, 0.5, True))

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from multitudes.conversion.anatomy.structure import NORMS
 from multitudes.conversion.resize.audit import run_of, width_of
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import named_tensors, owning_module
@@ -63,8 +64,17 @@ def _changed_loose(model: nn.Module, new: nn.Module, in_code: bool) -> Iterator[
             continue
         shape, now = tuple(tensor.shape), tuple(after[name].shape)
         changed = {axis for axis, (a, b) in enumerate(zip(shape, now, strict=True)) if a != b}
-        if changed and not _may_change(shape, changed, widths, isinstance(tensor, nn.Parameter), in_code):
+        if changed <= _channel_axes(model.get_submodule(owning_module(name)), name):
+            continue
+        if not _may_change(shape, changed, widths, isinstance(tensor, nn.Parameter), in_code):
             yield f"{name} would be {list(now)} instead of {list(shape)}, and which of its axes are channels is not known"
+
+
+def _channel_axes(layer: nn.Module, name: str) -> set[int]:
+    """Returns the axes of a tensor that are channels, if torch's own layer, of which this one is a kind, holds it too."""
+    if name.rpartition(".")[2] not in ("weight", "bias", "running_mean", "running_var"):
+        return set()
+    return {0, 1} if isinstance(layer, (nn.Linear, _ConvNd)) else {0} if isinstance(layer, NORMS) else set()
 
 
 def _may_change(shape: Sequence[int], changed: set[int], widths: Collection[int], parameter: bool, in_code: bool) -> bool:
