@@ -29,6 +29,7 @@ from rich.table import Table
 import multitudes as mt
 from multitudes import data
 from multitudes.models import resnet18
+from multitudes.scores.old_names import current_names
 from multitudes.shell import parse
 from multitudes.shell.jobs import TABLE_1
 from multitudes.training.recipe import Recipe
@@ -79,8 +80,8 @@ def score(kind: str, ensemble: mt.Ensemble, root: Path | None) -> dict[str, floa
     """Scores the test set, with SVHN as the out-of-distribution set."""
     test = SETS[kind]("test", root)
     here = mt.predict(ensemble, test, batch_size=500)
-    ood = mt.predict(ensemble, data.svhn("test", root).like(test), batch_size=500)
-    scores = mt.score(here, ood=ood)
+    far = mt.predict(ensemble, data.svhn("test", root).like(test), batch_size=500)
+    scores = mt.score(here, ood={"svhn": far})
     return {key: float(value) for key, value in scores.items() if isinstance(value, (int, float))}
 
 
@@ -103,15 +104,14 @@ def write(kind: str, name: str, seed: int, out: Path, how: Recipe, scores: dict[
 def lines(out: Path) -> list[list[str]]:
     """Returns the heading and the rows that are in the folder."""
     columns = {
-        "accuracy": ("Acc %", 100.0), "nll": ("NLL", 1.0), "ece": ("ECE", 1.0), "aupr/msp": ("AUPR", 100.0),
-        "auroc/msp": ("AUC", 100.0), "fpr95/msp": ("FPR95", 100.0),
+        "accuracy": ("Acc %", 100.0), "nll": ("NLL", 1.0), "ece": ("ECE", 1.0), "svhn/aupr_out/msp": ("AUPR", 100.0),
+        "svhn/auroc/msp": ("AUC", 100.0), "svhn/fpr95/msp": ("FPR95", 100.0),
     }  # fmt: skip
     table = [["method", *(heading for heading, _ in columns.values()), "held against", "parameters"]]
     for file in sorted(out.glob("*.json"), key=lambda f: (list(TEN).index(f.stem.rsplit("-", 1)[0]), f.stem)):
         row = json.loads(file.read_text())
-        values = [
-            f"{100 * row['scores'][k]:.2f}" if factor > 1 else f"{row['scores'][k]:.3f}" for k, (_, factor) in columns.items()
-        ]
+        scores = current_names(row["scores"], ood="svhn")  # older files have other names
+        values = [f"{100 * scores[k]:.2f}" if factor > 1 else f"{scores[k]:.3f}" for k, (_, factor) in columns.items()]
         against = row["held_against"]
         beside = f"{100 * against['accuracy']:.1f}, {against['nll']:.3f}{'' if row['met'] else ' (not met)'}"
         name = row["row"] if row["seed"] == 0 else f"{row['row']}, seed {row['seed']}"

@@ -52,7 +52,7 @@ def notes() -> str:
     lines = []
     for name, paper in RECIPES.items():
         methods = "; ".join(said(entry, paper.entries[0]) for entry in paper.entries)
-        ood = f" OOD detection: {paper.ood}." if paper.ood else ""
+        ood = f" OOD detection: {paper.detection}." if paper.detection else ""
         read = [f"`data.folder(..., {settings(paper.train)})`", f"`data.folder(..., {settings(paper.test)})`"]
         images = f" Images: {read[0]} for training, {read[1]} for testing." if paper.train else ""
         lines.append(f"- `{name}`: {paper.source}. {methods}. Weight decay: {paper.decay}. {paper.silent}{images}{ood}")

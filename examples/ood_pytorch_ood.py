@@ -71,7 +71,7 @@ def main() -> dict[str, dict[str, float]]:
     for name, result in found.items():
         print(f"{name:<26}{result['AUROC']:>8.4f}{result['AUPR-OUT']:>8.4f}{result['FPR95TPR']:>8.4f}")
     own = mt.score(test, y[900:], ood=ood)
-    print(f"{'mt.score: auroc/msp':<26}{own['auroc/msp']:>8.4f}{own['aupr/msp']:>8.4f}{own['fpr95/msp']:>8.4f}")
+    print(f"{'mt.score, by msp':<26}" + "".join(f"{own[f'ood/{name}/msp']:>8.4f}" for name in ("auroc", "aupr_out", "fpr95")))
     return found | {"mt.score": dict(own)}
 
 

@@ -119,7 +119,7 @@ def test_masks_are_of_the_layers_dtype_and_no_parameters() -> None:
         assert "layers.2.mask" in ens.state_dict()
 
 
-@pytest.mark.parametrize("feed", ["split", "all"])
+@pytest.mark.parametrize("feed", ["part", "all"])
 @pytest.mark.parametrize("kind", [mt.BatchEnsemble, mt.Masksembles])
 def test_every_number_of_rows(kind: Any, feed: str) -> None:
     """One row, fewer rows than members, a ragged last batch: trained and predicted, nothing empty, no row left out."""

@@ -396,7 +396,7 @@ class Ensemble(nn.Module):
 
         batches   a dataloader, or a list of inputs; targets beside the inputs are not used
         """
-        estimate_norms(self, batches, lambda batch: self.call_form.split(batch)[0])
+        estimate_norms(self, batches, lambda batch: self.call_form.unpack(batch)[0])
         return self
 
     @undisturbed

@@ -196,7 +196,7 @@ class Method(Settings):
     @property
     def trains_by_part(self) -> bool:
         """Whether a training step differs from a plain call of all members."""
-        return self.draws or getattr(self, "feed", "all") == "split"
+        return self.draws or getattr(self, "feed", "all") == "part"
 
     def drawn_for_step(self, network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Makes the draws of a training step from these seeds: ``[D, ...]`` by buffer name."""

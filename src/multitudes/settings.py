@@ -77,7 +77,7 @@ ALIASES = {
     "schedule": "scheduler lr_scheduler lr_schedule", "accumulate": "accumulate_grad_batches gradient_accumulation_steps",
     "validation": "val valid val_set", "warmup": "warmup_epochs", "seed": "random_state", "precision": "amp dtype",
     "loss": "criterion", "patience": "early_stopping early_stop early_stopping_patience",
-    "class_weights": "weight weights class_weight",
+    "class_weights": "weight weights class_weight", "branch_at": "split",
 }  # fmt: skip
 """Names that other libraries have for a setting, separated by spaces."""
 

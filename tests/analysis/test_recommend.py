@@ -174,7 +174,7 @@ def test_training_the_head_freezes_the_rest(monkeypatch: pytest.MonkeyPatch) -> 
     assert names(found) == ["TreeNet", "EMP", "MultiHead"]
     assert "train layers.4, freeze the rest" in one(found, mt.MultiHead).reason
     late = one(found, mt.TreeNet)
-    assert late.method == mt.TreeNet(split="layers.2")
+    assert late.method == mt.TreeNet(branch_at="layers.2")
     assert "train layers.2, layers.4, freeze the rest" in late.reason
     assert one(found, mt.EMP).method == mt.EMP(patch="output")
 

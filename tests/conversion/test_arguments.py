@@ -116,7 +116,7 @@ def test_nothing_is_half_made() -> None:
     net = network()
     before, state = torch.get_rng_state(), {name: t.clone() for name, t in net.state_dict().items()}
     with pytest.raises(mt.InputError):
-        mt.ensemble(net, mt.TreeNet(split="nowhere"), X, seed=0)
+        mt.ensemble(net, mt.TreeNet(branch_at="nowhere"), X, seed=0)
     with pytest.raises(mt.InputError):
         mt.ensemble(net, mt.Deep(), torch.zeros(2, 5), seed=0)
     assert torch.equal(torch.get_rng_state(), before)

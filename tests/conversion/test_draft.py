@@ -28,7 +28,7 @@ def test_tied_weights_stay_tied_inside_a_member() -> None:
 def test_a_tie_across_the_split_is_refused_by_name() -> None:
     """Both ends are named, and what to do about it."""
     case = ZOO["tied"]
-    planned = mt.plan(case.model(), mt.TreeNet(split="head"), case.example())
+    planned = mt.plan(case.model(), mt.TreeNet(branch_at="head"), case.example())
     assert [(entry.name, entry.type) for entry in planned.refused] == [("head", "Linear")]
     assert "tied to embed.weight" in planned.refused[0].reason
 

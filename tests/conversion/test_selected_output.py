@@ -51,7 +51,8 @@ def quiet(weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 METHODS = [
     mt.Deep(members=2), mt.Packed(members=2, alpha=1), mt.Packed(members=2, alpha=1, pretrained=True), mt.MIMO(members=2),
-    mt.MultiHead(members=2), mt.TreeNet(members=2, split="second"), mt.BatchEnsemble(members=2), mt.MCDropout(members=2, p=0.5),
+    mt.MultiHead(members=2), mt.TreeNet(members=2, branch_at="second"), mt.BatchEnsemble(members=2),
+    mt.MCDropout(members=2, p=0.5),
 ]  # fmt: skip
 
 

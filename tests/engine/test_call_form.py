@@ -167,45 +167,45 @@ def test_inputs_that_forward_does_not_take(x: Any, match: str) -> None:
     ],
 )
 def test_batches_of_two_inputs_with_targets(batch: Any) -> None:
-    call, targets = form(Two(), A, B).split(batch)
+    call, targets = form(Two(), A, B).unpack(batch)
     assert [id(tensor) for tensor in call.tensors()] == [id(A), id(B)]
     assert targets is Y
 
 
 @pytest.mark.parametrize("batch", [[A, B], ((A, B),), {"num": A, "cat": B}, mt.Inputs(A, B)])
 def test_batches_of_two_inputs_without_targets(batch: Any) -> None:
-    call, targets = form(Two(), A, B).split(batch)
+    call, targets = form(Two(), A, B).unpack(batch)
     assert [id(tensor) for tensor in call.tensors()] == [id(A), id(B)]
     assert targets is None
 
 
 def test_a_pair_of_one_input_is_input_and_targets() -> None:
-    call, targets = form(nn.Linear(3, 2), A).split([A, Y])
+    call, targets = form(nn.Linear(3, 2), A).unpack([A, Y])
     assert call.args == (A,) and targets is Y
 
 
 def test_unclear_batches_say_the_line_to_type() -> None:
     with pytest.raises(InputError, match="unclear which are targets") as caught:
-        form(Optional(), A, B).split([A, Y])  # Y may be the targets or the second input
-    assert "split=lambda batch: (mt.Inputs(batch[0], batch[1]), batch[2])" in str(caught.value)
+        form(Optional(), A, B).unpack([A, Y])  # Y may be the targets or the second input
+    assert "unpack=lambda batch: (mt.Inputs(batch[0], batch[1]), batch[2])" in str(caught.value)
     with pytest.raises(InputError, match="labels and target"):
-        form(Two(), A, B).split({"num": A, "cat": B, "labels": Y, "target": Y})
+        form(Two(), A, B).unpack({"num": A, "cat": B, "labels": Y, "target": Y})
 
 
 def test_parts_are_not_given_to_arguments_of_another_order() -> None:
     """The example names cat before num, so the places of a batch's parts do not tell which is which."""
-    with pytest.raises(InputError, match=r"split=lambda batch: \(mt.Inputs\(cat=batch\[0\], num=batch\[1\]\), batch\[2\]\)"):
-        form(Two(), cat=B, num=A).split([A, B, Y])
-    call, targets = form(Two(), num=A, cat=B).split([A, B, Y])
+    with pytest.raises(InputError, match=r"unpack=lambda batch: \(mt.Inputs\(cat=batch\[0\], num=batch\[1\]\), batch\[2\]\)"):
+        form(Two(), cat=B, num=A).unpack([A, B, Y])
+    call, targets = form(Two(), num=A, cat=B).unpack([A, B, Y])
     assert call.kwargs["num"] is A and call.kwargs["cat"] is B and targets is Y
 
 
 def test_parts_of_other_kinds_are_not_given_to_arguments() -> None:
     """A dataset (x, y, weight) for a network of x and a mask: y is of whole numbers, and no mask of floats."""
     with pytest.raises(InputError, match="unclear which part of a batch"):
-        form(Optional(), A, B).split([A, Y, B])
+        form(Optional(), A, B).unpack([A, Y, B])
     with pytest.raises(InputError, match="unclear which part of a batch"):
-        form(Optional(), A, B).split([A, B[:, 0], Y])
+        form(Optional(), A, B).unpack([A, B[:, 0], Y])
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_a_label_that_the_network_reads_is_no_target() -> None:
         def forward(self, num: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
             return num
 
-    call, targets = form(Reads(), num=A, labels=Y).split({"num": A, "labels": Y})
+    call, targets = form(Reads(), num=A, labels=Y).unpack({"num": A, "labels": Y})
     assert call.kwargs["labels"] is Y and targets is None
 
 
 def test_a_dict_with_another_key_says_the_line_to_type() -> None:
     with pytest.raises(InputError, match="no argument image") as caught:
-        form(nn.Linear(3, 2), A).split({"image": A, "label": Y})
-    assert "split=lambda batch: (batch['image'], batch['label'])" in str(caught.value)
+        form(nn.Linear(3, 2), A).unpack({"image": A, "label": Y})
+    assert "unpack=lambda batch: (batch['image'], batch['label'])" in str(caught.value)
 
 
 def test_datasets_of_inputs_are_collated() -> None:

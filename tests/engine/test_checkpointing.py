@@ -49,7 +49,7 @@ class Whole(nn.Module):
 METHODS = {
     "Deep": mt.Deep(members=M),
     "MultiHead": mt.MultiHead(members=M, head="head"),
-    "TreeNet": mt.TreeNet(members=M, split="blocks.1"),
+    "TreeNet": mt.TreeNet(members=M, branch_at="blocks.1"),
 }
 
 

@@ -321,7 +321,7 @@ class TestFoldInEval:
     """Without shared norms fold is one more way to the same values."""
 
     def test_equals_separate_networks(self) -> None:
-        ens = mt.ensemble(shared_norm(), mt.TreeNet(members=M, split="1"), torch.randn(B, 4))
+        ens = mt.ensemble(shared_norm(), mt.TreeNet(members=M, branch_at="1"), torch.randn(B, 4))
         assert "fold" in ens.engine.proven["eval"]
         assert_separate(ens, torch.randn(B, 4), "fold", training=False)
 

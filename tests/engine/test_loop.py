@@ -337,7 +337,7 @@ class TestNoise:
         """Equal members differ by their noise, also behind a shared trunk, by every executor that is not refused."""
         x = torch.randn(B, 4)
         net = nn.Sequential(nn.Linear(4, 4), noisy(kind)) if shares else noisy(kind)
-        method = mt.TreeNet(members=M, split="1") if shares else mt.Deep(members=M)
+        method = mt.TreeNet(members=M, branch_at="1") if shares else mt.Deep(members=M)
         ens = mt.ensemble(net, method, x, start="copies").train()
 
         def draw(way: str, seed: int) -> Tensor:

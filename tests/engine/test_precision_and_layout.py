@@ -39,7 +39,7 @@ class Mixed(nn.Module):
 class TestAutocast:
     @pytest.mark.parametrize(
         "method",
-        [mt.Deep(members=M), mt.TreeNet(members=M, split="attention")],
+        [mt.Deep(members=M), mt.TreeNet(members=M, branch_at="attention")],
         ids=["Deep", "TreeNet"],
     )
     def test_dtypes_and_values_are_the_plain_networks(self, method: mt.Method) -> None:

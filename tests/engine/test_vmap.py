@@ -284,7 +284,7 @@ class TestSharedTrunk:
     def test_one_trunk_and_m_branches(self) -> None:
         """Dropout in the trunk is drawn once, and in a branch for each member."""
         x = torch.randn(B, 6)
-        ens = mt.ensemble(Heads(nn.Dropout(0.5)), mt.TreeNet(members=M, split="body"), x)
+        ens = mt.ensemble(Heads(nn.Dropout(0.5)), mt.TreeNet(members=M, branch_at="body"), x)
         for training in (False, True):
             for way in WAYS:
                 assert self.work(ens.train(training), x, way) == B * 6 * 16 + M * B * (16 * 16 + 16 * 3)
@@ -311,7 +311,7 @@ class TestSharedTrunk:
 
     def test_branch_dropout_is_drawn_for_each_member(self) -> None:
         net = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 3))
-        ens = mt.ensemble(net, mt.TreeNet(members=M, split="1"), torch.randn(B, 6), start="copies").train()
+        ens = mt.ensemble(net, mt.TreeNet(members=M, branch_at="1"), torch.randn(B, 6), start="copies").train()
         for way in WAYS:
             output = answer(ens, way, torch.randn(B, 6))
             assert all(not torch.equal(output[i], output[j]) for i in range(M) for j in range(i))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def test_scores_load() -> None:
     scores = mt.scores.Scores.load(WRITTEN / "scores.json")
     assert 0 <= scores["accuracy"] <= 1
     assert "nll" in scores
+    written = json.loads((WRITTEN / "scores.json").read_text())["scores"]
+    now = {"ood/auroc/msp": "auroc/msp", "ood/aupr_out/entropy": "aupr/entropy", "ood/mean_mutual_information": "oodmi"}
+    assert {key: scores[key] for key in now} == {key: written[old] for key, old in now.items()}
+    assert not {"idmi", "oodmi", "auroc/msp", "aupr/msp"} & set(scores)
+    assert len(scores) == len(written)
 
 
 def test_a_row_loads() -> None:

@@ -89,7 +89,11 @@ class Recurrent(nn.Module):
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {"CNN": CNN, "ViT": ViT, "LSTM": Recurrent}
-METHODS = {"Deep": mt.Deep(members=M), "TreeNet": mt.TreeNet(members=M, split="block"), "MultiHead": mt.MultiHead(members=M)}
+METHODS = {
+    "Deep": mt.Deep(members=M),
+    "TreeNet": mt.TreeNet(members=M, branch_at="block"),
+    "MultiHead": mt.MultiHead(members=M),
+}
 
 
 def images(dtype: torch.dtype = torch.float64, count: int = B) -> Tensor:

@@ -135,7 +135,7 @@ def test_parameter_groups() -> None:
 def test_split_rows() -> None:
     """Each row by one member, blocks as even as they can be; the loss is the mean over rows."""
     net = resnet18(width=0.0625).double()
-    ens = mt.ensemble(net, mt.BatchEnsemble(feed="split"), torch.randn(2, 3, 8, 8).double(), seed=0).eval()
+    ens = mt.ensemble(net, mt.BatchEnsemble(feed="part"), torch.randn(2, 3, 8, 8).double(), seed=0).eval()
     for count in (10, 7, 4, 3, 1):
         x, y = torch.randn(count, 3, 8, 8).double(), torch.randint(10, (count,))
         batch = ens.batch(x, y)

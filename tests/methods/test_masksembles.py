@@ -1,4 +1,4 @@
-"""Masksembles: members are networks with channels cut out; rows are split among them; limits of the scale."""
+"""Masksembles: members are networks with channels cut out; rows are divided among them; limits of the scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def masks_of(ens: mt.Ensemble) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in ens.named_buffers() if name.endswith("mask")}
 
 
-@pytest.mark.parametrize("feed", ["split", "all"])
+@pytest.mark.parametrize("feed", ["part", "all"])
 def test_one_step_is_that_of_networks_cut_out(feed: str) -> None:
     """Weights of dropped channels sliced away, rows of all members normalised together: loss and every gradient."""
     ens = mt.ensemble(perceptron(), mt.Masksembles(members=3, feed=feed), X, seed=0).train()  # type: ignore[arg-type]
@@ -37,8 +37,8 @@ def test_one_step_is_that_of_networks_cut_out(feed: str) -> None:
     loss = ens.reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy)
     loss.backward()
     state = {name: p.detach().clone().requires_grad_() for name, p in ens.named_parameters()}
-    rows = batch.kwargs["rows"] if feed == "split" else torch.arange(3).repeat_interleave(6)
-    x, y = (X, Y) if feed == "split" else (X.repeat(3, 1), Y.repeat(3))
+    rows = batch.kwargs["rows"] if feed == "part" else torch.arange(3).repeat_interleave(6)
+    x, y = (X, Y) if feed == "part" else (X.repeat(3, 1), Y.repeat(3))
     expected = F.cross_entropy(sliced(state, masks_of(ens), x, rows), y)
     expected.backward()
     assert_same(loss.detach(), expected.detach())

@@ -49,7 +49,7 @@ def test_the_default_split_holds_a_third_of_the_blocks(case: str, begin: set[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("split", "begin"),
+    ("branch_at", "begin"),
     [
         ("group2", {"group2", "group3", "bn", "fc"}),
         ("group3.1", {"group3", "bn", "fc"}),
@@ -59,10 +59,10 @@ def test_the_default_split_holds_a_third_of_the_blocks(case: str, begin: set[str
         ("conv1", {"conv1", "group1", "group2", "group3", "bn", "fc"}),
     ],
 )
-def test_an_explicit_split(split: str, begin: set[str]) -> None:
+def test_an_explicit_split(branch_at: str, begin: set[str]) -> None:
     """By name or glob: everything that first runs there or later; of several matches the first that runs counts."""
     case = ZOO["wideresnet"]
-    planned = mt.plan(case.model(), mt.TreeNet(split=split), case.example())
+    planned = mt.plan(case.model(), mt.TreeNet(branch_at=branch_at), case.example())
     assert branches(planned) == begin
 
 
@@ -70,7 +70,7 @@ def test_an_explicit_split(split: str, begin: set[str]) -> None:
 def test_inside_a_group_the_split_is_where_it_says() -> None:
     """What runs before the split stays shared, in the same group too."""
     case = ZOO["wideresnet"]
-    ens = mt.ensemble(case.model(), mt.TreeNet(split="group3.1"), case.example(), seed=0)
+    ens = mt.ensemble(case.model(), mt.TreeNet(branch_at="group3.1"), case.example(), seed=0)
     assert "group3.1.conv1.weight" in owned(ens)
     assert "group3.0.conv1.weight" not in owned(ens)
 
@@ -78,8 +78,8 @@ def test_inside_a_group_the_split_is_where_it_says() -> None:
 def test_a_split_that_is_not_there() -> None:
     """The error names the nearest module."""
     case = ZOO["wideresnet"]
-    with pytest.raises(mt.InputError, match=r"split='grop3'.*nearest: 'group3'"):
-        mt.plan(case.model(), mt.TreeNet(split="grop3"), case.example())
+    with pytest.raises(mt.InputError, match=r"branch_at='grop3'.*nearest: 'group3'"):
+        mt.plan(case.model(), mt.TreeNet(branch_at="grop3"), case.example())
 
 
 class Idle(nn.Sequential):
@@ -95,8 +95,8 @@ class Idle(nn.Sequential):
 
 def test_a_split_that_is_never_run() -> None:
     """A branch cannot begin where nothing happens."""
-    with pytest.raises(mt.InputError, match=r"split='idle'.*not run"):
-        mt.plan(Idle().double(), mt.TreeNet(split="idle"), ZOO["mlp"].example())
+    with pytest.raises(mt.InputError, match=r"branch_at='idle'.*not run"):
+        mt.plan(Idle().double(), mt.TreeNet(branch_at="idle"), ZOO["mlp"].example())
 
 
 class Loose(nn.Module):
@@ -113,7 +113,7 @@ class Loose(nn.Module):
 
 def test_loose_parameters_fall_on_their_side_of_the_split() -> None:
     """A parameter that the model holds itself belongs to members if it is used behind the split alone."""
-    ens = mt.ensemble(Loose().double(), mt.TreeNet(split="last"), ZOO["mlp"].example(), seed=0)
+    ens = mt.ensemble(Loose().double(), mt.TreeNet(branch_at="last"), ZOO["mlp"].example(), seed=0)
     assert set(owned(ens)) == {"last.weight", "last.bias", "after"}
 
 

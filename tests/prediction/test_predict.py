@@ -142,10 +142,10 @@ def test_a_part_of_the_examples_on_purpose(ens: mt.Ensemble) -> None:
 def test_split(ens: mt.Ensemble) -> None:
     """`split` divides batches of any form; if some batches have no targets, the prediction has none."""
     data = [{"pixels": x, "label": y} for x, y in zip(X, Y, strict=True)]
-    pred = mt.predict(ens, data, split=lambda batch: (batch["pixels"], batch["label"]))
+    pred = mt.predict(ens, data, unpack=lambda batch: (batch["pixels"], batch["label"]))
     assert torch.equal(pred.targets, Y)
     torch.testing.assert_close(pred.members.logits, members_of(ens))
-    assert mt.predict(ens, data, split=lambda batch: (mt.Inputs(batch["pixels"]), None)).targets is None
+    assert mt.predict(ens, data, unpack=lambda batch: (mt.Inputs(batch["pixels"]), None)).targets is None
     assert mt.predict(ens, iter([(X[:4], Y[:4]), X[4:]])).targets is None
 
 
@@ -293,7 +293,7 @@ def test_hugging_face() -> None:
     torch.testing.assert_close(pred.members.logits, expected)
     torch.testing.assert_close(mt.predict(ens, call, output="logits").members.logits, expected)
     rows = [{"input_ids": i, "attention_mask": m} for i, m in zip(call.args[0], call.kwargs["attention_mask"], strict=True)]
-    by_batch = mt.predict(ens, rows, batch_size=2, split=lambda b: (mt.Inputs(b.pop("input_ids"), **b), None))
+    by_batch = mt.predict(ens, rows, batch_size=2, unpack=lambda b: (mt.Inputs(b.pop("input_ids"), **b), None))
     torch.testing.assert_close(by_batch.members.logits, expected)
 
 

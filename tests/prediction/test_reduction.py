@@ -24,7 +24,7 @@ METHODS = [
     mt.Deep(members=2),
     mt.MIMO(members=2),
     mt.Masksembles(members=2),
-    mt.BatchEnsemble(members=2, feed="split"),
+    mt.BatchEnsemble(members=2, feed="part"),
     mt.MCDropout(members=2),
     mt.EMP(members=2),
     mt.EMP(members=2, draw="row"),

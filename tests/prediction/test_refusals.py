@@ -191,7 +191,7 @@ DATA: dict[str, tuple[Callable[[], Any], str]] = {
     "replacement": (lambda: sampled(RandomSampler(ROWS, replacement=True)), "at random"),
     "few": (lambda: sampled(RandomSampler(ROWS, num_samples=5)), "at random"),
     "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * N, N)), "at random"),
-    "dicts": (lambda: [{"pixels": x, "label": y} for x, y in zip(X, Y, strict=True)], "dict.*split="),
+    "dicts": (lambda: [{"pixels": x, "label": y} for x, y in zip(X, Y, strict=True)], "dict.*unpack="),
     "triples": (lambda: TensorDataset(X, X, Y), "list of 3"),
     "text": (lambda: iter(["text"]), "str"),
     "few targets": (lambda: iter([(X[:4], Y[:3])]), r"4 .*targets.*\[3\]"),

@@ -52,7 +52,7 @@ def test_only_lists_of_rows_or_scores_are_accepted(given: object) -> None:
 
 def test_the_primary_score_is_the_one_most_groups_have(scored: Make) -> None:
     assert primary(grouped([scored("a", accuracy=0.1, nll=1), scored("b", rmse=0.1)])) == "nll"
-    assert primary(grouped([scored("a", rmse=1, lpd=2)])) == "lpd"
+    assert primary(grouped([scored("a", rmse=1, nll=2, lpd=-2)])) == "nll"
     assert primary(grouped([scored("a", miou=1, accuracy=2)])) == "miou"
     assert primary(grouped([scored("a", foo=1)])) is None
 

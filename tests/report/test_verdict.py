@@ -149,11 +149,11 @@ def test_touching_intervals_are_no_clear_difference(scored: Make) -> None:
     assert ([g.label for g in result.better], [g.label for g in result.worse], result.of) == ([], ["b"], 2)
 
 
-def test_higher_density_is_better(scored: Make) -> None:
-    single = scored("s", task="gaussian", method="Single()", lpd=-1.0, rmse=2.0)
-    better = scored("deep", task="gaussian", lpd=-0.5, rmse=1.0)
+def test_numbers_are_judged_by_nll_too(scored: Make) -> None:
+    single = scored("s", task="gaussian", method="Single()", nll=1.0, rmse=2.0)
+    better = scored("deep", task="gaussian", nll=0.5, rmse=1.0)
     assert plain(verdict(grouped([single, better]))).startswith(
-        "deep has a better log density than the single network, log density −0.5000 instead of −1.0000 and RMSE 1.0000 instead "
+        "deep has a better NLL than the single network, NLL 0.5000 instead of 1.0000 and RMSE 1.0000 instead "
         "of 2.0000, at a cost that was not measured."
     )
 

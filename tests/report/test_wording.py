@@ -43,9 +43,10 @@ def test_costs(key: str, value: float, shown: str) -> None:
 def test_titles() -> None:
     assert wording.title("nll") == "NLL"
     assert wording.title("svhn/auroc/entropy") == "AUROC svhn (entropy)"
-    assert wording.title("auroc/mutual_information", ["svhn"]) == "AUROC svhn (mutual information)"
-    assert wording.title("auroc/msp") == "AUROC (MSP)"
-    assert wording.title("error_auroc/entropy", ["svhn"]) == "Error AUROC (entropy)"
+    assert wording.title("svhn/aupr_out/mutual_information") == "AUPR-Out svhn (mutual information)"
+    assert wording.title("ood/fpr95_in/msp") == "FPR95-In ood (MSP)"
+    assert wording.title("error_auroc/entropy") == "Error AUROC (entropy)"
+    assert wording.title("svhn/mean_mutual_information") == "Mutual information svhn"
     assert wording.title("sketches/rAcc") == "rAcc sketches"
     assert wording.title("interval_width") == "Interval width"
     assert all(wording.title(key) for key in MEANINGS)

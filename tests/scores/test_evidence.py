@@ -177,8 +177,8 @@ def test_a_bootstrap_of_frames_draws_anchors() -> None:
     logits[:, :, 0] += torch.where(torch.arange(60) % 6 == 0, -20, 20)
     frames = (mt.Prediction(logits=logits), torch.zeros(60), torch.arange(60) // 6)
     found = scored(LOGITS, TARGETS, shift={"video": frames})
-    assert found.scores()["stability"] == 0
-    assert [found.resampled(rng(seed)).scores()["stability"] for seed in range(5)] == [0.0] * 5
+    assert found.scores()["video/stability"] == 0
+    assert [found.resampled(rng(seed)).scores()["video/stability"] for seed in range(5)] == [0.0] * 5
 
 
 def test_an_anchor_that_is_drawn_twice_counts_twice() -> None:
@@ -190,8 +190,8 @@ def test_an_anchor_that_is_drawn_twice_counts_twice() -> None:
     shares = set()
     for seed in range(8):
         drawn = found.resampled(rng(seed)).scores()
-        assert drawn["stability"] == pytest.approx(drawn["rAcc"])
-        shares.add(round(drawn["stability"], 6))
+        assert drawn["video/stability"] == pytest.approx(drawn["video/rAcc"])
+        shares.add(round(drawn["video/stability"], 6))
     assert len(shares) > 2
 
 
@@ -206,7 +206,7 @@ def test_frames_of_one_anchor_in_two_parts() -> None:
         return scored(LOGITS, TARGETS, shift=shift)
 
     whole, parts = frames(slice(12)), Evidence.cat([frames(slice(5)), frames(slice(5, 12))])
-    assert parts.scores()["stability"] == whole.scores()["stability"] == pytest.approx(2 / 3)
+    assert parts.scores()["video/stability"] == whole.scores()["video/stability"] == pytest.approx(2 / 3)
 
 
 def test_shifted_sets_are_drawn_too() -> None:
@@ -222,7 +222,7 @@ def test_errors_of_corruptions() -> None:
     """Errors are averaged over severities; other scores do not count as corruptions."""
     found = errors_in({
         "accuracy": 0.9, "fog/1/accuracy": 0.8, "fog/5/accuracy": 0.4, "fog/5/nll": 3.0, "snow/3/accuracy": 0.5,
-        "rAcc": 0.1, "auroc/msp": 0.9, "cAcc": 0.7,
+        "sketches/rAcc": 0.1, "ood/auroc/msp": 0.9, "cAcc": 0.7,
     })  # fmt: skip
     assert found.clean == pytest.approx(0.1)
     assert found.corrupted == pytest.approx({"fog": 0.4, "snow": 0.5})

@@ -147,7 +147,7 @@ def test_targets_and_options_of_predict() -> None:
     for few in (
         mt.select(ens, X, 1, targets=y),
         mt.select(ens, DataLoader(TensorDataset(X, y), 4, shuffle=True), 1),
-        mt.select(ens, [{"x": x, "y": t} for x, t in zip(X, y, strict=True)], 1, split=lambda b: (b["x"], b["y"])),
+        mt.select(ens, [{"x": x, "y": t} for x, t in zip(X, y, strict=True)], 1, unpack=lambda b: (b["x"], b["y"])),
     ):
         torch.testing.assert_close(few(X), ens(X)[best_of(losses, 1)])
 

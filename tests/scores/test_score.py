@@ -69,7 +69,7 @@ def outside(logits: Tensor, targets: Tensor) -> dict[str, float]:
         "brier": ((mean - np.eye(classes)[wanted]) ** 2).sum(1).mean(),
         "aurc": slow_aurc(mean.max(1), mean.argmax(1) == wanted),
         "member_accuracy": np.mean([accuracy_score(wanted, p.argmax(1)) for p in probs]),
-        "idmi": np.mean([scipy.stats.entropy(p, mean, axis=1) for p in probs]),
+        "mean_mutual_information": np.mean([scipy.stats.entropy(p, mean, axis=1) for p in probs]),
     }
     found["member_nll"] = found["gibbs_nll"]
     found["f1"] = f1_score(wanted, mean.argmax(1), average="macro")
@@ -139,30 +139,29 @@ def test_what_is_out_of_distribution_as_others_tell_it() -> None:
     wanted = np.arange(190) >= 120
     for name in CRITERIA:
         score = np.concatenate([criterion(name, inside), criterion(name, far)])
-        assert found[f"auroc/{name}"] == pytest.approx(roc_auc_score(wanted, score), abs=1e-6), name
-        assert found[f"aupr/{name}"] == pytest.approx(average_precision_score(wanted, score), abs=1e-6), name
-        assert found[f"aupr_in/{name}"] == pytest.approx(average_precision_score(~wanted, -score), abs=1e-6), name
+        assert found[f"ood/auroc/{name}"] == pytest.approx(roc_auc_score(wanted, score), abs=1e-6), name
+        assert found[f"ood/aupr_out/{name}"] == pytest.approx(average_precision_score(wanted, score), abs=1e-6), name
+        assert found[f"ood/aupr_in/{name}"] == pytest.approx(average_precision_score(~wanted, -score), abs=1e-6), name
         by_threshold = [((score >= t)[wanted].mean(), (score >= t)[~wanted].mean()) for t in sorted(set(score), reverse=True)]
-        assert found[f"fpr95/{name}"] == pytest.approx(next(f for r, f in by_threshold if r >= 0.95), abs=1e-6), name
+        assert found[f"ood/fpr95/{name}"] == pytest.approx(next(f for r, f in by_threshold if r >= 0.95), abs=1e-6), name
         by_threshold = [((score <= t)[~wanted].mean(), (score <= t)[wanted].mean()) for t in sorted(set(score))]
-        assert found[f"fpr95_in/{name}"] == pytest.approx(next(f for r, f in by_threshold if r >= 0.95), abs=1e-6), name
-    assert found["idmi"] == pytest.approx(criterion("mutual_information", inside).mean())
-    assert found["oodmi"] == pytest.approx(criterion("mutual_information", far).mean())
+        assert found[f"ood/fpr95_in/{name}"] == pytest.approx(next(f for r, f in by_threshold if r >= 0.95), abs=1e-6), name
+    assert found["mean_mutual_information"] == pytest.approx(criterion("mutual_information", inside).mean())
+    assert found["ood/mean_mutual_information"] == pytest.approx(criterion("mutual_information", far).mean())
 
 
-def test_several_sets_by_name() -> None:
-    """Keys have the set's name as a prefix, and each set is scored as if it were the only one."""
+def test_sets_by_name() -> None:
+    """Keys have the set's name as a prefix, for one set as for several, and each is scored as if it were the only one."""
     pred, targets = mt.Prediction(logits=members(3, 30, 6)), drawn(6, 30)
     sets = {name: mt.Prediction(logits=members(3, n, 6, seed=n)) for name, n in (("svhn", 10), ("noise", 20))}
     found = scored(pred, targets, ood=sets)
     for name, one in sets.items():
-        alone = scored(pred, targets, ood=one)
-        known = scored(pred, targets)
-        assert {key: found[f"{name}/{key}"] for key in alone if key not in known} == {
-            key: value for key, value in alone.items() if key not in known
-        }
-    assert "auroc/msp" not in found
-    assert scored(pred, targets, ood={"svhn": sets["svhn"]})["auroc/msp"] == found["svhn/auroc/msp"]
+        alone = {key: value for key, value in scored(pred, targets, ood={name: one}).items() if key.startswith(f"{name}/")}
+        assert alone == {key: value for key, value in found.items() if key.startswith(f"{name}/")}
+        unnamed = scored(pred, targets, ood=one)
+        assert alone == {f"{name}/{key.removeprefix('ood/')}": unnamed[key] for key in unnamed if key.startswith("ood/")}
+        assert len(alone) == 5 * len(CRITERIA) + 1
+    assert set(found) == {*scored(pred, targets), *(key for key in found if key.startswith(("svhn/", "noise/")))}
 
 
 @pytest.mark.parametrize("task", ["probs", "one member", "binary", "multilabel", "dense", "gaussian", "regression", "moments"])
@@ -184,14 +183,14 @@ def test_every_task_tells_what_is_out_of_distribution(task: str) -> None:
     }
     pred, out = made[task](near), made[task](far)
     found = scored(pred, torch.zeros(pred.shape), ood=out)
-    told = {key: value for key, value in found.items() if key.startswith("auroc/")}
+    told = {key: value for key, value in found.items() if key.startswith("ood/auroc/")}
     expected = {
         "probs": {"msp", "entropy", "mutual_information", "variation_ratio"},
         "one member": {"msp", "entropy", "max_logit", "energy"},
         "gaussian": {"variance", "epistemic"},
         "regression": {"variance", "epistemic"},
     }.get(task, set(CRITERIA))
-    assert {key.split("/")[1] for key in told} == expected
+    assert {key.split("/")[2] for key in told} == expected
     assert all(value > 0.5 for value in told.values()), told
 
 
@@ -212,6 +211,7 @@ def test_regression_as_others_score_it() -> None:
         "mae": np.abs((targets - mean.mean(0)).numpy()).mean(),
         "gaussian_nll": F.gaussian_nll_loss(mean.mean(0), targets, whole, full=True).item(),
         "lpd": np.log(scipy.stats.norm.pdf(targets, mean, variance.sqrt()).mean(0)).mean(),
+        "nll": -np.log(scipy.stats.norm.pdf(targets, mean, variance.sqrt()).mean(0)).mean(),
         "coverage": ((below >= 0.15) & (below <= 0.85)).mean(),
         "member_rmse": np.mean([np.sqrt(((targets - m).numpy() ** 2).mean()) for m in mean]),
         "epistemic_std": mean.numpy().std(0).mean(),
@@ -226,7 +226,7 @@ def test_a_variance_of_zero() -> None:
     """Certain and wrong members have a log density of −∞, not NaN."""
     pred = mt.Prediction(mean=torch.tensor([[0.0, 1.0], [0.0, 3.0]]), variance=torch.zeros(2, 2))
     found = scored(pred, torch.tensor([1.0, 2.0]))
-    assert found["lpd"] == -math.inf
+    assert found["nll"] == -found["lpd"] == math.inf
     assert found["gaussian_nll"] == math.inf
     assert found["crps"] == pytest.approx((1 + 0.5) / 2)
 
@@ -278,7 +278,8 @@ def test_orders_have_no_meaning(count: int, rows: int, classes: int, seed: int) 
     assert dict(moved) == pytest.approx(dict(found), rel=1e-9, abs=1e-9, nan_ok=True)
     undefined = {name for name, value in found.items() if math.isnan(value)}
     assert undefined <= {name for name in found if name.startswith(("error_", "class_"))}
-    unbounded = {"nll", "gibbs_nll", "member_nll", "kl_diversity", "idmi", "oodmi", "brier"}
+    unbounded = {"nll", "gibbs_nll", "member_nll", "kl_diversity", "mean_mutual_information", "brier"}
+    unbounded |= {"ood/mean_mutual_information"}
     assert all(0 <= value <= 1 + 1e-12 for name, value in found.items() if name not in unbounded | undefined)
     assert all(found[name] >= 0 for name in unbounded if name in found)
     assert found["brier"] <= 2
@@ -292,7 +293,7 @@ def test_copies_of_one_member(count: int, rows: int, classes: int, seed: int) ->
     one, targets = members(1, rows, classes, seed).float(), drawn(classes, rows, seed)
     with pytest.warns(UserWarning, match=f"{count} members have collapsed .*0.00%"):
         found = mt.score(mt.Prediction(logits=one.repeat(count, 1, 1)), targets)
-    assert found["idmi"] == found["disagreement"] == 0
+    assert found["mean_mutual_information"] == found["disagreement"] == 0
     assert found["kl_diversity"] == pytest.approx(0, abs=1e-5)
     alone = scored(mt.Prediction(logits=one), targets)
     names = set(alone) - {"disagreement", "kl_diversity"}
@@ -307,8 +308,9 @@ def test_who_knows_everything_scores_perfectly(count: int, rows: int, classes: i
     probs = torch.eye(classes)[targets].repeat(count, 1, 1)
     blank = mt.Prediction(probs=torch.full((count, 5, classes), 1 / classes))
     found = scored(mt.Prediction(probs=probs), targets, ood=blank)
-    best = {"accuracy": 1, "member_accuracy": 1, "top5": 1, "auroc/msp": 1, "aupr/entropy": 1, "aupr_in/msp": 1, "fpr95/msp": 0}
-    best.update(dict.fromkeys(("nll", "gibbs_nll", "brier", "ece", "mce", "ace", "classwise_ece", "aurc", "idmi"), 0))
+    best = {"accuracy": 1, "member_accuracy": 1, "top5": 1, "ood/auroc/msp": 1, "ood/aupr_out/entropy": 1}
+    best |= {"ood/aupr_in/msp": 1, "ood/fpr95/msp": 0, "mean_mutual_information": 0}
+    best.update(dict.fromkeys(("nll", "gibbs_nll", "brier", "ece", "mce", "ace", "classwise_ece", "aurc"), 0))
     assert {name: found[name] for name in best if name in found} == {n: v for n, v in best.items() if n in found}
 
 
@@ -342,10 +344,10 @@ def test_nobody_is_told_from_equals() -> None:
     """Equal scores detect at chance level, with either positive class."""
     pred = mt.Prediction(probs=torch.full((2, 6, 4), 0.25))
     found = scored(pred, torch.arange(6) % 4, ood=mt.Prediction(probs=torch.full((2, 3, 4), 0.25)))
-    assert found["auroc/msp"] == found["auroc/entropy"] == 0.5
-    assert found["aupr/msp"] == pytest.approx(1 / 3)
-    assert found["aupr_in/msp"] == pytest.approx(2 / 3)
-    assert found["fpr95/msp"] == found["fpr95_in/msp"] == 1
+    assert found["ood/auroc/msp"] == found["ood/auroc/entropy"] == 0.5
+    assert found["ood/aupr_out/msp"] == pytest.approx(1 / 3)
+    assert found["ood/aupr_in/msp"] == pytest.approx(2 / 3)
+    assert found["ood/fpr95/msp"] == found["ood/fpr95_in/msp"] == 1
     assert found["accuracy"] == pytest.approx(2 / 6)
     assert found["aurc"] == pytest.approx(4 / 6)
 
@@ -374,7 +376,7 @@ def test_members_that_agree_on_labels_alone_have_not_collapsed() -> None:
     """They predict the same labels with different confidence; a warning would be an error."""
     found = mt.score(mt.Prediction(logits=torch.tensor([[[4.0, 0.0]], [[1.0, 0.0]]]).repeat(1, 5, 1)), torch.zeros(5))
     assert found["disagreement"] == 0
-    assert found["idmi"] > 0.01
+    assert found["mean_mutual_information"] > 0.01
 
 
 def test_sure_members_are_told_apart() -> None:
@@ -396,7 +398,7 @@ def test_two_classes_are_ranked_alike_by_confidence_and_entropy() -> None:
     """With two classes, entropy is a function of confidence."""
     near, far = (mt.Prediction(logits=scale * torch.randn(3, 200, 2)) for scale in (25, 15))
     found = mt.score(near, torch.zeros(200), ood=far)
-    assert found["auroc/msp"] == pytest.approx(found["auroc/entropy"], abs=1e-4)
+    assert found["ood/auroc/msp"] == pytest.approx(found["ood/auroc/entropy"], abs=1e-4)
 
 
 @pytest.mark.parametrize("task", ["binary", "multilabel"])

@@ -65,16 +65,18 @@ def test_corruptions_against_a_run_and_against_alexnet() -> None:
 
 
 def test_shifted_sets_and_frames() -> None:
-    """Keys have the prefix r, and the set's name if there are several; an anchor counts with its worst frame."""
+    """Keys have the set's name and the prefix r; an anchor counts with its worst frame."""
     pred, targets = mt.Prediction(logits=members(2, 40, 4)), drawn(4, 40)
     other, wanted = mt.Prediction(logits=members(2, 30, 4, seed=7)), drawn(4, 30)
     anchors = torch.arange(30) // 2 * 10
     alone = scored(other, wanted)
     found = scored(pred, targets, shift={"sketches": (other, wanted)})
-    assert [found[name] for name in ("rAcc", "rNLL", "rECE")] == [alone[name] for name in ("accuracy", "nll", "ece")]
+    assert [found[f"sketches/{name}"] for name in ("rAcc", "rNLL", "rECE")] == [
+        alone[name] for name in ("accuracy", "nll", "ece")
+    ]
     found = scored(pred, targets, shift={"sketches": (other, wanted), "video": (other, wanted, anchors)})
     right = (other.labels == wanted).reshape(15, 2).all(1).double().mean()
     assert found["video/stability"] == pytest.approx(float(right))
     assert found["video/rAcc"] == found["sketches/rAcc"] == alone["accuracy"]
     with_own = mt.Prediction(logits=members(2, 30, 4, seed=7), targets=wanted)
-    assert scored(pred, targets, shift={"sketches": with_own})["rNLL"] == alone["nll"]
+    assert scored(pred, targets, shift={"sketches": with_own})["sketches/rNLL"] == alone["nll"]

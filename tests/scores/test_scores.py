@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import multitudes as mt
+from multitudes.scores.comparison import Difference
 from multitudes.scores.evidence import Settings
-from multitudes.scores.scores import Difference
+from multitudes.scores.meaning import CRITERIA
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -56,8 +57,8 @@ def test_a_name_that_is_none() -> None:
     """The error suggests similar names."""
     with pytest.raises(KeyError, match=r"'acuracy'; .*accuracy"):
         classified()["acuracy"]
-    with pytest.raises(KeyError, match=r"'auroc/mps'; .*auroc/msp"):
-        classified(ood=FAR)["auroc/mps"]
+    with pytest.raises(KeyError, match=r"'ood/auroc/mps'; .*ood/auroc/msp"):
+        classified(ood=FAR)["ood/auroc/mps"]
     with pytest.raises(KeyError, match="'zzz'"):
         classified()["zzz"]
 
@@ -76,7 +77,8 @@ def test_the_printed_table() -> None:
     found = classified(ood=FAR)
     text = str(found)
     for name, value in found.items():
-        row = name.rpartition("/")[2]  # a criterion has a row for all that is said by it: of errors, and of each OOD set
+        *_, last = name.split("/")  # a criterion has a row for all that is said by it: of errors, and of each OOD set
+        row = last if last in CRITERIA else name
         assert any(f"{value:.4f}" in line for line in text.splitlines() if row in line.split()), name
     assert "interval" not in text
     assert any("nll" in line.split() and "↓" in line and "in nats" in line for line in text.splitlines())
@@ -148,7 +150,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_files(tmp_path: Path, content: bytes | None, noun: str) -> None:
-    """Missing, empty, cut off, foreign, newer."""
+    """Missing, empty, cut off, of another kind, newer."""
     path = tmp_path / "scores.json"
     if content is not None:
         path.write_bytes(content)
@@ -158,8 +160,18 @@ def test_damaged_files(tmp_path: Path, content: bytes | None, noun: str) -> None
 
 def test_intervals_are_seeded_and_hold_the_value() -> None:
     """Intervals contain the score and depend on the seed; sums over all examples have none."""
-    found = classified(ood=FAR, intervals=40)
-    for name in ("accuracy", "nll", "brier", "member_accuracy", "disagreement", "kl_diversity", "idmi", "oodmi", "auroc/msp"):
+    found, mi = classified(ood=FAR, intervals=40), "mean_mutual_information"
+    for name in (
+        "accuracy",
+        "nll",
+        "brier",
+        "member_accuracy",
+        "disagreement",
+        "kl_diversity",
+        "ood/auroc/msp",
+        mi,
+        f"ood/{mi}",
+    ):
         low, high = found.intervals[name]
         assert low < found[name] < high, name
     assert set(found) - set(found.intervals) == {"classwise_ece"}
@@ -220,7 +232,7 @@ def test_infinite_runs_are_no_different() -> None:
     probs = torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[1.0, 0.0], [0.6, 0.4]]])
     found = mt.score(mt.Prediction(probs=probs), torch.tensor([1, 0]))
     same = found.compare(found, 40)["nll"]
-    assert (same.value, same.chance) == (0, 1)
+    assert (same.value, same.p_value) == (0, 1)
 
 
 @pytest.mark.slow
@@ -231,13 +243,13 @@ def test_a_run_that_is_better() -> None:
     assert found["accuracy"].value == pytest.approx(good["accuracy"] - bad["accuracy"])
     assert 0 < found["accuracy"].low < found["accuracy"].value < found["accuracy"].high
     assert found["nll"].low < found["nll"].value < found["nll"].high < 0
-    assert found["nll"].chance == pytest.approx(2 / 61)
+    assert found["nll"].p_value == pytest.approx(2 / 61)
     back = bad.compare(good, 60)
     assert back["nll"].value == -found["nll"].value
     assert back["nll"].low == pytest.approx(-found["nll"].high)
     doubtful = classified(300, run=2).compare(classified(300, run=1), 60)["nll"]
     assert doubtful.low < 0 < doubtful.high
-    assert doubtful.chance > 0.05
+    assert doubtful.p_value > 0.05
 
 
 def test_comparisons_are_paired() -> None:
@@ -245,8 +257,8 @@ def test_comparisons_are_paired() -> None:
     errors = torch.randn(80, generator=rng()).abs().double() * 10
     found = regressed(errors + 0.01).compare(regressed(errors), 100)["mae"]
     assert (found.value, found.low, found.high) == pytest.approx((0.01, 0.01, 0.01))
-    assert found.chance == pytest.approx(2 / 101)
-    assert regressed(errors + 0.01).compare(regressed(errors.flip(0)), 100)["mae"].chance > 0.5
+    assert found.p_value == pytest.approx(2 / 101)
+    assert regressed(errors + 0.01).compare(regressed(errors.flip(0)), 100)["mae"].p_value > 0.5
 
 
 def test_comparisons_are_seeded() -> None:

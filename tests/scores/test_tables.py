@@ -78,3 +78,11 @@ def test_corruptions_have_their_errors_over_a_baseline() -> None:
     ]
     assert "fog/CE" not in rendered([whole])
     assert "mCE" in rendered([whole])
+
+
+def test_tables_of_detection_say_which_class_is_positive() -> None:
+    pred = mt.Prediction(logits=torch.randn(2, 20, 3), targets=torch.arange(20) % 3)
+    _, errors, far = mt.score(pred, ood={"svhn": pred}).tables()
+    assert (errors.title, errors.caption) == ("wrong predictions", "Wrong predictions are the positive class.")
+    assert far.title == "out of distribution: svhn"
+    assert far.caption == "OOD is the positive class; for aupr_in and fpr95_in it is in-distribution."

@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(__import__("sys").path))
 
 
-TASK = ("--task", "jobs_of_shell:small")
+JOB = ("--job", "jobs_of_shell:small")
 
 
 def typed(*words: str, code: int = 0) -> str:
@@ -75,7 +75,7 @@ def test_help_has_an_example() -> None:
 @pytest.mark.slow
 def test_a_sweep_and_its_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and a page; finished trials are not run again; `report` takes the folders it is given."""
-    command = ["bench", *TASK, "--methods", "single,deep(members=2)", "--budget", "1 epoch", "--out", "runs/s"]
+    command = ["bench", *JOB, "--methods", "single,deep(members=2)", "--budget", "1 epoch", "--out", "runs/s"]
     with pytest.raises(SystemExit):
         commands.main([*command, "--json"])
     output = json.loads(capsys.readouterr().out)
@@ -109,21 +109,21 @@ def test_a_plan() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "nouns"),
     [
-        (["bench", "--task", "fasion"], 2, "task 'fasion'.*'fashion'"),
-        (["bench", *TASK, "--methods", "paked"], 2, "method 'paked'.*'packed'"),
-        (["bench", *TASK, "--seeds", "a"], 2, "--seeds 'a'"),
-        (["bench", *TASK, "--seeds", "4-0"], 2, "--seeds '4-0'"),
-        (["train", *TASK, "--method", "packed(alpa=2)", "--out", "a"], 2, "alpa=.*type alpha="),
-        (["train", *TASK, "--method", "packed(draws=True)", "--out", "a"], 2, "draws=.*no such setting.*members"),
-        (["train", *TASK, "--model", "jobs_of_shell:nosuch", "--out", "a"], 2, "'nosuch'. Known: Words, network, own, small "),
-        (["train", "--task", "jobs_of_shell", "--out", "a"], 2, "jobs_of_shell:task.*multitudes init"),
-        (["train", "--task", "jobs_of_shell:own", "--out", "a"], 2, "Job, not a Sequential.*multitudes init"),
-        (["train", "--task", "cifar10", "--root", "nowhere", "--out", "a"], 1, "cifar10.*nowhere"),
-        (["train", *TASK, "--resume", "--force", "--out", "a"], 2, "--force .*--resume"),
-        (["predict", "nowhere", *TASK, "--out", "a.csv"], 2, "nowhere.*multitude"),
-        (["predict", ".", "--out", "a.csv"], 2, "does not say its task: give --task"),
-        (["predict", ".", *TASK, "--data", "tst", "--out", "a.csv"], 2, "'tst'.*'test'"),
-        (["predict", ".", *TASK, "--out", "a.txt"], 2, "a.txt must end in .safetensors or .csv"),
+        (["bench", "--job", "fasion"], 2, "job 'fasion'.*'fashion'"),
+        (["bench", *JOB, "--methods", "paked"], 2, "method 'paked'.*'packed'"),
+        (["bench", *JOB, "--seeds", "a"], 2, "--seeds 'a'"),
+        (["bench", *JOB, "--seeds", "4-0"], 2, "--seeds '4-0'"),
+        (["train", *JOB, "--method", "packed(alpa=2)", "--out", "a"], 2, "alpa=.*type alpha="),
+        (["train", *JOB, "--method", "packed(draws=True)", "--out", "a"], 2, "draws=.*no such setting.*members"),
+        (["train", *JOB, "--model", "jobs_of_shell:nosuch", "--out", "a"], 2, "'nosuch'. Known: Words, network, own, small "),
+        (["train", "--job", "jobs_of_shell", "--out", "a"], 2, "jobs_of_shell:job.*multitudes init"),
+        (["train", "--job", "jobs_of_shell:own", "--out", "a"], 2, "Job, not a Sequential.*multitudes init"),
+        (["train", "--job", "cifar10", "--root", "nowhere", "--out", "a"], 1, "cifar10.*nowhere"),
+        (["train", *JOB, "--resume", "--force", "--out", "a"], 2, "--force .*--resume"),
+        (["predict", "nowhere", *JOB, "--out", "a.csv"], 2, "nowhere.*multitude"),
+        (["predict", ".", "--out", "a.csv"], 2, "does not say its job: give --job"),
+        (["predict", ".", *JOB, "--data", "tst", "--out", "a.csv"], 2, "'tst'.*'test'"),
+        (["predict", ".", *JOB, "--out", "a.txt"], 2, "a.txt must end in .safetensors or .csv"),
         (["score", "a.csv"], 2, "a.csv is a table"),
         (["score", "nowhere.safetensors"], 1, "nowhere.safetensors"),
         (["report", "nowhere"], 1, "nowhere"),
@@ -154,7 +154,7 @@ def test_data_that_is_missing_is_asked_for_by_an_option(
 ) -> None:
     monkeypatch.delenv("MULTITUDES_DATA", raising=False)
     with pytest.raises(SystemExit):
-        commands.main(["train", "--task", "cifar10", "--out", "a"])
+        commands.main(["train", "--job", "cifar10", "--out", "a"])
     text = capsys.readouterr().err
     assert "--root" in text
     assert "root=" not in text

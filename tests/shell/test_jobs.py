@@ -63,7 +63,7 @@ def test_your_own_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_job_is_refused() -> None:
-    with pytest.raises(mt.InputError, match=r"task 'fasion'.*'fashion'"):
+    with pytest.raises(mt.InputError, match=r"job 'fasion'.*'fashion'"):
         find_job("fasion")
 
 

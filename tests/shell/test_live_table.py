@@ -18,7 +18,7 @@ from multitudes.shell.trial import Trial
 
 def trial(folder: Path, name: str) -> Trial:
     return Trial(
-        task="fashion", name=name, text=name, method=mt.Single(), seed=7, budget=Budget(3, "epochs"), folder=folder / name
+        job="fashion", name=name, text=name, method=mt.Single(), seed=7, budget=Budget(3, "epochs"), folder=folder / name
     )
 
 
@@ -52,6 +52,21 @@ def test_trials_wait_train_end_and_fail(tmp_path: Path) -> None:
     assert lines["c"] == ["7", "epoch 2/3", "0.432", "", ""]
     assert lines["d"] == ["7", "RunError", "", "", ""]
     assert "1 of 4 trials" in text
+
+
+def test_each_ood_set_has_a_column_and_numbers_have_an_nll(tmp_path: Path) -> None:
+    """A running trial of a regression reports its log density, which is minus its NLL."""
+    table = SweepTable([trial(tmp_path, name) for name in ("a", "b")])
+    scores = Scores(
+        {"nll": 0.5, "lpd": -0.5, "far/auroc/msp": 0.75, "near/auroc/msp": 0.625, "far/fpr95/msp": 0.1}, task="classes"
+    )
+    table.update(table.trials[0], Row(name="a", method="A()", scores=scores, seconds=1.0))
+    table.trials[1].folder.mkdir()
+    (table.trials[1].folder / "config.json").write_text(json.dumps({"recipe": {"epochs": 3}}))
+    (table.trials[1].folder / "metrics.jsonl").write_text('{"epoch": 1, "val_lpd": -1.25}\n')
+    lines = [[cell.strip() for cell in line.split("│")[2:-1]] for line in shown(table).splitlines() if "│" in line]
+    assert lines == [["7", "done", "0.500", "0.750", "0.625", "1"], ["7", "epoch 1/3", "1.250", "", "", ""]]
+    assert "OOD AUROC far" in shown(table)
 
 
 def test_half_written_files_count_as_missing(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def small():
                validation=Data(x[96:], y[96:]), ood={"far": Data(x[:20] + 9, y[:20])},
                recipe=mt.Recipe(epochs=2, batch=16, lr=0.05))
 """
-TASK = ("--task", "jobs_of_road:small")
+JOB = ("--job", "jobs_of_road:small")
 
 
 def typed(*words: str, code: int = 0) -> str:
@@ -54,14 +54,14 @@ def typed(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the task's module, and two runs: of the task's network, and of another one."""
+    """A folder with the job's module, and two runs: of the job's network, and of another one."""
     place = tmp_path_factory.mktemp("road")
     (place / "jobs_of_road.py").write_text(MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr("sys.path", [str(place), *sys.path])
-        typed("train", *TASK, "--method", "deep(members=2)", "--out", "runs/a", "--epochs", "3")
-        typed("train", *TASK, "--model", "jobs_of_road:own", "--method", "multihead", "--out", "runs/b", "--name", "heads")
+        typed("train", *JOB, "--method", "deep(members=2)", "--out", "runs/a", "--epochs", "3")
+        typed("train", *JOB, "--model", "jobs_of_road:own", "--method", "multihead", "--out", "runs/b", "--name", "heads")
     return place
 
 
@@ -80,16 +80,16 @@ def test_training_leaves_a_row_of_the_test_set() -> None:
     pred = mt.predict(mt.load("runs/a/best.multitude", module.network()), module.small().test)
     assert row.scores["accuracy"] == mt.score(pred)["accuracy"]
     assert row.scores["nll"] == pytest.approx(mt.score(pred)["nll"], abs=1e-6)
-    assert "auroc/msp" in row.scores
+    assert "far/auroc/msp" in row.scores
     assert (row.name, row.settings["budget"]) == ("deep(members=2)", "3 epochs")
     assert row.command == (
-        "multitudes train --task jobs_of_road:small --method 'deep(members=2)' --seed 0 --epochs 3 --out runs/a"
+        "multitudes train --job jobs_of_road:small --method 'deep(members=2)' --seed 0 --epochs 3 --out runs/a"
     )
     assert Row.load("runs/b").name == "heads"
 
 
 def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:
-    """`predict` knows task and network of each run; `score` takes files and folders."""
+    """`predict` knows job and network of each run; `score` takes files and folders."""
     for name in ("test", "far"):
         told = json.loads(typed("predict", "runs/a", "--data", name, "--out", f"{name}.safetensors", "--json"))
         assert told["members"] == 2
@@ -101,7 +101,7 @@ def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:
     assert mt.Prediction.load("b.safetensors").count == 4
 
 
-def test_a_table_of_foreign_inputs_has_no_targets() -> None:
+def test_a_table_of_an_ood_set_has_no_targets() -> None:
     """Their labels count classes of another set; predictions have the names of the ensemble's classes."""
     typed("predict", "runs/a", "--data", "far", "--out", "far.csv")
     header, first, *_ = csv.reader(Path("far.csv").read_text().splitlines())
@@ -130,7 +130,7 @@ def test_a_run_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_wrong_network_is_answered_with_the_options() -> None:
-    with pytest.raises(mt.FileError, match=r"--task jobs_of_road:small --model jobs_of_road:own: give --task and --model"):
+    with pytest.raises(mt.FileError, match=r"--job jobs_of_road:small --model jobs_of_road:own: give --job and --model"):
         typed("predict", "runs/a", "--model", "jobs_of_road:own", "--out", "a.csv")
 
 
@@ -185,9 +185,9 @@ def test_existing_files_stay_without_force(pages: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_a_run_is_replaced_by_force_only() -> None:
     with pytest.raises(mt.FileError, match=r"--resume.*--force.*--out"):
-        typed("train", *TASK, "--method", "single", "--out", "runs/a")
+        typed("train", *JOB, "--method", "single", "--out", "runs/a")
     Path("runs/a/notes.txt").write_text("mine")
-    typed("train", *TASK, "--method", "single", "--out", "runs/a", "--force")
+    typed("train", *JOB, "--method", "single", "--out", "runs/a", "--force")
     assert Row.load("runs/a").name == "single"
     assert Path("runs/a/notes.txt").read_text() == "mine", "only files of the run are removed"
 
@@ -213,8 +213,8 @@ def test_a_report_names_what_it_leaves_out(pages: list[dict[str, Any]]) -> None:
     assert [page["names"] for page in pages] == [["deep(members=2)"]]
 
 
-def test_a_report_has_the_names_of_the_runs_own_task(pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the task's module it has none, and says so."""
+def test_a_report_has_the_names_of_the_runs_own_job(pages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the job's module it has none, and says so."""
     typed("report", "runs")
     assert pages[0] == {
         "names": ["deep(members=2)", "heads"], "title": "Methods on small.", "classes": ("a", "b", "c"),
@@ -226,7 +226,7 @@ def test_a_report_has_the_names_of_the_runs_own_task(pages: list[dict[str, Any]]
         file.unlink()
     told = json.loads(CliRunner().invoke(commands.app, ["report", "runs", "--out", "other.html", "--json"]).stdout)
     assert "no images and class names" in told["notes"][0]
-    assert "jobs_of_road:small is not in the current folder. Give --task" in told["notes"][0]
+    assert "jobs_of_road:small is not in the current folder. Give --job" in told["notes"][0]
     assert set(pages[1]) == {"names"}
 
 
@@ -238,7 +238,7 @@ def test_a_report_runs_no_module_from_elsewhere(pages: list[dict[str, Any]], mon
     monkeypatch.setitem(sys.modules, "this_is_installed", module)
     for file in Path("runs").rglob("row.json"):
         row = Row.load(file.parent)
-        replace(row, settings={**row.settings, "task": "this_is_installed:make"}).save(file.parent)
+        replace(row, settings={**row.settings, "job": "this_is_installed:make"}).save(file.parent)
     told = json.loads(CliRunner().invoke(commands.app, ["report", "runs", "--json"]).stdout)
     assert "this_is_installed:make is not in the current folder" in told["notes"][0]
     assert (called, set(pages[0])) == ([], {"names"})
@@ -249,4 +249,4 @@ def test_the_page_of_two_runs() -> None:
     typed("report", "runs")
     page = Path("report.html").read_text()
     assert "Methods on small." in page
-    assert "multitudes train --task jobs_of_road:small --method multihead" in page
+    assert "multitudes train --job jobs_of_road:small --method multihead" in page

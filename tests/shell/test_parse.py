@@ -24,7 +24,7 @@ def test_every_method_has_a_name() -> None:
         ("packed(alpha=3, gamma=2)", mt.Packed(alpha=3, gamma=2)),
         (" mimo( members=2 ) ", mt.MIMO(members=2)),
         ("emp(prior='none', patch=('a', 'b'))", mt.EMP(prior="none", patch=("a", "b"))),
-        ("treenet(split=None)", mt.TreeNet()),
+        ("treenet(branch_at=None)", mt.TreeNet()),
     ],
 )
 def test_settings_are_plain_values(text: str, method: mt.Method) -> None:

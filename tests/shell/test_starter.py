@@ -1,4 +1,4 @@
-"""`multitudes init`: the file it writes is a task that runs, and the command it prints is the next one."""
+"""`multitudes init`: the file it writes is a job that runs, and the command it prints is the next one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import multitudes as mt
 from multitudes.report.row import Row
 from multitudes.shell import commands
 from multitudes.shell.jobs import find_job
-from multitudes.shell.starter import write_task
+from multitudes.shell.starter import write_job
 
 
 @pytest.fixture(autouse=True)
@@ -22,38 +22,38 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
 
 
-def test_the_file_is_a_task_that_a_network_learns() -> None:
-    write_task(Path("first_task_of_mine.py"), force=False)
-    job = find_job("first_task_of_mine:task")
+def test_the_file_is_a_job_that_a_network_learns() -> None:
+    write_job(Path("first_job_of_mine.py"), force=False)
+    job = find_job("first_job_of_mine:job")
     assert job.network()(job.example).shape == (2, 3)
     assert job.test.classes is not None
-    assert "first_task_of_mine:task" in Path("first_task_of_mine.py").read_text()
+    assert "first_job_of_mine:job" in Path("first_job_of_mine.py").read_text()
 
 
 @pytest.mark.slow
 def test_the_command_it_prints_runs() -> None:
-    told = CliRunner().invoke(commands.app, ["init", "groups_task.py"]).stdout
+    told = CliRunner().invoke(commands.app, ["init", "groups_job.py"]).stdout
     (line,) = [line.strip() for line in told.splitlines() if line.strip().startswith("multitudes ")]
     words = shlex.split(line)[1:]
     result = CliRunner().invoke(commands.app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert Row.load("runs/groups_task/deep-0").scores["accuracy"] > 0.8
-    assert Path("runs/groups_task/report.html").exists()
+    assert Row.load("runs/groups_job/deep-0").scores["accuracy"] > 0.8
+    assert Path("runs/groups_job/report.html").exists()
 
 
 def test_it_names_the_module_in_a_folder_and_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--task tasks_of_mine.second:task" in write_task(Path("tasks_of_mine/second.py"), force=False)
+    assert "--job jobs_of_mine.second:job" in write_job(Path("jobs_of_mine/second.py"), force=False)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    command = write_task(tmp_path / "third_task_of_mine.py", force=False)
-    assert command.startswith(f"cd {tmp_path} && multitudes bench --task third_task_of_mine:task")
+    command = write_job(tmp_path / "third_job_of_mine.py", force=False)
+    assert command.startswith(f"cd {tmp_path} && multitudes bench --job third_job_of_mine:job")
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("task.txt", "type task.txt.py"),
-        ("my-task.py", "type my_my_task.py"),
+        ("job.txt", "type job.txt.py"),
+        ("my-job.py", "type my_my_job.py"),
         ("json.py", "module json already.*my_json.py"),
         ("there.py", "exists already.*--force"),
     ],
@@ -61,10 +61,10 @@ def test_it_names_the_module_in_a_folder_and_elsewhere(tmp_path: Path, monkeypat
 def test_names_that_python_cannot_import_are_refused(name: str, text: str) -> None:
     Path("there.py").touch()
     with pytest.raises(mt.MultitudesError, match=text):
-        write_task(Path(name), force=False)
+        write_job(Path(name), force=False)
 
 
 def test_force_writes_it_again() -> None:
     Path("there.py").write_text("mine")
-    write_task(Path("there.py"), force=True)
-    assert "def task() -> Job" in Path("there.py").read_text()
+    write_job(Path("there.py"), force=True)
+    assert "def job() -> Job" in Path("there.py").read_text()

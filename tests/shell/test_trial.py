@@ -47,12 +47,12 @@ JOBS["small, last epoch"] = replace(JOBS["small"], epoch="last")
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "load_job", lambda task, root: JOBS[task])
+    monkeypatch.setattr(trials, "load_job", lambda name, root: JOBS[name])
 
 
-def trial(folder: Path, task: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
+def trial(folder: Path, job: str = "small", method: mt.Method | None = None, budget: str = "2 epochs") -> Trial:
     return Trial(
-        task=task,
+        job=job,
         name="packed",
         text="packed(members=2)",
         method=method or mt.Packed(members=2),
@@ -68,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a trial that ran to its end."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials, "load_job", lambda task, root: JOBS[task])
+        patch.setattr(trials, "load_job", lambda name, root: JOBS[name])
         trial(folder).run()
     return folder
 
@@ -81,7 +81,7 @@ def test_a_row_has_all_that_a_report_shows(finished: Path) -> None:
     assert len(row.prediction) == 60
     assert len(row.ood["digits"]) == 40
     assert row.scores.intervals["accuracy"][0] <= row.scores["accuracy"] <= row.scores.intervals["accuracy"][1]
-    assert "auroc/msp" in row.scores
+    assert "digits/auroc/msp" in row.scores
     assert {f"{name}/{s}/ece" for name in ("contrast", "pixelate") for s in range(1, 6)} <= {*row.scores}
     assert set(row.variants) == {"last epoch", "calibrated"}
     assert row.cost["parameters"] == 2 * row.cost["single_parameters"]

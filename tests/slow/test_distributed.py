@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 M, B, RANKS = 4, 3, 2
 METHODS: dict[str, mt.Method] = {
     "Deep": mt.Deep(members=M),
-    "TreeNet": mt.TreeNet(members=M, split="block"),
+    "TreeNet": mt.TreeNet(members=M, branch_at="block"),
     "MultiHead": mt.MultiHead(members=M),
 }
 DRAWN: dict[str, mt.Method] = {

@@ -271,7 +271,7 @@ def methods(members: int) -> dict[str, mt.Method]:
         "Deep": mt.Deep(members=members),
         "MultiHead": mt.MultiHead(members=members),
         "TreeNet": mt.TreeNet(members=members),
-        "TreeNet at the body": mt.TreeNet(members=members, split="body"),
+        "TreeNet at the body": mt.TreeNet(members=members, branch_at="body"),
     }
 
 

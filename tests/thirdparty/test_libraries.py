@@ -58,8 +58,9 @@ def test_pytorch_ood(capsys: pytest.CaptureFixture[str]) -> None:
     assert energies[0] == pytest.approx(energies[1], abs=0.01)
     own = found["mt.score"]
     for theirs, ours in (("1 − pred.confidence", "msp"), ("pred.energy", "energy"), ("pred.entropy", "entropy")):
-        assert own[f"auroc/{ours}"] == pytest.approx(found[theirs]["AUROC"], abs=1e-6)
-        assert own[f"fpr95/{ours}"] == pytest.approx(found[theirs]["FPR95TPR"], abs=1e-6)
-        assert own[f"aupr/{ours}"] == pytest.approx(found[theirs]["AUPR-OUT"], abs=5e-3)  # between points they draw a line
+        assert own[f"ood/auroc/{ours}"] == pytest.approx(found[theirs]["AUROC"], abs=1e-6)
+        assert own[f"ood/fpr95/{ours}"] == pytest.approx(found[theirs]["FPR95TPR"], abs=1e-6)
+        area = found[theirs]["AUPR-OUT"]  # between points they draw a line
+        assert own[f"ood/aupr_out/{ours}"] == pytest.approx(area, abs=5e-3)
     assert found["pred.entropy"]["AUROC"] > 0.85
-    assert f"{own['auroc/msp']:.4f}" in printed
+    assert f"{own['ood/auroc/msp']:.4f}" in printed

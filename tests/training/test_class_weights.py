@@ -23,7 +23,7 @@ RECIPE = mt.Recipe(epochs=1, lr=0.0, momentum=0, class_weights=WEIGHTS.tolist())
     "method",
     [mt.Deep(members=2), mt.Packed(members=2), mt.MIMO(members=2), mt.MultiHead(members=2), mt.BatchEnsemble(members=2),
      mt.Masksembles(members=2), mt.Masksembles(members=2, feed="all"), mt.MCDropout(members=2, p=0.5), mt.EMP(members=2),
-     mt.DropConnect(members=2, p=0.5), mt.ECMP(members=2), mt.TreeNet(members=2, split="3"), mt.Single()],
+     mt.DropConnect(members=2, p=0.5), mt.ECMP(members=2), mt.TreeNet(members=2, branch_at="3"), mt.Single()],
     ids=str,
 )  # fmt: skip
 def test_every_method_has_the_loss_of_torchs_criterion(method: mt.Method) -> None:

@@ -221,7 +221,7 @@ ALL_LABELS = TensorDataset(IMAGES, PIXELS)
         (words, WORDS, {"val": [WORDS, WORDS], "class_axis": -1}, "val= takes one dataset"),
         (pixels, ALL_LABELS, {"val": NO_LABELS}, "val=.*labels"),
         (pixels, ALL_LABELS, {"val": data.Data(IMAGES, holes(255))}, "val=: target 255 .*ignore="),
-        (pixels, DICTS, {"val": DICTS, "criterion": lambda o, y: F.cross_entropy(o, y["y"])}, "targets are a dict.*split="),
+        (pixels, DICTS, {"val": DICTS, "criterion": lambda o, y: F.cross_entropy(o, y["y"])}, "targets are a dict.*unpack="),
         (pixels, TensorDataset(IMAGES, holes(255)), {}, "target 255 .*0 to 2.*ignore="),
         (pixels, TensorDataset(IMAGES, torch.full_like(PIXELS, 156).byte()), {}, "target 156"),
     ],
@@ -267,7 +267,7 @@ def test_validations_of_any_kind() -> None:
     net = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 5))
     run = fit(
         mt.ensemble(net, mt.Deep(members=2), TOKENS[:2]), listed, Recipe(epochs=1, batch=16), val=listed,
-        split=lambda batch: (batch[0], batch[1].long()),
+        unpack=lambda batch: (batch[0], batch[1].long()),
     )  # fmt: skip
     assert run.metrics[0]["val_accuracy"] >= 0
 

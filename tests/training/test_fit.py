@@ -306,7 +306,7 @@ def test_labels_of_other_types() -> None:
 
 @pytest.mark.parametrize("batches", ["same", "own"])
 def test_examples_as_dicts_beside_what_has_no_rows(batches: Any) -> None:
-    """A list of dicts is one set; what split= adds to each call is not a row of anything."""
+    """A list of dicts is one set; what unpack= adds to each call is not a row of anything."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -321,7 +321,7 @@ def test_examples_as_dicts_beside_what_has_no_rows(batches: Any) -> None:
     examples = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
     run = fit(
         ens, examples, Recipe(epochs=4, batch=20, lr=0.1, batches=batches), val=examples,
-        split=lambda batch: (mt.Inputs(batch["x"], torch.ones(6)), batch["y"]),
+        unpack=lambda batch: (mt.Inputs(batch["x"], torch.ones(6)), batch["y"]),
     )  # fmt: skip
     assert run.metrics[-1]["val_accuracy"] > 0.8
 
@@ -330,7 +330,7 @@ def test_split_is_heard_for_sets_in_memory() -> None:
     found = []
     for train in (TRAIN, Data(X[:200], Y[:200])):
         ens = made()
-        fit(ens, train, Recipe(epochs=1, batch=100), split=lambda batch: (batch[0] * 2, batch[1]))
+        fit(ens, train, Recipe(epochs=1, batch=100), unpack=lambda batch: (batch[0] * 2, batch[1]))
         found.append(ens)
     assert same(*found)
     assert not same(found[0], fit(made(), TRAIN, Recipe(epochs=1, batch=100)).ensemble)
@@ -461,7 +461,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("batches", ["same", "own"])
 def test_several_inputs_outputs_and_targets(batches: Any) -> None:
-    """By split= and a criterion of one's own."""
+    """By unpack= and a criterion of one's own."""
     torch.manual_seed(0)
     ids, mask = torch.randint(9, (80, 5)), (torch.rand(80, 5) > 0.3).float()
     kind, length = (ids * mask).sum(1).long() % 3, mask.sum(1, keepdim=True)
@@ -469,7 +469,7 @@ def test_several_inputs_outputs_and_targets(batches: Any) -> None:
     run = fit(
         ens, TensorDataset(ids, mask, kind, length), Recipe(epochs=8, batch=20, lr=0.02, optimizer="adam", batches=batches),
         criterion=lambda out, goal: F.cross_entropy(out["kind"], goal["kind"]) + F.mse_loss(out["length"], goal["length"]),
-        split=lambda batch: (mt.Inputs(batch[0], mask=batch[1]), {"kind": batch[2], "length": batch[3]}),
+        unpack=lambda batch: (mt.Inputs(batch[0], mask=batch[1]), {"kind": batch[2], "length": batch[3]}),
     )  # fmt: skip
     assert run.metrics[-1]["loss"] < 0.6 * run.metrics[0]["loss"]
 

@@ -191,7 +191,7 @@ def test_refusals(train: Any, settings: Any, match: str) -> None:
 
 def test_processes_read_their_shares() -> None:
     """With a DistributedSampler; without one, all would read the same examples."""
-    options: Any = {"seed": 0, "ranks": 2, "device": torch.device("cpu"), "split": None, "form": None, "augment": None}
+    options: Any = {"seed": 0, "ranks": 2, "device": torch.device("cpu"), "unpack": None, "form": None, "augment": None}
     with pytest.raises(mt.InputError, match=r"2 processes would all read the same .*DistributedSampler"):
         LoaderFeed(DataLoader(ROWS, 50, shuffle=True), mt.Recipe(), rank=0, batch_axis=0, **options)
     shares = []

@@ -393,7 +393,7 @@ def test_every_recipe_states_what_tables_leave_out(name: str) -> None:
     """Where it is from, what is trained by it, how decay is meant, how losses are joined; and its settings are JSON."""
     found = find(name)
     for field in fields(PaperRecipe):
-        assert getattr(found, field.name) or field.name in ("ood", "train", "test")
+        assert getattr(found, field.name) or field.name in ("detection", "train", "test")
     assert found.methods == tuple(entry.method for entry in found.entries)
     assert bool(found.train) is bool(found.test) is (found.data == "ImageNet")
     summing = (mt.Single, mt.Deep, mt.Packed, mt.MultiHead, mt.TreeNet, mt.MIMO)

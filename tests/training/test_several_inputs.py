@@ -102,7 +102,7 @@ def test_loss_equals_members(ensemble: mt.Ensemble, x: Any) -> None:
 
 
 def test_a_function_may_return_a_tuple_of_inputs(ensemble: mt.Ensemble) -> None:
-    pred = mt.predict(ensemble, TensorDataset(Y, NUM, CAT), split=lambda batch: ((batch[1], batch[2]), batch[0]))
+    pred = mt.predict(ensemble, TensorDataset(Y, NUM, CAT), unpack=lambda batch: ((batch[1], batch[2]), batch[0]))
     assert pred.targets is not None and torch.equal(pred.targets, Y)
 
 

@@ -83,7 +83,7 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
     "Masksembles": (Variant({}, 0.79, PACKED_1, "keeps all weights; compact() removes masked channels for prediction"),),
     "TreeNet": (
         Variant({}, 0.93, HAVASI, "shares the trunk", ("none", *MORE)),
-        Variant({"split": LATE}, None, "", "two layers per member let members differ more than heads do", ("head",)),
+        Variant({"branch_at": LATE}, None, "", "two layers per member let members differ more than heads do", ("head",)),
     ),
     "ECMP": (
         Variant({}, 0.84, RUN, "keeps all weights and adds few; predicts with many draws", MORE),
@@ -189,7 +189,7 @@ class Search:
     """Names of the layers that read the network's input."""
     late: set[str]
     """Names of the modules and parameters that training="head" may train."""
-    split: str | None
+    branch_at: str | None
     """Name of the last layer but one."""
 
     @classmethod
@@ -222,7 +222,7 @@ class Search:
             repeats=repeats,
             first=first_layers(structure),
             late=late | loose,
-            split=last[0] if last else None,
+            branch_at=last[0] if last else None,
         )
 
     def variants(self, methods: Sequence[Method] | None) -> list[tuple[Method, Variant]]:
@@ -234,7 +234,7 @@ class Search:
                 continue  # a setting without a default: only methods= can give it
             for variant in KNOWN.get(kind.__name__, (Variant(),)):
                 settings: dict[str, Any] = {
-                    name: self.split if value == LATE else value for name, value in variant.settings.items()
+                    name: self.branch_at if value == LATE else value for name, value in variant.settings.items()
                 }
                 if self.training in variant.levels:
                     listed.append((kind(**settings), variant))

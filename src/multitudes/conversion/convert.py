@@ -67,7 +67,7 @@ def ensemble(
 
     model       any nn.Module, or a factory `lambda ratio: Net(...)` that builds the network at `ratio` times its width; with
                 start="fresh" it is called once per member
-    method      the method with its settings: Deep(members=4), TreeNet(split="layer4"), ...
+    method      the method with its settings: Deep(members=4), TreeNet(branch_at="layer4"), ...
     example     a batch that the model takes: a tensor, or for several arguments mt.Inputs(...), or a tuple, list or dict of
                 them if forward takes its entries; the plan says so. mt.Inputs(x) passes a tuple or dict as one argument
     keep        globs of modules to leave unconverted: members share them

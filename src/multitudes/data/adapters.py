@@ -62,7 +62,8 @@ def of(
         )
     if not len(dataset):
         raise InputError(f"dataset= is an empty {type(dataset).__name__}: give at least one example")
-    _check_pairs(dataset[0], input, target, targets)
+    if (input, target) == (0, 1) and targets is None:
+        _check_pairs(dataset[0])
     read = ItemInput(dataset, input)
     inputs = Lazy(read, torch.arange(len(dataset)), (len(dataset), *read(0).shape))
     return Data(
@@ -76,9 +77,9 @@ def of(
     )
 
 
-def _check_pairs(item: Any, input: int | str, target: int | str, targets: Any) -> None:
+def _check_pairs(item: Any) -> None:
     """Refuses items of several inputs, of which the second would be taken for the target."""
-    if isinstance(item, (tuple, list)) and len(item) > 2 and (input, target) == (0, 1) and targets is None:
+    if isinstance(item, (tuple, list)) and len(item) > 2:
         raise InputError(
             f"an item has {len(item)} entries, and Data holds one input and one target: say which by data.of(dataset, input=0, "
             f"target={len(item) - 1}); mt.fit and mt.predict also take a dataset of several inputs as it is"

@@ -18,16 +18,16 @@ from multitudes.settings import Count, check_value
 NOTHING = "there are no examples to predict: the data is empty"
 """Error message for an empty dataset."""
 
-Split = Callable[[Any], tuple[Any, Any]]
-"""Function that splits a batch into the model's input (a tensor, mt.Inputs, a tuple or dict of arguments) and the targets (or
-None)."""
+Unpack = Callable[[Any], tuple[Any, Any]]
+"""Function that takes a batch apart into the model's input (a tensor, mt.Inputs, a tuple or dict of arguments) and the targets
+(or None)."""
 
 
 def batched(
     data: Any,
     batch_size: int,
     batch_axis: Any,
-    split: Split | None = None,
+    unpack: Unpack | None = None,
     form: CallForm | None = None,
 ) -> tuple[int | None, Iterator[tuple[Inputs, Tensor | None]]]:
     """Returns the number of examples (None if unknown), and an iterator over batches: pairs of inputs and targets.
@@ -35,7 +35,7 @@ def batched(
     A DataLoader or another iterable keeps its own batches; tensors, mt.Inputs and datasets are cut into `batch_size` rows, and
     so is a tuple or dict of whole inputs, if the network takes several.
 
-    split   splits a batch into inputs and targets; by default as `form` says
+    unpack  takes a batch apart into inputs and targets; by default as `form` says
     form    how the network takes its inputs; without one it takes a tensor
     """
     check_value("batch_size", batch_size, Count)
@@ -45,19 +45,19 @@ def batched(
     if isinstance(data, (tuple, dict, str)) and not is_packed(data):
         raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
     if is_packed(data) and not isinstance(data, list):
-        return _rows(*_whole(data, split, form), batch_size, batch_axis)
+        return _rows(*_whole(data, unpack, form), batch_size, batch_axis)
     if isinstance(data, DataLoader):
         _check_loader(data)
-        return _count_examples(data), split_batches(data, split, form)
-    if isinstance(data, Data) and split is None:
+        return _count_examples(data), unpack_batches(data, unpack, form)
+    if isinstance(data, Data) and unpack is None:
         starts = range(0, len(data), batch_size)
         pairs = (data.batch(slice(start, min(start + batch_size, len(data)))) for start in starts)
         return len(data), ((Inputs.of(x), targets) for x, targets in pairs)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
-        return len(data) if sized else None, split_batches(DataLoader(data, batch_size), split, form)
+        return len(data) if sized else None, unpack_batches(DataLoader(data, batch_size), unpack, form)
     if isinstance(data, Iterable):
-        return None, split_batches(data, split, form)
+        return None, unpack_batches(data, unpack, form)
     raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
 
 
@@ -78,27 +78,27 @@ def _rows(call: Inputs, targets: Any, size: int, axis: Any) -> tuple[int, Iterat
     return count, ((take_rows(call, axis, index), None if labels is None else labels[index]) for index in rows)
 
 
-def _whole(data: Any, split: Split | None, form: CallForm) -> tuple[Inputs, Any]:
-    """Splits a tuple or dict of whole inputs. Refuses a tuple for a network of one input: it may be inputs or a pair."""
-    if split is not None:
-        return split_batch(data, split, form)
+def _whole(data: Any, unpack: Unpack | None, form: CallForm) -> tuple[Inputs, Any]:
+    """Takes a tuple or dict of whole inputs apart. Refuses a tuple for a network of one input: it may be inputs or a pair."""
+    if unpack is not None:
+        return unpack_batch(data, unpack, form)
     if isinstance(data, tuple) and form.count == 1:
         raise InputError(f"data= is a tuple, which is ambiguous: {GIVE}")
-    return form.split(data)
+    return form.unpack(data)
 
 
-def split_batches(batches: Iterable[Any], split: Split | None, form: CallForm) -> Iterator[tuple[Inputs, Tensor | None]]:
+def unpack_batches(batches: Iterable[Any], unpack: Unpack | None, form: CallForm) -> Iterator[tuple[Inputs, Tensor | None]]:
     """Yields inputs and targets of each batch."""
     for batch in batches:
-        inputs, targets = split_batch(batch, split, form)
+        inputs, targets = unpack_batch(batch, unpack, form)
         yield inputs, None if targets is None else _target_tensor(targets)
 
 
-def split_batch(batch: Any, split: Split | None, form: CallForm) -> tuple[Inputs, Any]:
-    """Splits a batch by the user's function or by the form."""
-    if split is None:
-        return form.split(batch)
-    inputs, targets = split(batch)
+def unpack_batch(batch: Any, unpack: Unpack | None, form: CallForm) -> tuple[Inputs, Any]:
+    """Takes a batch apart by the user's function or by the form."""
+    if unpack is None:
+        return form.unpack(batch)
+    inputs, targets = unpack(batch)
     return form.inputs(inputs), targets
 
 
@@ -107,7 +107,7 @@ def _target_tensor(targets: Any) -> Tensor:
         return torch.as_tensor(targets)
     except (RuntimeError, TypeError, ValueError) as error:
         kind = type(targets).__name__
-        raise InputError(f"targets are a {kind}, but must be one tensor: choose it with split=lambda batch: (x, y)") from error
+        raise InputError(f"targets are a {kind}, but must be one tensor: choose it with unpack=lambda batch: (x, y)") from error
 
 
 def _count_examples(loader: DataLoader[Any]) -> int | None:

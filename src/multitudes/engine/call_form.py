@@ -181,8 +181,8 @@ class CallForm:
         order = [*(key for key in self._kwargs if key in x), *(key for key in x if key not in self._kwargs)]
         return Inputs(*(x[name] for name in places), **{key: x[key] for key in order if key not in places})
 
-    def split(self, batch: Any) -> tuple[Inputs, Any]:
-        """Splits a batch into inputs and targets; targets are None if the batch has none.
+    def unpack(self, batch: Any) -> tuple[Inputs, Any]:
+        """Takes a batch apart into inputs and targets; targets are None if the batch has none.
 
         A batch is a tensor, an `Inputs`, a pair (input, targets), the inputs one by one with targets behind them, or a dict
         with its targets under one of `LABELS`.
@@ -190,7 +190,7 @@ class CallForm:
         if isinstance(batch, (Tensor, Inputs)):
             return Inputs.of(batch), None
         if isinstance(batch, Mapping):
-            return self._split_dict(batch)
+            return self._unpack_dict(batch)
         if not isinstance(batch, (tuple, list)):
             raise InputError(f"a batch is a {type(batch).__name__}: {self._advice(batch)}")
         if len(batch) == 1:
@@ -206,7 +206,7 @@ class CallForm:
         kind = type(batch).__name__
         raise InputError(f"a batch is a {kind} of {len(batch)}, and it is unclear which are targets: {self._advice(batch)}")
 
-    def _split_dict(self, batch: Mapping[str, Any]) -> tuple[Inputs, Any]:
+    def _unpack_dict(self, batch: Mapping[str, Any]) -> tuple[Inputs, Any]:
         inner: Mapping[str, Any] = next((part.get("parts", {}) for part in self._args if part["kind"] == "dict"), {})
         needed = {*self.names, *inner}  # what the network reads is no target
         keys = [key for key in LABELS if key in batch and key not in needed]
@@ -244,7 +244,7 @@ class CallForm:
         return bool(tensors) and all(tensor.ndim >= rank for tensor, rank in tensors)
 
     def _advice(self, batch: Any) -> str:
-        """Returns the line to type, which splits such batches by hand."""
+        """Returns the line to type, which takes such batches apart by hand."""
         if isinstance(batch, Mapping):
             key = next((key for key in LABELS if key in batch), next(reversed(list(batch)), "labels"))
             keys = [key for key in batch if key not in LABELS][: max(1, len(self.names))]
@@ -255,7 +255,7 @@ class CallForm:
         names = [*("" for _ in self._args), *(f"{name}=" for name in self._kwargs)] or [""]
         listed = ", ".join(name + part for name, part in zip(names, parts, strict=False))
         inputs = listed if len(parts) == 1 and names == [""] else f"mt.Inputs({listed})"
-        return f"pass a function that returns input and targets, split=lambda batch: ({inputs}, {target})"
+        return f"pass a function that returns input and targets, unpack=lambda batch: ({inputs}, {target})"
 
     def _line(self, x: Any) -> str:
         parts = [f"x[{key!r}]" for key in x] if isinstance(x, Mapping) else [f"x[{place}]" for place in range(len(x))]

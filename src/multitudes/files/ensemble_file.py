@@ -33,6 +33,7 @@ from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
+from multitudes.files.old_settings import current_settings
 from multitudes.method import Given, Method
 from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.temperature import Calibrator
@@ -275,14 +276,15 @@ def _method(path: Path, about: dict[str, Any]) -> Method:
         )
     kind = known[about["method"]]
     fields = {field.name for field in dataclasses.fields(kind)}
-    unknown = about["settings"].keys() - fields
+    settings = current_settings(about["method"], about["settings"])
+    unknown = settings.keys() - fields
     if unknown:
         raise FileError(
             f"{path} has settings that {about['method']} does not know: {', '.join(sorted(unknown))}. "
             "Load it with the version of multitudes that saved it"
         )
     try:
-        return kind(**about["settings"])
+        return kind(**settings)
     except (InputError, TypeError) as error:
         raise FileError(f"{path} is damaged or of another version of multitudes, its settings are wrong: {error}") from error
 

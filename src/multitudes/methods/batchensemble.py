@@ -55,8 +55,8 @@ class BatchEnsemble(Method):
     init: Literal["normal", "signs", "ones"] = "normal"
     """Initial factors: "normal" is N(1, 0.5²), "signs" is 1 or -1 at random, "ones" makes all members equal."""
 
-    feed: Literal["all", "split"] = "all"
-    """In training, "all": each member sees every row; "split": the rows are divided among members."""
+    feed: Literal["all", "part"] = "all"
+    """In training, "all": each member sees every row; "part": the rows are divided among members."""
 
     lr_factor: Annotated[float, at_least(0), below(1e9)] = 1.0
     """The learning rate of factors and biases, as a multiple of that of the shared weights."""
@@ -116,7 +116,7 @@ class BatchEnsemble(Method):
         return replace(self, members=1, init="ones")
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """Prepares a training step; with feed="split" each row goes to one member."""
+        """Prepares a training step; with feed="part" each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 

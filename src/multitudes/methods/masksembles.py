@@ -3,7 +3,7 @@
 Durasov, Bagautdinov, Baque, Fua, "Masksembles for Uncertainty Estimation", CVPR 2021, https://arxiv.org/abs/2012.08334
 
 Masks are drawn once (§3.2, ``mt.masks``) and kept as buffers; nothing is rescaled. In training the rows of a batch are
-split among members, one mask for each row in all layers; at prediction every member sees every row. The scale S sets how much
+divided among members, one mask for each row in all layers; at prediction every member sees every row. The scale S sets how much
 masks overlap: with S = 1 all members are the network itself, with S → ∞ they have no channel in common.
 """
 
@@ -72,8 +72,8 @@ class Masksembles(Method):
     position: Literal["before", "after"] = "before"
     """Whether masks stand before each layer (not on the network's input) or after it (not on the network's output)."""
 
-    feed: Literal["all", "split"] = "split"
-    """In training, "all": each member sees every row; "split": the rows are divided among members."""
+    feed: Literal["all", "part"] = "part"
+    """In training, "all": each member sees every row; "part": the rows are divided among members."""
 
     fewest: Count = 10
     """Layers with fewer channels get no masks, unless at= names them: their masks would be equal or empty."""
@@ -218,7 +218,7 @@ class Masksembles(Method):
         return replace(self, members=1, scale=1.0, width="same", capacity=1.0, of=None)
 
     def batch(self, inputs: Inputs, target: Any, rng: torch.Generator, per_member: bool, count: int) -> Batch:
-        """Prepares a training step; with feed="split" each row goes to one member."""
+        """Prepares a training step; with feed="part" each row goes to one member."""
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 

@@ -24,35 +24,37 @@ from multitudes.settings import explained
 class TreeNet(Method):
     """A shared trunk and M branches: ``[M, B, ...]``."""
 
-    split: str | None = None
+    branch_at: str | None = None
     """The module, by name or glob, where the branches begin; None takes the last modules that hold at least a third of the
     blocks."""
 
     def layout(self, structure: Structure) -> Layout:
-        """Gives each member its own copy of every module that first runs at the split or later."""
-        split = self._first(structure)
-        start = structure.started(split)
+        """Gives each member its own copy of every module that first runs where the branches begin or later."""
+        first = self._first(structure)
+        start = structure.started(first)
         if start is None:
-            raise InputError(f"TreeNet(split={self.split!r}): {split!r} does not run on the example: name a module that runs")
+            raise InputError(
+                f"TreeNet(branch_at={self.branch_at!r}): {first!r} does not run on the example: name a module that runs"
+            )
 
         def behind(name: str) -> bool:
-            first = structure.started(name)
-            return first is not None and first >= start
+            when = structure.started(name)
+            return when is not None and when >= start
 
         modules = owned_modules(structure.model, behind)
         _, met = structure.walk_back(lambda _, when: when < start)
         loose = frozenset(n for n in met - structure.feeding(lambda _, when: when < start) if owning_module(n) not in modules)
-        return Layout(modules, loose, note=f"branches begin at {split or 'the whole model'}")
+        return Layout(modules, loose, note=f"branches begin at {first or 'the whole model'}")
 
     def _first(self, structure: Structure) -> str:
-        if self.split is None:
+        if self.branch_at is None:
             return last_third(structure)
         names = [name for name, _ in structure.model.named_modules() if name]
-        hits = names_matching(names, [self.split], f"TreeNet(split={self.split!r})")[self.split]
+        hits = names_matching(names, [self.branch_at], f"TreeNet(branch_at={self.branch_at!r})")[self.branch_at]
         starts = {name: structure.started(name) for name in hits}
         ran = [name for name in hits if starts[name] is not None]
         if not ran:
             raise InputError(
-                f"TreeNet(split={self.split!r}): {', '.join(hits)} does not run on the example: name a module that runs"
+                f"TreeNet(branch_at={self.branch_at!r}): {', '.join(hits)} does not run on the example: name a module that runs"
             )
         return min(ran, key=lambda name: starts[name] or 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.data.batches import NOTHING, Split, batched
+from multitudes.data.batches import NOTHING, Unpack, batched
 from multitudes.data.dataset import target_std_of
 from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
@@ -44,7 +44,7 @@ def predict(
     moments_only: bool = False,
     draws: int | None = None,
     tau_output: float | None = None,
-    split: Split | None = None,
+    unpack: Unpack | None = None,
 ) -> Prediction:
     """Runs the ensemble in eval mode on a tensor, `mt.Inputs`, a dataset or a dataloader. Examples stay in order.
 
@@ -60,20 +60,20 @@ def predict(
     output        the name of the output tensor to use, if the network returns several
     class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``
     moments_only  stores the mixture and its uncertainty, not each member's outputs: saves memory with many members. For a
-                  regression with targets it also stores the log density at them (`lpd`)
+                  regression with targets it also stores the log density at them, for `nll`
     draws         for methods that draw, the number of draws in place of the members; the first are the members. With
                   moments_only a regression needs no more memory for 10,000 of them than for 256
     tau_output    for task "regression", the precision τ of an observation in the target's own units: every member predicts
                   N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
-    split         a function that splits a batch into (input, targets), if it is none of the forms above
+    unpack        a function that takes a batch apart into (input, targets), if it is none of the forms above
     """
     called, ensemble = _as_called(ensemble), checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
-    if isinstance(data, list) and data and split is None:
+    if isinstance(data, list) and data and unpack is None:
         data = _as_call(data, ensemble)
     check_value("draws", draws, Count | None)
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
-    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, split, ensemble.call_form)
+    total, batches = batched(data, batch_size, ensemble.engine.batch_axis, unpack, ensemble.call_form)
     noise = noise_of(ensemble, data, task, tau_output)
     collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total, noise)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:

@@ -77,7 +77,7 @@ def examples(ranked: Sequence[Group], given: Images, classes: Sequence[str] | No
                 f"ood_images[{name!r}] has {len(own)} images, but the rows have {has} such predictions: pass its own"
             )
         if far.task in CLASSES:
-            body += _cards(select_foreign(name, far), far, own, classes, name)
+            body += _cards(select_ood(name, far), far, own, classes, name)
     seed = f", seed {group.first.seed}" if len(group.rows) > 1 else ""
     members = counted(prediction.count, "member")
     return f"<p>Predictions of <strong>{safe(group.label)}</strong> ({members}{seed}).</p>{body}" if body else ""
@@ -117,7 +117,7 @@ def select_examples(prediction: Prediction) -> list[Selection]:
     return selections
 
 
-def select_foreign(name: str, prediction: Prediction) -> list[Selection]:
+def select_ood(name: str, prediction: Prediction) -> list[Selection]:
     """Selects the out-of-distribution examples that an ensemble is most certain of, and those that it doubts most."""
     order = prediction.entropy.argsort(stable=True).tolist()
     return [

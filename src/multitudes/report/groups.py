@@ -15,7 +15,7 @@ from multitudes.report.row import Row
 from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
 from multitudes.scores.scores import Scores
 
-PRIMARY = ("miou", "nll", "lpd", "accuracy", "rmse")
+PRIMARY = ("miou", "nll", "accuracy", "rmse")
 """Scores that rank the groups, in order of preference: those that reward honest probabilities before the plain ones."""
 
 BEST = "best"

@@ -96,7 +96,7 @@ def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
     drawn = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "accuracy", "crps")) if key][:2]
     drawn += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
     drawn += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
-    drawn += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse", "lpd")]
+    drawn += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse")]
     drawn += [diversity(chosen, group) for group in [g for g in chosen.groups if member_differences(g.first) is not None][:FEW]]
     return [figure for figure in drawn if figure is not None]
 

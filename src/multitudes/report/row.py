@@ -18,7 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from multitudes.errors import FileError, InputError
+from multitudes.files.old_settings import current_text, with_job
 from multitudes.prediction.prediction import Prediction
+from multitudes.scores.old_names import with_current_names
 from multitudes.scores.scores import Scores, json_number
 
 FORMAT = 2
@@ -64,8 +66,8 @@ class Row:
     """Scores of the test set for the same run used otherwise, by name: `best epoch`, `last epoch`, `calibrated`."""
 
     losses: Mapping[str, Tensor] = field(default_factory=dict)
-    """NLL of each test example ``[N]``, or minus its log density: of the row itself under "", of variants under their names.
-    With them methods are compared example by example."""
+    """NLL of each test example ``[N]``: of the row itself under "", of variants under their names. With them methods are
+    compared example by example."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
     """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and
@@ -148,13 +150,15 @@ class Row:
             raise FileError(f"{place / JSON} was altered, or is from another run than {TENSORS} beside it: run the trial again")
         try:
             made = {one["name"]: Prediction.from_tensors(one, _of(one["name"], tensors)) for one in about["predictions"]}
+            own = made.pop(OWN, None)
+            ood = {name.removeprefix("ood/"): one for name, one in made.items()}
             return cls(
-                name=found["name"], method=found["method"], seed=found["seed"], command=found["command"],
-                scores=_scores(found), prediction=made.pop(OWN, None),
-                ood={name.removeprefix("ood/"): one for name, one in made.items()},
-                variants={name: Scores.from_json(json.dumps(one)) for name, one in found.get("variants", {}).items()},
+                name=found["name"], method=current_text(found["method"]), seed=found["seed"],
+                command=current_text(found["command"]),
+                scores=_scores(_with_pooled(found), ood), prediction=own, ood=ood,
+                variants={name: _scores(one, ood) for name, one in found.get("variants", {}).items()},
                 losses={name.removeprefix(LOSSES): values for name, values in tensors.items() if name.startswith(LOSSES)},
-                cost={name: float(value) for name, value in found["cost"].items()}, settings=found["settings"],
+                cost={name: float(value) for name, value in found["cost"].items()}, settings=with_job(found["settings"]),
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:
@@ -163,11 +167,16 @@ class Row:
             ) from error
 
 
-def _scores(saved: Mapping[str, Any]) -> Scores:
+def _scores(saved: Mapping[str, Any], ood: Mapping[str, Prediction]) -> Scores:
+    """Reads scores of a row. If they were written without the name of the only OOD set, they are given it."""
+    return Scores.from_json(json.dumps(with_current_names(saved, next(iter(ood)) if len(ood) == 1 else "ood")))
+
+
+def _with_pooled(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the scores in a row's JSON. Pooled scores of format 1 become those of one corruption, called `corrupted`."""
     scores = saved["scores"]
     pooled = {f"corrupted/{s}/{key}": own[key] for s, own in saved.get("shifted", {}).items() for key in POOLED if key in own}
-    return Scores.from_json(json.dumps({**scores, "scores": {**scores["scores"], **pooled}}))
+    return {**scores, "scores": {**scores["scores"], **pooled}}
 
 
 def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:

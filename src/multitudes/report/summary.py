@@ -15,7 +15,7 @@ KINDS = {
     "gaussian": "regression", "regression": "regression",
 }  # fmt: skip
 
-HIGHLIGHTS = ("accuracy", "miou", "rmse", "lpd", "nll", "ece", "crps", "auroc", "cAcc")
+HIGHLIGHTS = ("accuracy", "miou", "rmse", "nll", "ece", "crps", "auroc", "cAcc")
 """Scores with a card at the top of the page, in this order."""
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from multitudes.report.groups import BEST, COSTS, Group, Value, leaders, ratios
-from multitudes.report.sources import CRITERION, ood_sets
-from multitudes.report.wording import cost, number, ratio, safe, title
+from multitudes.report.sources import CRITERION
+from multitudes.report.wording import cost, number, ratio, safe, title, title_parts
 from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
 
 FIRST = (
-    "miou", "nll", "ece", "accuracy", "exact_match", "lpd", "rmse", "gaussian_nll", "crps", "brier", "aurc", "coverage",
+    "miou", "nll", "ece", "accuracy", "exact_match", "rmse", "gaussian_nll", "crps", "brier", "aurc", "coverage",
     "interval_width", "cAcc", "cNLL", "cECE", "mCE", "rAcc", "rNLL", "rECE", "stability",
 )  # fmt: skip
 """Scores of the first table, in this order; the second table has the others."""
@@ -21,10 +21,10 @@ FIRST = (
 LEADING = 3
 """Number of scores before the costs in the first table. After the costs come OOD detection and the other scores."""
 
-VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "lpd", "rmse")
+VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "rmse")
 """Scores of the table of variants, in this order."""
 
-LIMITED = {"gaussian_nll": "lpd"}
+LIMITED = {"gaussian_nll": "nll"}
 """Scores that the first table leaves out if it has a more telling one: {left out: more telling}."""
 
 SIGN = '<span class="sign" aria-hidden="true"></span>'
@@ -51,15 +51,14 @@ class Column(NamedTuple):
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     """Returns the columns of the first and of the second table. Scores of single corruptions are left out."""
     keys = list(dict.fromkeys(key for group in groups for key in group.first.scores if not re.search(r"/\d+/|/r?CE$", key)))
-    sets = list(dict.fromkeys(name for group in groups for name in ood_sets(group.first)))
     detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]
     first += [key for key in keys if "/" in key and key.rpartition("/")[2] in FIRST and key not in detection]
     common = auroc_keys(detection)
-    scores = {key: Column(key, title(key, sets), meaning(key).about, meaning(key).better) for key in keys}
+    scores = {key: Column(key, title(key), meaning(key).about, meaning(key).better) for key in keys}
     costs = [name for name in (*COSTS, *_other_costs(groups)) if any(group.cost(name) is not None for group in groups)]
     spent = [Column(name, title(name), _about_cost(name), "lower", True) for name in costs]
-    told = [column for key in common for column in (scores[key], *_best_column(key, sets, groups))]
+    told = [column for key in common for column in (scores[key], *_best_column(key, groups))]
     leading, others = ([scores[key] for key in part] for part in (first[:LEADING], first[LEADING:]))
     clock = [column for column in spent if column.key == "seconds"]
     return [*leading, *(column for column in spent if column not in clock), *told, *clock, *others], [
@@ -67,13 +66,13 @@ def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     ]
 
 
-def _best_column(key: str, sets: Sequence[str], groups: Sequence[Group]) -> list[Column]:
+def _best_column(key: str, groups: Sequence[Group]) -> list[Column]:
     """Returns the column of each method's best OOD criterion beside the common one; none if no method has several."""
     best = f"{key.rpartition('/')[0]}/{BEST}"
     if all(group.best_criterion(best) in (None, key) for group in groups):
         return []
     about = "AUROC by the OOD score that is best for the method, whose name is below; chosen on these very sets"
-    return [Column(best, title(best, sets), about, meaning(key).better)]
+    return [Column(best, title(best), about, meaning(key).better)]
 
 
 def variant_columns(groups: Sequence[Group]) -> list[Column]:
@@ -170,7 +169,7 @@ def _head(column: Column, is_sorted: bool) -> str:
 
 def _titled(column: Column) -> str:
     """Puts a title of two parts on two lines: the OOD set above AUROC, the variant above the score."""
-    head, _, rest = column.title.partition(" ") if "/" in column.key else (column.title, "", column.of)
+    head, rest = title_parts(column.key) if "/" in column.key else (column.title, column.of)
     return f'<span class="of">{safe(rest)}</span>{safe(head)}' if rest else safe(head)
 
 

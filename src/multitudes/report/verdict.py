@@ -1,23 +1,24 @@
 """The first sentences of the page: what ensembles gain over the single network, at what cost, and where they fail.
 
-An ensemble is clearly better than the single network by NLL or log density if the mean difference over the test examples, of
-one seed each, is more than 1.96 standard errors from 0. In other scores, and over several seeds, the intervals of the two must
+An ensemble is clearly better than the single network by NLL if the mean difference over the test examples, of one seed
+each, is more than 1.96 standard errors from 0. In other scores, and over several seeds, the intervals of the two must
 not overlap.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from multitudes.prediction.values import CLASSES
 from multitudes.report.groups import Group, ranked, ratios
 from multitudes.report.table import auroc_keys
 from multitudes.report.wording import listed, number, ratio, safe, title, title_in_sentence
 from multitudes.scores.meaning import meaning
 
-PROPER = ("nll", "lpd")
-"""Scores that reward honest probabilities, by which ensembles are judged: of classes, of numbers."""
+PROPER = "nll"
+"""The score that rewards honest probabilities, by which ensembles are judged."""
 
 BESIDE = ("ece", "rmse")
 """Scores that the first sentence names beside the proper one."""
@@ -26,18 +27,14 @@ ERRORS = 1.96
 """Standard errors of a clear difference: 95 %."""
 
 VARIANTS = {
-    "nll": {
-        "best epoch": "at the epoch of the lowest validation NLL",
-        "last epoch": "after the last epoch",
-        "calibrated": "after temperature scaling",
-    },
-    "lpd": {
-        "best epoch": "at the epoch of the highest validation density",
-        "last epoch": "after the last epoch",
-        "calibrated": "after scaling of variances",
-    },
+    "best epoch": "at the epoch of the lowest validation NLL",
+    "last epoch": "after the last epoch",
+    "calibrated": "after temperature scaling",
 }
-"""How a variant's name reads in a sentence, by the proper score."""
+"""How a variant's name reads in a sentence about classes."""
+
+VARIANTS_OF_NUMBERS = {**VARIANTS, "calibrated": "after scaling of variances"}
+"""How a variant's name reads in a sentence about a regression."""
 
 
 class Compared(NamedTuple):
@@ -67,16 +64,16 @@ def verdict(groups: Sequence[Group]) -> Verdict | None:
     """Returns the verdict; None unless ensembles are compared with one single network by a proper score."""
     singles = [group for group in groups if group.is_single]
     others = [group for group in groups if not group.is_single]
-    key = next((key for key in PROPER if all(group.value(key) is not None for group in groups)), None)
-    if len(singles) != 1 or not others or key is None or _is_nan(singles[0], key, None):
+    complete = all(group.value(PROPER) is not None for group in groups)
+    if len(singles) != 1 or not others or not complete or _is_nan(singles[0], PROPER, None):
         return None
     single = singles[0]
     rest = [
-        *_elsewhere_better(groups, single, others, key),
-        _counts(single, others, key),
-        _other_scores(groups, single, others),
+        *_elsewhere_better(groups, single, others),
+        _counts(single, others),
+        _other_scores(single, others),
     ]
-    return Verdict(_headline(groups, single, others, key), [text for text in rest if text])
+    return Verdict(_headline(groups, single, others), [text for text in rest if text])
 
 
 def compared(single: Group, others: Sequence[Group], key: str, variant: str | None = None) -> Compared:
@@ -99,7 +96,7 @@ def _gain(single: Group, group: Group, key: str, variant: str | None) -> int:
     name = variant or ""
     mine, other = single.first.losses.get(name), group.first.losses.get(name)
     alone = len(single.rows) == len(group.rows) == 1
-    if mine is None or other is None or mine.shape != other.shape or key not in PROPER or not alone:
+    if mine is None or other is None or mine.shape != other.shape or key != PROPER or not alone:
         return _apart(single, group, key, variant)
     gains = mine.double() - other.double()
     if not bool(gains.isfinite().all()):
@@ -116,46 +113,51 @@ def _apart(single: Group, group: Group, key: str, variant: str | None) -> int:
     return sign * (int(two.low > one.high) - int(two.high < one.low))
 
 
-def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> str:
+def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> str:
     """Names the best ensemble with its gain and cost, and says where its gain vanishes."""
-    better = compared(single, others, key).better
+    better = compared(single, others, PROPER).better
     if not better:
-        mine = single.value(key)
+        mine = single.value(PROPER)
         assert mine is not None
         none = "<strong>No ensemble is clearly better</strong> than the single network"
-        return f"{none} by {_named(key)}, which is {number(mine.mean)}."
+        return f"{none} by {_named(PROPER)}, which is {number(mine.mean)}."
     best = better[0]
-    gains = listed([text for score in (key, *BESIDE) if (text := _instead(best, single, score))])
+    gains = listed([text for score in (PROPER, *BESIDE) if (text := _instead(best, single, score))])
     lost: dict[str, list[str]] = {}
-    for variant, words in VARIANTS[key].items():
-        result = compared(single, others, key, variant)
-        if result.of and best not in result.better and not _is_nan(best, key, variant):
+    for variant, words in _variants(single).items():
+        result = compared(single, others, PROPER, variant)
+        if result.of and best not in result.better and not _is_nan(best, PROPER, variant):
             lost.setdefault("worse" if best in result.worse else "no better", []).append(words)
     vanishes = "".join(f", but {' and '.join(words)} it is {how}" for how, words in lost.items())
-    first = f"<strong>{safe(best.label)}</strong> {_claim(best, single, key)} the single network, {gains}"
+    first = f"<strong>{safe(best.label)}</strong> {_claim(best, single)} the single network, {gains}"
     return f"{first}, at {_times(groups, best)}{vanishes}."
 
 
-def _elsewhere_better(groups: Sequence[Group], single: Group, others: Sequence[Group], key: str) -> list[str]:
+def _elsewhere_better(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> list[str]:
     """Names the best ensemble of each variant, with its gain and cost, if it is clearly better than the single network."""
     texts = []
-    for variant, words in VARIANTS[key].items():
-        if better := compared(single, others, key, variant).better:
-            name, gain = f"<strong>{safe(better[0].label)}</strong>", _instead(better[0], single, key, variant)
+    for variant, words in _variants(single).items():
+        if better := compared(single, others, PROPER, variant).better:
+            name, gain = f"<strong>{safe(better[0].label)}</strong>", _instead(better[0], single, PROPER, variant)
             texts.append(f"{_capital(words)} {name} is best: {gain}, at {_times(groups, better[0])}.")
     return texts
 
 
-def _claim(best: Group, single: Group, key: str) -> str:
+def _claim(best: Group, single: Group) -> str:
     """Says in words what a better proper score means: better calibration only if the calibration error is lower too."""
     own, other = best.value("ece"), single.value("ece")
     if own is not None and other is not None and own.mean < other.mean:
         return "is better calibrated than"
-    return f"has a better {_named(key)} than"
+    return f"has a better {_named(PROPER)} than"
 
 
 def _capital(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
+
+
+def _variants(single: Group) -> Mapping[str, str]:
+    """Returns how the names of variants read in a sentence."""
+    return VARIANTS if single.first.scores.task in CLASSES else VARIANTS_OF_NUMBERS
 
 
 def _named(key: str) -> str:
@@ -181,24 +183,23 @@ def _times(groups: Sequence[Group], group: Group) -> str:
     return listed(parts[:2]) if parts else "a cost that was not measured"
 
 
-def _counts(single: Group, others: Sequence[Group], key: str) -> str:
+def _counts(single: Group, others: Sequence[Group]) -> str:
     """Says how many ensembles are clearly better and worse than the single network, as they are and used otherwise."""
-    texts, uses = [], [(None, "as they are"), *VARIANTS[key].items()]
+    texts, uses = [], [(None, "as they are"), *_variants(single).items()]
     for variant, words in uses:
-        result = compared(single, others, key, variant)
+        result = compared(single, others, PROPER, variant)
         if result.of:
             texts.append(f"{words} {len(result.better)} and {len(result.worse)}")
-    return f"Ensembles, of {len(others)}, that are clearly better and clearly worse by {_named(key)}: {'; '.join(texts)}."
+    return f"Ensembles, of {len(others)}, that are clearly better and clearly worse by {_named(PROPER)}: {'; '.join(texts)}."
 
 
-def _other_scores(groups: Sequence[Group], single: Group, others: Sequence[Group]) -> str:
+def _other_scores(single: Group, others: Sequence[Group]) -> str:
     """Says how many ensembles are clearly better and clearly worse in accuracy, under corruption, and in OOD detection."""
-    sets = list(dict.fromkeys(name for group in groups for name in group.first.ood))
     detection = auroc_keys([key for key in single.first.scores if "auroc/" in key])
     parts = []
     for key, variant in [("accuracy", None), ("cNLL", None), ("cNLL", "calibrated"), *((key, None) for key in detection)]:
         result = compared(single, others, key, variant)
         if result.of:
             after = " after temperature scaling" if variant else ""
-            parts.append(f"{safe(title(key, sets))}{after} {len(result.better)} and {len(result.worse)}")
+            parts.append(f"{safe(title(key))}{after} {len(result.better)} and {len(result.worse)}")
     return f"The same by other scores: {'; '.join(parts)}." if parts else ""

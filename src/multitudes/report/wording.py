@@ -15,16 +15,16 @@ TITLES = {
     "brier": "Brier", "ece": "ECE", "mce": "MCE", "ace": "ACE", "classwise_ece": "Classwise ECE", "aurc": "AURC",
     "class_auroc": "Class AUROC", "class_aupr": "Class AUPR", "error_auroc": "Error AUROC", "error_aupr": "Error AUPR",
     "miou": "mIoU", "kl_diversity": "KL diversity", "member_accuracy": "Member accuracy", "member_nll": "Member NLL",
-    "idmi": "MI in", "oodmi": "MI out", "auroc": "AUROC", "aupr": "AUPR", "aupr_in": "AUPR in", "fpr95": "FPR95",
-    "fpr95_in": "FPR95 in", "rmse": "RMSE", "mae": "MAE", "gaussian_nll": "Gaussian NLL", "lpd": "Log density",
-    "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
+    "mean_mutual_information": "Mutual information", "auroc": "AUROC", "aupr_out": "AUPR-Out", "aupr_in": "AUPR-In",
+    "fpr95": "FPR95", "fpr95_in": "FPR95-In", "rmse": "RMSE", "mae": "MAE", "gaussian_nll": "Gaussian NLL",
+    "lpd": "Log density", "crps": "CRPS", "member_rmse": "Member RMSE", "epistemic_std": "Epistemic std", "msp": "MSP",
     "cAcc": "cAcc", "cNLL": "cNLL", "cECE": "cECE", "rAcc": "rAcc", "rNLL": "rNLL", "rECE": "rECE", "mCE": "mCE",
     "rmCE": "rmCE", "CE": "CE", "rCE": "rCE", "multiply_adds": "Multiply-adds", "seconds": "Training",
     "step": "Training step", "latency": "Prediction time",
 }  # fmt: skip
 """Titles of scores and costs whose key in words is not a good title."""
 
-IN_SENTENCE = {"accuracy": "accuracy", "lpd": "log density", "brier": "Brier score"}
+IN_SENTENCE = {"accuracy": "accuracy", "brier": "Brier score"}
 """Titles that are written differently within a sentence."""
 
 
@@ -38,18 +38,18 @@ def readable(text: Any) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in str(text))
 
 
-def title(key: str, sets: Sequence[str] = ()) -> str:
-    """Returns the title of a score or cost: `svhn/auroc/entropy` becomes "AUROC svhn (entropy)".
+def title(key: str) -> str:
+    """Returns the title of a score or cost: `svhn/auroc/entropy` becomes "AUROC svhn (entropy)"."""
+    return " ".join(part for part in title_parts(key) if part)
 
-    `sets` are the names of the OOD sets. If there is only one OOD set, its keys lack its name; the title has it.
-    """
+
+def title_parts(key: str) -> tuple[str, str]:
+    """Returns the title of a score or cost in two parts: what it is, and of which set and by which OOD score."""
     *front, last = key.split("/")
     if last in (*CRITERIA, *SPREADS, "best") and front:
-        of_set = not front[-1].startswith("error_")
-        where = front[0] if len(front) > 1 else sets[0] if len(sets) == 1 and of_set else ""
-        return f"{TITLES.get(front[-1], front[-1])}{f' {where}' if where else ''} ({TITLES.get(last, last).replace('_', ' ')})"
-    plain = TITLES.get(last) or last.replace("_", " ").capitalize()
-    return f"{plain} {' '.join(front)}".strip()
+        *sets, kind = front
+        return TITLES.get(kind, kind), " ".join([*sets, f"({TITLES.get(last, last).replace('_', ' ')})"])
+    return TITLES.get(last) or last.replace("_", " ").capitalize(), " ".join(front)
 
 
 def title_in_sentence(key: str) -> str:

@@ -1,7 +1,7 @@
 """Detection: how well a score separates out-of-distribution (OOD) from in-distribution examples.
 
 A score is larger for examples that look more OOD, and OOD is the positive class. For in-distribution as the positive class,
-call `detection.aupr(-score, ~ood)`. Examples of equal score share one point of every curve.
+call `detection.aupr(-score, ~is_ood)`. Examples of equal score share one point of every curve.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ class Curve(NamedTuple):
     """The thresholds, in falling order."""
 
 
-def curve(score: Tensor, ood: Tensor) -> Curve:
-    """Counts true and false positives at every threshold of a score ``[N]``; `ood` ``[N]`` marks the OOD examples."""
-    score, ood = _checked(score, ood)
+def curve(score: Tensor, is_ood: Tensor) -> Curve:
+    """Counts true and false positives at every threshold of a score ``[N]``; `is_ood` ``[N]`` marks the OOD examples."""
+    score, is_ood = _checked(score, is_ood)
     order = score.argsort(descending=True)
-    score, ood = score[order], ood[order]
+    score, is_ood = score[order], is_ood[order]
     last = torch.cat([score[1:] != score[:-1], torch.ones(1, dtype=torch.bool)])
-    found = ood.long().cumsum(0)[last]
+    found = is_ood.long().cumsum(0)[last]
     false = torch.arange(1, len(score) + 1)[last] - found
     return Curve(found.double(), false.double(), score[last])
 
 
-def roc(score: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
+def roc(score: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the false and true positive rates of the ROC curve, from (0, 0) to (1, 1). Shape: ``[N]``, ``[N]``"""
-    found, false, _ = curve(score, ood)
+    found, false, _ = curve(score, is_ood)
     zero = torch.zeros(1, dtype=torch.float64)
     return torch.cat([zero, false / false[-1]]), torch.cat([zero, found / found[-1]])
 
 
-def auroc(score: Tensor, ood: Tensor) -> float:
+def auroc(score: Tensor, is_ood: Tensor) -> float:
     """Returns the area under the ROC curve; higher is better, 1 is best and 0.5 is chance. Shape: ``[N]``, ``[N]``
 
     It is the probability that a random OOD example has a higher score than a random in-distribution one; ties count half.
     """
-    fpr, tpr = roc(score, ood)
+    fpr, tpr = roc(score, is_ood)
     return float(torch.trapezoid(tpr, fpr))
 
 
-def aupr(score: Tensor, ood: Tensor) -> float:
+def aupr(score: Tensor, is_ood: Tensor) -> float:
     """Returns the average precision, Σ_t (recall_t − recall_{t−1}) precision_t over thresholds. Shape: ``[N]``, ``[N]``
 
     Higher is better: 1 is best, and the share of positives is chance.
     """
-    found, false, _ = curve(score, ood)
+    found, false, _ = curve(score, is_ood)
     recall = found / found[-1]
     gained = recall.diff(prepend=torch.zeros(1, dtype=torch.float64))
     return float((gained * found / (found + false)).sum())
@@ -86,24 +86,25 @@ def _at_least(reached: Tensor, thresholds: int) -> Tensor:
     return torch.bincount(reached, minlength=thresholds + 1).flip(0).cumsum(0).flip(0)[1:].double()
 
 
-def fpr_at(score: Tensor, ood: Tensor, recall: float = 0.95) -> float:
+def fpr_at(score: Tensor, is_ood: Tensor, recall: float = 0.95) -> float:
     """Returns the false positive rate at the highest threshold with at least this recall; lower is better, 0 is best.
 
     Shape: ``[N]``, ``[N]``
     """
-    found, false, _ = curve(score, ood)
+    found, false, _ = curve(score, is_ood)
     first = int((found >= recall * found[-1] - 1e-9).double().argmax())
     return float(false[first] / false[-1])
 
 
-def _checked(score: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
-    if score.shape != ood.shape or score.ndim != 1:
-        raise InputError(f"score and ood must both be [N], not {list(score.shape)} and {list(ood.shape)}")
-    score, ood = score.double().cpu(), ood.cpu().bool()
+def _checked(score: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
+    if score.shape != is_ood.shape or score.ndim != 1:
+        raise InputError(f"score and is_ood must both be [N], not {list(score.shape)} and {list(is_ood.shape)}")
+    score, is_ood = score.double().cpu(), is_ood.cpu().bool()
     if bool(score.isnan().any()):
         raise InputError("score has a NaN: remove the examples without a score")
-    if not bool(ood.any()) or bool(ood.all()):
+    if not bool(is_ood.any()) or bool(is_ood.all()):
         raise InputError(
-            f"detection needs both OOD and in-distribution examples, but ood= marks {int(ood.sum())} of {len(ood)} as OOD"
+            f"detection needs both OOD and in-distribution examples, but is_ood= marks "
+            f"{int(is_ood.sum())} of {len(is_ood)} as OOD"
         )
-    return score, ood
+    return score, is_ood

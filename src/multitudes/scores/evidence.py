@@ -150,14 +150,12 @@ class Evidence:
         if not self.shifts:
             return {}
         scores, corrupted = {}, {}
-        sets = [name for name, severity in self.shifts if severity is None]
         for (name, severity), shift in self.shifts.items():
             values = shift._by_rule({key: CLASSIFICATION_SCORES[key] for key in SHIFT_SCORES})
             if severity is None:
-                prefix = f"{name}/" if len(sets) > 1 else ""
-                scores.update({f"{prefix}r{short}": values[key] for key, short in SHIFT_SCORES.items()})
+                scores.update({f"{name}/r{short}": values[key] for key, short in SHIFT_SCORES.items()})
                 if "anchor" in shift.columns:
-                    scores[f"{prefix}stability"] = stability(shift.columns["correct"], shift.columns["anchor"])
+                    scores[f"{name}/stability"] = stability(shift.columns["correct"], shift.columns["anchor"])
             else:
                 scores.update({f"{name}/{severity}/{key}": values[key] for key in SHIFT_SCORES})
                 corrupted[name, severity] = values
@@ -181,24 +179,23 @@ class Evidence:
         """Computes the detection scores of every OOD set and criterion."""
         scores: dict[str, float] = {}
         for name, columns in self.ood.items():
-            prefix = f"{name}/" if len(self.ood) > 1 else ""
             for criterion in (c for c in (*CRITERIA, *SPREADS) if c in columns and c in self.in_distribution):
                 score = torch.cat([self.in_distribution[criterion], columns[criterion]]).double()
-                ood = torch.arange(len(score)) >= len(self.in_distribution[criterion])
-                for key, value in _detection_scores(score, ood).items():
-                    scores[f"{prefix}{key}/{criterion}"] = value
+                is_ood = torch.arange(len(score)) >= len(self.in_distribution[criterion])
+                for key, value in _detection_scores(score, is_ood).items():
+                    scores[f"{name}/{key}/{criterion}"] = value
             if "mutual_information" in columns:
-                scores[f"{prefix}oodmi"] = float(columns["mutual_information"].double().mean())
+                scores[f"{name}/mean_mutual_information"] = float(columns["mutual_information"].double().mean())
         return scores
 
 
-def _detection_scores(score: Tensor, ood: Tensor) -> dict[str, float]:
+def _detection_scores(score: Tensor, is_ood: Tensor) -> dict[str, float]:
     return {
-        "auroc": detection.auroc(score, ood),
-        "aupr": detection.aupr(score, ood),
-        "fpr95": detection.fpr_at(score, ood),
-        "aupr_in": detection.aupr(-score, ~ood),
-        "fpr95_in": detection.fpr_at(-score, ~ood),
+        "auroc": detection.auroc(score, is_ood),
+        "aupr_out": detection.aupr(score, is_ood),
+        "fpr95": detection.fpr_at(score, is_ood),
+        "aupr_in": detection.aupr(-score, ~is_ood),
+        "fpr95_in": detection.fpr_at(-score, ~is_ood),
     }
 
 
@@ -289,14 +286,15 @@ CLASSIFICATION_SCORES: dict[str, Rule] = {
     "kl_diversity": _mean("kl"),
     "member_accuracy": _mean("member_correct"),
     "member_nll": _mean("member_nll"),
-    "idmi": _mean("mutual_information"),
+    "mean_mutual_information": _mean("mutual_information"),
 }
 
 REGRESSION_SCORES: dict[str, Rule] = {
     "rmse": lambda evidence: evidence.columns["squares"].double().mean().sqrt(),
     "mae": lambda evidence: evidence.columns["squares"].double().sqrt().mean(),
-    "gaussian_nll": _mean("gaussian_nll"),
+    "nll": lambda evidence: -evidence.columns["log_density"].double().mean(),
     "lpd": _mean("log_density"),
+    "gaussian_nll": _mean("gaussian_nll"),
     "crps": _mean("crps"),
     "coverage": _mean("covered"),
     "interval_width": _mean("width"),
@@ -306,11 +304,11 @@ REGRESSION_SCORES: dict[str, Rule] = {
 
 OPTIONAL = {
     "exact_match": "exact", "top5": "top5", "balanced_accuracy": "label confusion", "f1": "label confusion",
-    "class_auroc": "log_odds", "class_aupr": "log_odds", "gibbs_nll": "member_nll", "classwise_ece": "classwise",
-    "miou": "confusion", "disagreement": "disagreement", "kl_diversity": "kl", "member_accuracy": "member_correct",
-    "member_nll": "member_nll", "idmi": "mutual_information", "gaussian_nll": "gaussian_nll", "lpd": "log_density",
-    "crps": "crps", "coverage": "covered", "interval_width": "width", "member_rmse": "member_squares",
-    "epistemic_std": "epistemic",
+    "class_auroc": "log_odds", "class_aupr": "log_odds", "nll": "nll log_density", "gibbs_nll": "member_nll",
+    "classwise_ece": "classwise", "miou": "confusion", "disagreement": "disagreement", "kl_diversity": "kl",
+    "member_accuracy": "member_correct", "member_nll": "member_nll", "mean_mutual_information": "mutual_information",
+    "gaussian_nll": "gaussian_nll", "lpd": "log_density", "crps": "crps", "coverage": "covered", "interval_width": "width",
+    "member_rmse": "member_squares", "epistemic_std": "epistemic",
 }  # fmt: skip
 """Scores that not every prediction has, each with the columns or sums of which it needs one."""
 

@@ -1,4 +1,4 @@
-"""What each score measures, and which direction is better."""
+"""What each score measures, which direction is better, and which class is positive."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ class Meaning(NamedTuple):
     """Which direction is better; empty where neither is."""
     about: str
 
+
+OOD_NOTE = "OOD is the positive class; for aupr_in and fpr95_in it is in-distribution."
+"""Which class is positive in OOD detection."""
+
+ERROR_NOTE = "Wrong predictions are the positive class."
+"""Which class is positive in the detection of errors."""
 
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 """The arrow that tables show for each direction."""
@@ -36,7 +42,7 @@ MEANINGS = {
     "class_aupr": Meaning("higher", "average precision of each class against the others, averaged over classes"),
     "error_auroc": Meaning("higher", "probability that a random wrong prediction is less certain than a random right one"),
     "error_aupr": Meaning("higher", "average precision with wrong predictions as the positive class"),
-    "nll": Meaning("lower", "−log of the mixture's probability of the target, in nats"),
+    "nll": Meaning("lower", "negative log-likelihood of the target under the mixture, in nats"),
     "gibbs_nll": Meaning("lower", "expected NLL of a random member"),
     "brier": Meaning("lower", "squared error of the probabilities, summed over classes"),
     "ece": Meaning("lower", "expected calibration error: confidence against accuracy, in bins of equal width"),
@@ -49,17 +55,16 @@ MEANINGS = {
     "kl_diversity": Meaning("", "KL divergence between two members, averaged over pairs"),
     "member_accuracy": Meaning("higher", "mean accuracy of the members"),
     "member_nll": Meaning("lower", "mean NLL of the members (equal to gibbs_nll)"),
-    "idmi": Meaning("", "mean mutual information of in-distribution examples"),
-    "oodmi": Meaning("", "mean mutual information of OOD examples"),
-    "auroc": Meaning("higher", "probability that a random OOD example scores higher than a random in-distribution one"),
-    "aupr": Meaning("higher", "average precision with OOD as the positive class"),
+    "mean_mutual_information": Meaning("", "mutual information of label and member, averaged over the set's examples"),
+    "auroc": Meaning("higher", "probability that a random OOD example looks more OOD than a random in-distribution one"),
+    "aupr_out": Meaning("higher", "average precision with OOD as the positive class"),
     "aupr_in": Meaning("higher", "average precision with in-distribution as the positive class"),
-    "fpr95": Meaning("lower", "share of in-distribution examples flagged when 95 % of OOD examples are"),
-    "fpr95_in": Meaning("lower", "share of OOD examples accepted when 95 % of in-distribution examples are"),
+    "fpr95": Meaning("lower", "share of in-distribution examples taken for OOD where 95 % of OOD examples are detected"),
+    "fpr95_in": Meaning("lower", "share of OOD examples taken for in-distribution where 95 % of in-distribution examples are"),
     "rmse": Meaning("lower", "root of the mean squared error"),
     "mae": Meaning("lower", "mean absolute error"),
     "gaussian_nll": Meaning("lower", "NLL of a Gaussian with the mixture's mean and variance"),
-    "lpd": Meaning("higher", "log density of the mixture at the target"),
+    "lpd": Meaning("higher", "log density of the mixture at the target: −nll"),
     "crps": Meaning("lower", "continuous ranked probability score of the mixture"),
     "coverage": Meaning("", "share of targets inside the interval; best is its level"),
     "interval_width": Meaning("lower", "mean width of the interval"),
@@ -82,3 +87,19 @@ MEANINGS = {
 def meaning(key: str) -> Meaning:
     """Returns the meaning of a score by its key, such as `accuracy`, `auroc/msp`, `svhn/auroc/msp` or `fog/3/nll`."""
     return next((MEANINGS[part] for part in reversed(key.split("/")) if part in MEANINGS), Meaning("", ""))
+
+
+def glossary() -> str:
+    """Returns all scores with their direction and meaning, and how those of OOD sets are named, for help()."""
+    lines = "\n".join(f"    {name:<24}{ARROWS[one.better] or ' '} {one.about}" for name, one in MEANINGS.items())
+    return f"""Scores; ↑ higher is better, ↓ lower is better:
+
+{lines}
+
+Scores of an OOD set are called SET/SCORE/CRITERION, as in `svhn/auroc/msp`.
+{OOD_NOTE}
+Every criterion is larger for examples that look more OOD: msp (1 − the largest probability), max_logit (minus the largest
+logit), entropy, mutual_information, variation_ratio and energy; variance and epistemic variance in a regression.
+Detected errors are `error_auroc/CRITERION` and `error_aupr/CRITERION`. {ERROR_NOTE}
+A corruption's scores are called `fog/3/accuracy`, those of another shifted set `sketches/rAcc`.
+"""

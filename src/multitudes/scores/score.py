@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from inspect import cleandoc
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from multitudes.prediction.targets import check_prediction, checked_targets
 from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, ood_criteria, regression_evidence
 from multitudes.scores.evidence import Columns, Evidence, Settings
-from multitudes.scores.meaning import CRITERIA, SPREADS
+from multitudes.scores.meaning import CRITERIA, SPREADS, glossary
 from multitudes.scores.scores import Scores
 from multitudes.scores.shift import BASELINES, Errors
 
@@ -34,12 +35,13 @@ def score(
     intervals: int = 0,
     seed: int = 0,
 ) -> Scores:
-    """Computes all scores that the prediction's task has. Get one by its name: `scores["nll"]`, `scores["auroc/msp"]`.
+    """Computes all scores that the prediction's task has. Get one by its name: `scores["nll"]`, `scores["svhn/auroc/msp"]`.
 
     targets    labels or target values ``[N, ...]``; by default those of the predicted dataset
-    ood        the prediction of an out-of-distribution set, or a dict of several; names become prefixes: `svhn/auroc/msp`
+    ood        predictions of out-of-distribution sets by name: {"svhn": pred} gives `svhn/auroc/msp`. One prediction without a
+               name is called ood: `ood/auroc/msp`
     shift      shifted sets by name: {severity: (prediction, targets)} for a corruption, (prediction, targets) for another set,
-               (prediction, targets, anchors) for video frames
+               (prediction, targets, anchors) for video frames; names become prefixes: `fog/3/accuracy`, `sketches/rAcc`
     baseline   the baseline of mCE and rmCE: the scores of another run on the same corruptions, or "alexnet"
     bins       the number of bins of the calibration errors
     drop       leaves bins with at most this many examples out of ECE and MCE. The EMP paper uses bins=20, drop=5
@@ -69,6 +71,9 @@ def score(
     return scores.with_intervals(intervals, seed=seed) if intervals else scores
 
 
+score.__doc__ = f"{cleandoc(score.__doc__ or '')}\n\n{glossary()}"
+
+
 def _evidence(prediction: Prediction, targets: Any, settings: Settings, ignore: int | None, by_class: bool = False) -> Evidence:
     checked = checked_targets(prediction, targets, ignore)
     if prediction.task not in CLASSES:
@@ -88,7 +93,7 @@ def _in_distribution_criteria(prediction: Prediction, evidence: Evidence) -> Col
 def _criteria_by_set(prediction: Prediction, ood: Any) -> dict[str, Columns]:
     sets = {"ood": ood} if isinstance(ood, Prediction) else ood
     if not isinstance(sets, Mapping) or not sets or not all(isinstance(p, Prediction) for p in sets.values()):
-        raise InputError("ood= takes a Prediction, or several by name: ood={'svhn': mt.predict(ens, svhn)}")
+        raise InputError("ood= takes predictions by name: ood={'svhn': mt.predict(ens, svhn)}")
     for name, other in sets.items():
         _check_same_ensemble(prediction, other, f"ood={name!r}")
     criteria = {_set_name(name, "ood"): ood_criteria(other) for name, other in sets.items()}
@@ -168,7 +173,7 @@ def _warn_if_collapsed(scores: Scores, prediction: Prediction) -> None:
     if prediction.task in CLASSES:
         assert scores.evidence is not None
         entropy = float(scores.evidence.columns["entropy"].double().mean())
-        collapsed = scores["disagreement"] < 1e-3 and scores["idmi"] <= 1e-3 * entropy
+        collapsed = scores["disagreement"] < 1e-3 and scores["mean_mutual_information"] <= 1e-3 * entropy
         shown = f"they disagree on {scores['disagreement']:.2%} of the examples"
     else:
         collapsed = scores["epistemic_std"] <= 1e-3 * scores["rmse"]

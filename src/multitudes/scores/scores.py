@@ -8,34 +8,28 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from multitudes.errors import FileError, InputError
+from multitudes.scores.comparison import Comparison, Difference
 from multitudes.scores.evidence import Evidence, Settings, errors_in
+from multitudes.scores.old_names import with_current_names
 from multitudes.scores.shift import Errors
 from multitudes.terminal import rendered
 
-FORMAT = 1
+FORMAT = 2
+"""2: names as in `meaning.py`, and OOD sets always by name. 1: see `old_names.py`."""
 
 CALIBRATION_ERRORS = ("ece", "mce", "ace", "cECE", "rECE")
 """Scores that grow when examples are drawn with repetition: repeated examples make bins look less calibrated."""
 
 
-class Difference(NamedTuple):
-    """The difference of a score between two runs on the same examples, with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-    chance: float
-    """The bootstrap's two-sided p-value: the probability of a difference this large if the runs were equally good."""
-
-
 class Scores(Mapping[str, float]):
-    """Scores by name: `scores["nll"]`. `print(scores)` shows tables.
+    """Scores by name: `scores["nll"]`, `scores["svhn/auroc/msp"]`. `help(mt.score)` explains every name.
 
+    `print(scores)` shows tables with each score's direction (↑ higher is better, ↓ lower is better) and meaning.
     `intervals` has the confidence intervals by name, if they were computed; `members` has the scores of each member.
     """
 
@@ -128,8 +122,11 @@ class Scores(Mapping[str, float]):
             intervals={name: _interval(name, self[name], [d[name] for d in drawn], level) for name in drawn[0] if name in self},
         )
 
-    def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> dict[str, Difference]:
-        """Compares two runs on the same examples by a paired bootstrap. Returns self minus other for each score."""
+    def compare(self, other: Scores, samples: int = 1000, *, level: float = 0.95, seed: int = 0) -> Comparison:
+        """Compares two runs on the same examples by a paired bootstrap: self minus other for each score. Print it for a table.
+
+        `scores.compare(other)["nll"]` is a Difference: value, low and high of its confidence interval, p_value.
+        """
         if not isinstance(other, Scores):
             raise InputError(f"compare takes other scores, not a {type(other).__name__}: scores.compare(mt.score(prediction))")
         evidence, others = self._require_evidence("compare"), other._require_evidence("compare")
@@ -148,9 +145,9 @@ class Scores(Mapping[str, float]):
             low, high = _percentiles(drawn[name], level)
             below = sum(not d > 0 for d in drawn[name]) + 1
             above = sum(not d < 0 for d in drawn[name]) + 1
-            chance = min(1.0, 2 * min(below, above) / (samples + 1))
-            differences[name] = Difference(_subtract(self[name], other[name]), low, high, chance)
-        return differences
+            p_value = min(1.0, 2 * min(below, above) / (samples + 1))
+            differences[name] = Difference(_subtract(self[name], other[name]), low, high, p_value)
+        return Comparison(differences)
 
     def errors(self) -> Errors:
         """Returns the run's errors on clean and corrupted data, as a baseline of mCE."""
@@ -185,6 +182,7 @@ class Scores(Mapping[str, float]):
             content = json.loads(text)
             if content["format"] > FORMAT:
                 raise FileError("these scores were written in a newer format: update multitudes")
+            content = with_current_names(content)
             return cls(
                 {name: float(value) for name, value in content["scores"].items()},
                 task=content["task"],
@@ -222,7 +220,7 @@ class Scores(Mapping[str, float]):
         return rendered(self.tables(), width=118)
 
     def __repr__(self) -> str:
-        main = [name for name in ("accuracy", "nll", "ece", "rmse", "lpd") if name in self]
+        main = [name for name in ("accuracy", "nll", "ece", "rmse") if name in self]
         return f"Scores({', '.join(f'{name}={self[name]:.4f}' for name in main)}, {len(self)} in all)"
 
 

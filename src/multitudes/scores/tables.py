@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
+from multitudes.scores.meaning import ARROWS, CRITERIA, ERROR_NOTE, OOD_NOTE, SPREADS, meaning
 
 if TYPE_CHECKING:
     from multitudes.scores.scores import Scores
+
+WRONG = "wrong predictions"
+"""Title of the table of detected errors."""
 
 RELATIVE = ("CE", "rCE")
 """Errors of a corruption relative to a baseline."""
@@ -52,13 +55,13 @@ def _detection_tables(scores: Scores) -> list[Table]:
         *front, kind, criterion = key.split("/") if "/" in key else ["", "", ""]
         if criterion in (*CRITERIA, *SPREADS):
             cell = _number(scores[key]) + (f"\n{_interval(scores, key)}" if key in scores.intervals else "")
-            name = "out of distribution" + "".join(f": {one}" for one in front)
-            title = "wrong predictions" if kind.startswith("error_") else name
+            name = f"out of distribution: {'/'.join(front)}"
+            title = WRONG if kind.startswith("error_") else name
             sets.setdefault(title, {}).setdefault(criterion, {})[kind] = cell
     tables_of_sets = []
     for title, rows in sets.items():
         kinds = list(next(iter(rows.values())))
-        table = Table("criterion", *map(_with_arrow, kinds), title=title)
+        table = Table("criterion", *map(_with_arrow, kinds), title=title, caption=ERROR_NOTE if title == WRONG else OOD_NOTE)
         for column in table.columns[1:]:
             column.justify = "right"
         for criterion, cells in rows.items():

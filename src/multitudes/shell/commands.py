@@ -27,8 +27,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Turn any PyTorch network into an efficient ensemble whose uncertainty you can trust.\n\n"
-    "  multitudes bench             compare all methods on a small task, with a report\n\n"
-    "  multitudes init mytask.py    write a task with your own network and data\n\n"
+    "  multitudes bench             compare all methods on a small job, with a report\n\n"
+    "  multitudes init myjob.py     write a job with your own network and data\n\n"
     "  multitudes plan mynets:make --example 2,3,32,32    show what a method would do",
 )
 
@@ -62,19 +62,20 @@ def _complete_methods(incomplete: str) -> list[str]:
     return [f"{front}{comma}{name}" for name in _complete_method(last)]
 
 
-def _complete_task(incomplete: str) -> list[str]:
+def _complete_job(incomplete: str) -> list[str]:
     from multitudes.shell.jobs import JOBS
 
     return [name for name in JOBS if name.startswith(incomplete)]
 
 
-TASKS = "fashion, yacht, energy (embedded), cifar10, or your own MODULE:FUNCTION (see `multitudes init`)"
-Task = Annotated[str, typer.Option(help=f"network and data: {TASKS}", autocompletion=_complete_task)]
-OwnTask = Annotated[
-    str | None, typer.Option(help=f"network and data: {TASKS}; default: fashion", autocompletion=_complete_task)
+JOB_NAMES = "fashion, yacht, energy (embedded), cifar10, or your own MODULE:FUNCTION (see `multitudes init`)"
+JobName = Annotated[str, typer.Option("--job", help=f"network and data: {JOB_NAMES}", autocompletion=_complete_job)]
+OwnJob = Annotated[
+    str | None, typer.Option("--job", help=f"network and data: {JOB_NAMES}; default: fashion", autocompletion=_complete_job)
 ]
-RunTask = Annotated[
-    str | None, typer.Option(help=f"network and data, if not those of the training: {TASKS}", autocompletion=_complete_task)
+RunJob = Annotated[
+    str | None,
+    typer.Option("--job", help=f"network and data, if not those of the training: {JOB_NAMES}", autocompletion=_complete_job),
 ]
 RunModel = Annotated[str | None, typer.Option(help="the network, if not that of the training: MODULE:FACTORY")]
 METHOD = "a method, such as packed or 'packed(alpha=2, gamma=2)'"
@@ -90,17 +91,17 @@ Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(help="Python file to write")] = Path("mytask.py"),
+    file: Annotated[Path, typer.Argument(help="Python file to write")] = Path("myjob.py"),
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write a task of your own to start from: a network, data and a recipe in one Python file that runs as it is.
+    """Write a job of your own to start from: a network, data and a recipe in one Python file that runs as it is.
 
-    multitudes init mytask.py
+    multitudes init myjob.py
     """
-    from multitudes.shell.starter import write_task
+    from multitudes.shell.starter import write_job
 
-    command = write_task(file, force)
+    command = write_job(file, force)
     if as_json:
         _print_json({"out": str(file), "next": command})
         return
@@ -109,7 +110,7 @@ def init(
 
 @app.command()
 def bench(
-    task: Task = "fashion",
+    job_name: JobName = "fashion",
     methods: Methods = "",
     seeds: Annotated[str, typer.Option(help="seeds, with commas or as a range: 0,1,2 or 0-4")] = "0",
     budget: Annotated[str, typer.Option(help="training of each method: '10 epochs', '30 seconds' or '2e12 flops'")] = "",
@@ -129,7 +130,7 @@ def bench(
 
       multitudes bench --methods single,packed,deep --seeds 0-2
 
-      multitudes bench --task yacht --budget '20 seconds' --workers 2
+      multitudes bench --job yacht --budget '20 seconds' --workers 2
     """
     from multitudes.shell import parse
     from multitudes.shell.jobs import find_job
@@ -137,11 +138,11 @@ def bench(
     from multitudes.shell.steps import write_report
     from multitudes.shell.sweep import check_folders, run_trials, trials
 
-    sweep = trials(task, parse.split_list(methods), parse.seeds(seeds), budget or None, out, root)
+    sweep = trials(job_name, parse.split_list(methods), parse.seeds(seeds), budget or None, out, root)
     check_folders(sweep, out / "report.html", force)
     with live_table(sweep, live=False if as_json else None) as table:
         rows = run_trials(sweep, workers=workers, ray=ray, ray_address=ray_address, on_end=table.update)
-    job = find_job(task, root)
+    job = find_job(job_name, root)
     page = write_report([trial.folder for trial in sweep], out / "report.html", job)
     if as_json:
         listed = [{"name": r.name, "seed": r.seed, "method": r.method, "scores": dict(r.scores)} for r in rows]
@@ -154,11 +155,11 @@ def bench(
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="folder of the run")],
-    task: OwnTask = None,
+    job_name: OwnJob = None,
     method: Annotated[str | None, typer.Option(help=f"{METHOD}; default: packed", autocompletion=_complete_method)] = None,
-    model: Annotated[str | None, typer.Option(help="your network instead of the task's: MODULE:FACTORY")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="number of epochs; default: the task's")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, help="learning rate; default: the task's")] = None,
+    model: Annotated[str | None, typer.Option(help="your network instead of the job's: MODULE:FACTORY")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="number of epochs; default: the job's")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="learning rate; default: the job's")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="seed of weights, batches and draws; default: 0")] = None,
     name: Annotated[str | None, typer.Option(help="name of the run in reports; default: the method")] = None,
     resume: Annotated[
@@ -172,12 +173,12 @@ def train(
 
     multitudes train --method 'packed(alpha=2)' --out runs/packed
 
-    multitudes train --task mytask:task --method deep --out runs/deep && multitudes report runs
+    multitudes train --job myjob:job --method deep --out runs/deep && multitudes report runs
     """
     from multitudes.shell.told import Told, told_to_train
 
     options: dict[str, Any] = {
-        "task": task,
+        "job": job_name,
         "method": method,
         "model": model,
         "epochs": epochs,
@@ -208,8 +209,8 @@ def train(
 def predict(
     run: Annotated[Path, typer.Argument(help="the folder of a run, or a .multitude file")],
     out: Annotated[Path, typer.Option(help="file to write: .safetensors with all members' outputs, or .csv")],
-    task: RunTask = None,
-    data: Annotated[str, typer.Option(help="dataset: test, validation, train, or an ood set of the task")] = "test",
+    job_name: RunJob = None,
+    data: Annotated[str, typer.Option(help="dataset: test, validation, train, or an OOD set of the job")] = "test",
     model: RunModel = None,
     force: Force = False,
     root: Root = None,
@@ -231,14 +232,14 @@ def predict(
     from multitudes.shell.parse import unknown_name
     from multitudes.shell.steps import load_ensemble, told_of
 
-    told = told_of(run, task, model, root)
-    job = find_job(told.task, told.root)
+    told = told_of(run, job_name, model, root)
+    job = find_job(told.job, told.root)
     splits = {"train": job.train, "test": job.test, "validation": job.validation, **job.ood}
     datasets = {name: dataset for name, dataset in splits.items() if dataset is not None}
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
     prediction = run_ensemble(load_ensemble(run, job, told), datasets[data]).in_original_units(job.test)
-    save_prediction(prediction, out, job.test.classes, ood=data in job.ood)
+    save_prediction(prediction, out, job.test.classes, with_targets=data not in job.ood)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
     else:
@@ -248,7 +249,9 @@ def predict(
 @app.command()
 def score(
     prediction: Annotated[Path, typer.Argument(help="the folder of a run, or a .safetensors file of `multitudes predict`")],
-    ood: Annotated[list[str] | None, typer.Option(help="NAME=FILE: prediction on an ood set; may be repeated")] = None,
+    ood: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE: prediction of an out-of-distribution (OOD) set; may be repeated")
+    ] = None,
     intervals: Annotated[int, typer.Option(min=0, help="bootstrap samples for 95 % intervals; 0 for none")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -299,9 +302,9 @@ def _tensor_file(path: Path) -> Path:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs, or folders that hold such folders")],
     out: Annotated[Path, typer.Option(help="page to write")] = Path("report.html"),
-    task: Annotated[
+    job_name: Annotated[
         str | None,
-        typer.Option(help="task whose images and classes to show; default: the runs'", autocompletion=_complete_task),
+        typer.Option("--job", help="job whose images and classes to show; default: the runs'", autocompletion=_complete_job),
     ] = None,
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
     force: Force = False,
@@ -319,7 +322,7 @@ def report(
     from multitudes.shell.jobs import find_job
     from multitudes.shell.steps import write_report
 
-    page = write_report(runs, out, None if task is None else find_job(task, root), title)
+    page = write_report(runs, out, None if job_name is None else find_job(job_name, root), title)
     for note in page.notes:
         Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
     _print_json({"out": str(page.path), "notes": page.notes}) if as_json else _print_line(f"report: {page.path}")

@@ -28,7 +28,7 @@ Root = str | PathLike[str] | None
 class Job(Settings):
     """A network and datasets to compare methods on.
 
-    To use your own, write a function that returns a Job and type `--task MODULE:FUNCTION`; `multitudes init` writes one to
+    To use your own, write a function that returns a Job and type `--job MODULE:FUNCTION`; `multitudes init` writes one to
     start from. Datasets may be Data, or torch datasets of pairs (input, target).
     """
 
@@ -60,7 +60,7 @@ class Job(Settings):
     """What the network's outputs mean: "classes", "binary", "multilabel", "gaussian" or "regression", as in `mt.ensemble`."""
 
     tau_output: float | None = None
-    """For task "regression", the precision of an observation in the targets' own units, with which all methods score `lpd`."""
+    """For task "regression", the precision of an observation in the targets' own units, with which all methods score `nll`."""
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings that replace a method's defaults in this job, by the method's name in the shell."""
@@ -196,17 +196,17 @@ def find_job(name: str, root: Root = None) -> Job:
         value = value() if callable(value) else value
         if not isinstance(value, Job):
             raise InputError(
-                f"--task {name} must return a multitudes.shell.jobs.Job, not a {type(value).__name__}: `multitudes init` "
-                "writes a task to start from"
+                f"--job {name} must return a multitudes.shell.jobs.Job, not a {type(value).__name__}: `multitudes init` "
+                "writes a job to start from"
             )
         return value
     if name not in JOBS:
-        own = f". Your own task is typed as MODULE:FUNCTION, as in {_module(name)}:task; `multitudes init` writes one"
-        raise InputError(f"{unknown_name('task', name, JOBS)}{own}")
+        own = f". Your own job is typed as MODULE:FUNCTION, as in {_module(name)}:job; `multitudes init` writes one"
+        raise InputError(f"{unknown_name('job', name, JOBS)}{own}")
     return JOBS[name](root)
 
 
 def _module(name: str) -> str:
     """Returns the module that a text without a colon may mean."""
     stem = name.removesuffix(".py").replace("/", ".").strip(".")
-    return stem if stem.replace(".", "_").isidentifier() else "mytask"
+    return stem if stem.replace(".", "_").isidentifier() else "myjob"

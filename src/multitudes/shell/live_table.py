@@ -16,11 +16,11 @@ from rich.table import Table
 from multitudes.report.row import Row
 from multitudes.shell.trial import Trial
 
-SHOWN = {
-    "accuracy": ("accuracy", "{:.3f}"), "nll": ("NLL", "{:.3f}"), "ece": ("ECE", "{:.3f}"), "rmse": ("RMSE", "{:.3f}"),
-    "lpd": ("log density", "{:.3f}"), "auroc/msp": ("OOD AUROC", "{:.3f}"),
-}  # fmt: skip
-"""Columns of the table: score, heading, format. Scores that no trial has are left out."""
+SHOWN = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "rmse": "RMSE"}
+"""Columns of the table: score and heading. Scores that no trial has are left out; those of OOD sets follow."""
+
+OOD = "/auroc/msp"
+"""The end of the key of an OOD set's score that has a column."""
 
 
 class SweepTable:
@@ -38,13 +38,15 @@ class SweepTable:
     def __rich__(self) -> Table:
         rows = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Row)]
         scores = [name for name in SHOWN if any(name in row.scores for row in rows)] or ["accuracy", "nll"]
+        scores += dict.fromkeys(name for row in rows for name in row.scores if name.endswith(OOD))
         title = f"{len(rows)} of {len(self.trials)} trials, {time.perf_counter() - self.start:.0f} s"
         table = Table(title=title, title_justify="left")
         table.add_column("method", no_wrap=True)
         table.add_column("seed", justify="right")
         table.add_column("state", min_width=14, no_wrap=True)
         for name in scores:
-            table.add_column(SHOWN[name][0], justify="right")
+            heading = SHOWN.get(name) or f"OOD AUROC {name.removesuffix(OOD)}"
+            table.add_column(heading, justify="right")
         table.add_column("seconds", justify="right")
         for trial in self.trials:
             table.add_row(trial.name, str(trial.seed), *self._cells(trial, scores))
@@ -54,7 +56,7 @@ class SweepTable:
         """The state of a trial, its scores and its seconds."""
         outcome = self.outcomes.get(trial)
         if isinstance(outcome, Row):
-            values = [SHOWN[name][1].format(outcome.scores[name]) if name in outcome.scores else "" for name in scores]
+            values = [f"{outcome.scores[name]:.3f}" if name in outcome.scores else "" for name in scores]
             return ["done", *values, "" if outcome.seconds is None else f"{outcome.seconds:.0f}"]
         if outcome is not None:
             return [f"[red]{type(outcome).__name__}[/red]", *("" for _ in scores), ""]
@@ -70,7 +72,8 @@ def _progress(trial: Trial) -> tuple[dict[str, Any], int]:
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         epochs = int(json.loads((trial.folder / "config.json").read_text(encoding="utf-8"))["recipe"]["epochs"])
         with contextlib.suppress(OSError, ValueError, IndexError):
-            return json.loads((trial.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]), epochs
+            metrics = json.loads((trial.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+            return metrics | ({"val_nll": -metrics["val_lpd"]} if "val_lpd" in metrics else {}), epochs
         return {}, epochs
     return {}, 0
 

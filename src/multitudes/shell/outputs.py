@@ -39,10 +39,12 @@ def check_output(path: Path, force: bool, kinds: Sequence[str] = ()) -> None:
         raise FileError(f"cannot create the folder {path.parent}: {error.strerror or error}. Choose another --out") from error
 
 
-def save_prediction(prediction: Prediction, path: Path, classes: Sequence[str] | None = None, *, ood: bool = False) -> None:
+def save_prediction(
+    prediction: Prediction, path: Path, classes: Sequence[str] | None = None, *, with_targets: bool = True
+) -> None:
     """Writes a prediction: all members' outputs into .safetensors, or one line per example into .csv.
 
-    `ood` leaves targets out of the table, since those of an out-of-distribution set count classes of its own.
+    Give with_targets=False for an out-of-distribution set, whose targets count classes of its own: the table leaves them out.
     """
     if path.suffix.lower() != ".csv":
         prediction.save(path)
@@ -50,7 +52,7 @@ def save_prediction(prediction: Prediction, path: Path, classes: Sequence[str] |
     from multitudes.storage import write
 
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(table(prediction, classes, targets=not ood))
+    csv.writer(text, lineterminator="\n").writerows(table(prediction, classes, targets=with_targets))
     write(path, text.getvalue().encode())
 
 

@@ -38,7 +38,7 @@ Shifted = dict[str, dict[int, Prediction]]
 def scored_row(run: Run, job: Job, *, name: str, command: str, settings: Mapping[str, Any]) -> Row:
     """Scores the epoch that the job names; the other epoch, and the calibrated ensemble, become variants.
 
-    settings    those that the recipe does not hold: the task as it was typed, the budget
+    settings    those that the recipe does not hold: the job as it was typed, the budget
     """
     run.ensemble.to(memory_format=torch.contiguous_format)
     row = replace(

@@ -1,4 +1,4 @@
-"""`multitudes init`: writes a task file to start from, and says which command comes next."""
+"""`multitudes init`: writes a job file to start from, and says which command comes next."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from multitudes.errors import InputError
 from multitudes.shell.outputs import check_output
 
 
-def write_task(path: Path, force: bool) -> str:
-    """Writes the task file, and returns the command that trains on it."""
+def write_job(path: Path, force: bool) -> str:
+    """Writes the job file, and returns the command that trains on it."""
     if path.suffix != ".py":
         raise InputError(f"{path} must be a Python file: type {path}.py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
@@ -27,9 +27,9 @@ def write_task(path: Path, force: bool) -> str:
             f"there is a module {module} already, which Python would import: type {path.with_name(f'my_{path.name}')}"
         )
     check_output(path, force)
-    text = resources.files("multitudes.shell").joinpath("starter_task.py.txt").read_text(encoding="utf-8")
+    text = resources.files("multitudes.shell").joinpath("starter_job.py.txt").read_text(encoding="utf-8")
     path.write_text(text.replace("MODULE", module), encoding="utf-8")
-    command = f"multitudes bench --task {module}:task --methods single,packed,deep --out runs/{path.stem}"
+    command = f"multitudes bench --job {module}:job --methods single,packed,deep --out runs/{path.stem}"
     return command if here else f"cd {place.parent} && {command}"
 
 

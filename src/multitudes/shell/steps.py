@@ -47,7 +47,7 @@ def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ense
 def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = False) -> tuple[Run, Row]:
     """Trains what `told` says in the folder `out`, scores it, and leaves its row there. `force` removes the run before it."""
     told.find_modules()
-    job = find_job(told.task, told.root)
+    job = find_job(told.job, told.root)
     changes = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
     recipe = replace(job.recipe, **changes)
     ensemble = make_ensemble(job, told.method, told.model, told.seed)
@@ -56,7 +56,7 @@ def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = Fals
     told.save(out)
     run = fit(ensemble, job.train, recipe, val=job.validation, out=out, resume=resume)
     name = "".join(told.method.split()).lower()
-    settings = {"task": told.task, "budget": f"{recipe.epochs} epochs"}
+    settings = {"job": told.job, "budget": f"{recipe.epochs} epochs"}
     if told.model is not None:
         name = f"{name} of {told.model.rpartition(':')[2]}"
         settings["model"] = told.model
@@ -65,14 +65,14 @@ def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = Fals
     return run, row
 
 
-def told_of(run: Path, task: str | None, model: str | None, root: Path | None) -> Told:
+def told_of(run: Path, job_name: str | None, model: str | None, root: Path | None) -> Told:
     """Returns what a run was told, except where the options here say otherwise."""
     if not run.exists():
         raise InputError(f"there is no {run}: give a .multitude file, or --out of a `multitudes train`")
     told = Told.load(run)
-    if told is None and task is None:
-        raise InputError(f"{run} does not say its task: give --task, and --model if it had one, as in its training")
-    given: dict[str, Any] = {"task": task, "model": model, "root": None if root is None else str(root)}
+    if told is None and job_name is None:
+        raise InputError(f"{run} does not say its job: give --job, and --model if it had one, as in its training")
+    given: dict[str, Any] = {"job": job_name, "model": model, "root": None if root is None else str(root)}
     told = replace(told or Told(), **{name: value for name, value in given.items() if value is not None})
     told.find_modules()
     return told
@@ -93,8 +93,8 @@ def load_ensemble(run: Path, job: Job, told: Told) -> Ensemble:
     except FileError as error:
         if "another architecture" not in str(error):
             raise
-        tried = f"--task {told.task}" + ("" if told.model is None else f" --model {told.model}")
-        raise FileError(f"{error}. The model here is that of {tried}: give --task and --model of the training") from error
+        tried = f"--job {told.job}" + ("" if told.model is None else f" --model {told.model}")
+        raise FileError(f"{error}. The model here is that of {tried}: give --job and --model of the training") from error
 
 
 class Page(NamedTuple):
@@ -113,14 +113,14 @@ def write_report(folders: Sequence[Path], out: Path, job: Job | None, title: str
         try:
             job = _common_job(rows, folders)
         except Exception as error:  # its data may not be on this machine, and a module of the user may raise anything
-            notes.append(f"there are no images and class names, since the runs' task cannot be made: {error}. Give --task")
+            notes.append(f"there are no images and class names, since the runs' job cannot be made: {error}. Give --job")
     options: dict[str, Any] = {}
     if job is not None:
         options = {"classes": job.test.classes, "title": _title(rows, job)}
         shown = _images(rows, job)
         options.update(shown)
         if len(job.test.shape) == 3 and not shown:
-            notes.append(f"there are no images: the test set of the task has {len(job.test)}, and the runs predicted others")
+            notes.append(f"there are no images: the test set of the job has {len(job.test)}, and the runs predicted others")
     if title is not None:
         options["title"] = title
     return Page(report(rows, out, **options), notes)
@@ -150,13 +150,13 @@ def _common_job(rows: Sequence[Row], folders: Sequence[Path]) -> Job | None:
 
     Rows may come from elsewhere, so that of their modules only those in the current folder are run.
     """
-    tasks = {row.settings.get("task") for row in rows}
-    if len(tasks) != 1 or not isinstance(task := tasks.pop(), str):
+    names = {row.settings.get("job") for row in rows}
+    if len(names) != 1 or not isinstance(name := names.pop(), str):
         return None
-    module = Path(*task.partition(":")[0].split("."))
-    if ":" in task and not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
-        raise InputError(f"{task} is not in the current folder")
+    module = Path(*name.partition(":")[0].split("."))
+    if ":" in name and not (module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()):
+        raise InputError(f"{name} is not in the current folder")
     told = [Told.load(file.parent) for folder in folders for file in sorted(folder.rglob(FILE))]
     with contextlib.suppress(StopIteration):
-        return find_job(task, next(one.root for one in told if one is not None and one.root is not None))
-    return find_job(task)
+        return find_job(name, next(one.root for one in told if one is not None and one.root is not None))
+    return find_job(name)

@@ -36,7 +36,7 @@ Outcome = Row | Exception
 
 
 def trials(
-    task: str = "fashion",
+    job_name: str = "fashion",
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] = (0,),
     budget: str | None = None,
@@ -48,7 +48,7 @@ def trials(
     methods    as on the command line, such as ["packed(alpha=2)"]; None for all, the single network first
     budget     as on the command line, such as "30 seconds"; None for the epochs of the job's recipe
     """
-    job = find_job(task, root)
+    job = find_job(job_name, root)
     texts = list(methods) if methods else job.methods()
     limit = Budget.read(budget) if budget else Budget(job.recipe.epochs, "epochs")
     if not seeds or len(set(seeds)) < len(seeds):
@@ -57,10 +57,10 @@ def trials(
     for seed in seeds:
         for text in texts:
             name = "".join(text.split()).lower()
-            words = ["multitudes", "bench", "--task", task, "--methods", text, "--seeds", str(seed), "--budget", str(limit)]
+            words = ["multitudes", "bench", "--job", job_name, "--methods", text, "--seeds", str(seed), "--budget", str(limit)]
             words += ["--out", str(out)]
             trial = Trial(
-                task=task,
+                job=job_name,
                 name=name,
                 text=text,
                 method=job.method(text),

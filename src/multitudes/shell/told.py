@@ -23,9 +23,9 @@ RUN_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """The options of `multitudes train` that say what is trained. None: the default, which may be the task's."""
+    """The options of `multitudes train` that say what is trained. None: the default, which may be the job's."""
 
-    task: str = "fashion"
+    job: str = "fashion"
     method: str = "packed"
     model: str | None = None
     epochs: int | None = None
@@ -34,7 +34,7 @@ class Told:
     name: str | None = None
     root: str | None = None
     folder: str = field(default_factory=lambda: str(Path.cwd()))
-    """The folder of the command, where the task's module may lie."""
+    """The folder of the command, where the job's module may lie."""
 
     def options(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, by name."""
@@ -43,7 +43,7 @@ class Told:
 
     def command(self, out: Path) -> str:
         """Returns the command that repeats the run."""
-        always = {"task": self.task, "method": self.method, "seed": self.seed}
+        always = {"job": self.job, "method": self.method, "seed": self.seed}
         words = ["multitudes", "train"]
         for name, value in {**always, **self.options()}.items():
             words += [f"--{name}", str(value)]
@@ -66,10 +66,13 @@ class Told:
         file = folder / FILE
         if not file.is_file():
             return _of_row(folder)
+        from multitudes.files.old_settings import current_text, with_job
+
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise FileError(f"{file} cannot be read: remove it, and give --task and --model ({error})") from error
+            options = with_job(json.loads(file.read_text(encoding="utf-8")))
+            return cls(**{**options, "method": current_text(options["method"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise FileError(f"{file} cannot be read: remove it, and give --job and --model ({error})") from error
 
     def find_modules(self) -> None:
         """Lets modules be found in the folder where the run was started, too."""
@@ -77,17 +80,19 @@ class Told:
             sys.path.append(self.folder)
 
 
-OPTIONS = ("task", "method", "model", "epochs", "lr", "seed", "name", "root")
+OPTIONS = ("job", "method", "model", "epochs", "lr", "seed", "name", "root")
 DEFAULTS = Told()
 
 
 def _of_row(folder: Path) -> Told | None:
-    """Returns the task of a trial that has a row, but no command.json: older versions wrote none."""
+    """Returns the job of a trial that has a row, but no command.json: older versions wrote none."""
+    from multitudes.files.old_settings import with_job
+
     try:
-        task = json.loads((folder / "row.json").read_text(encoding="utf-8"))["settings"]["task"]
+        job = with_job(json.loads((folder / "row.json").read_text(encoding="utf-8"))["settings"])["job"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Told(task=task) if isinstance(task, str) else None
+    return Told(job=job) if isinstance(job, str) else None
 
 
 def has_run(folder: Path) -> bool:

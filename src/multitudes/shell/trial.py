@@ -27,7 +27,7 @@ from multitudes.training.recipe import Recipe
 class Trial:
     """The settings of one trial. They can be pickled and sent to another process."""
 
-    task: str
+    job: str
     """The job's name, or MODULE:FUNCTION."""
 
     name: str
@@ -50,13 +50,13 @@ class Trial:
 
     def run(self) -> Row:
         """Returns the saved row if there is one. Otherwise trains, from the last checkpoint if there is one, and scores."""
-        return self.read() if self.done() else self._train_and_score(load_job(self.task, self.root))
+        return self.read() if self.done() else self._train_and_score(load_job(self.job, self.root))
 
     def read(self) -> Row:
         """Reads the row from the folder; raises FileError if it is the row of another trial."""
         row = Row.load(self.folder)
-        mine = {"method": repr(self.method), "seed": self.seed, "task": self.task, "budget": str(self.budget)}
-        saved = {"method": row.method, "seed": row.seed, **{key: row.settings.get(key) for key in ("task", "budget")}}
+        mine = {"method": repr(self.method), "seed": self.seed, "job": self.job, "budget": str(self.budget)}
+        saved = {"method": row.method, "seed": row.seed, **{key: row.settings.get(key) for key in ("job", "budget")}}
         differences = [f"{key} was {saved[key]} and is {mine[key]}" for key in mine if mine[key] != saved[key]]
         if differences:
             raise FileError(
@@ -71,9 +71,9 @@ class Trial:
         recipe = replace(job.recipe, seed=self.seed)
         recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, job, recipe)))
         self._check_epochs(recipe.epochs)
-        Told(task=self.task, method=self.text, seed=self.seed, root=self.root).save(self.folder)
+        Told(job=self.job, method=self.text, seed=self.seed, root=self.root).save(self.folder)
         run = fit(ensemble, job.train, recipe, val=job.validation, out=self.folder, resume=True, progress=False)
-        settings = {"task": self.task, "budget": str(self.budget)}
+        settings = {"job": self.job, "budget": str(self.budget)}
         row = scored_row(run, job, name=self.name, command=self.command, settings=settings)
         row.save(self.folder)
         return row
@@ -101,9 +101,9 @@ class Trial:
 
 
 @functools.lru_cache(maxsize=2)
-def load_job(task: str, root: str | None) -> Job:
+def load_job(name: str, root: str | None) -> Job:
     """Makes a job and caches it for the other trials of this process."""
-    return find_job(task, root)
+    return find_job(name, root)
 
 
 def _rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class TaskCriterion:
         if not isinstance(target, Tensor):
             kind = type(target).__name__
             raise InputError(
-                f"targets are a {kind}, but task {self.task!r} needs a tensor: select it with split=, or pass criterion="
+                f"targets are a {kind}, but task {self.task!r} needs a tensor: select it with unpack=, or pass criterion="
             )
         mask = labelled(target)
         if isinstance(self.from_recipe, ClassWeights) and not self._are_probabilities(target):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import ONE_TENSOR, Split, split_batch
+from multitudes.data.batches import ONE_TENSOR, Unpack, unpack_batch
 from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
@@ -39,15 +39,21 @@ def seed_of(*parts: int) -> int:
 
 
 class Reader:
-    """Reads batches of any kind: splits them into inputs and targets, checks targets, moves and augments them."""
+    """Reads batches of any kind: takes them apart into inputs and targets, checks targets, moves and augments them."""
 
     own = False
     """Whether members have their own batches, ``[M, B, ...]``."""
 
     def __init__(
-        self, sets: list[Any], device: torch.device | None, split: Split | None, form: CallForm | None, augment: Any, axis: Any
+        self,
+        sets: list[Any],
+        device: torch.device | None,
+        unpack: Unpack | None,
+        form: CallForm | None,
+        augment: Any,
+        axis: Any,
     ) -> None:
-        self.sets, self.device, self.split, self.form = sets, device, split, form or ONE_TENSOR
+        self.sets, self.device, self.unpack, self.form = sets, device, unpack, form or ONE_TENSOR
         self.augment, self.batch_axis = augment, axis
         self.check: Callable[[Tensor], None] | None = None
         """Checks targets as they are read, once the number of classes is known."""
@@ -64,9 +70,9 @@ class Reader:
 
     def read(self, batch: Any, noise: torch.Generator, numbers: Tensor | None = None) -> tuple[Inputs, Any]:
         """Returns the inputs and targets of a batch on the device, augmented. `numbers` are those of its examples."""
-        call, targets = split_batch(batch, self.split, self.form)
+        call, targets = unpack_batch(batch, self.unpack, self.form)
         if targets is None:
-            raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass split=")
+            raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass unpack=")
         if self.check is not None and isinstance(targets, Tensor):
             _check_finite(targets, numbers)
             self.check(targets)
@@ -97,13 +103,13 @@ class Feed(Reader):
         rank: int = 0,
         ranks: int = 1,
         device: torch.device | None = None,
-        split: Split | None = None,
+        unpack: Unpack | None = None,
         form: CallForm | None = None,
         augment: AugmentFunction | None = None,
         batch_axis: Any = 0,
     ) -> None:
         sets = [_on_device_if_small(one, device) for one in _sets(data, members)]
-        super().__init__(sets, device, split, form, augment, batch_axis)
+        super().__init__(sets, device, unpack, form, augment, batch_axis)
         self.own = own or len(self.sets) > 1
         self.orders = members if own else 1
         self.members, self.seed, self.rank, self.ranks = members, seed, rank, ranks
@@ -150,7 +156,7 @@ class Feed(Reader):
     def _read(self, data: Any, epoch: int, m: int, first: int) -> Iterator[tuple[Inputs, Any]]:
         noise = torch.Generator(self.device or "cpu").manual_seed(seed_of(self.seed, epoch, m, 1 + self.rank))
         crops = seed_of(self.seed, epoch, m)  # with an image's index, the seed of its random crop
-        if isinstance(data, Data) and self.split is None:
+        if isinstance(data, Data) and self.unpack is None:
             for piece in self._pieces(epoch, m, data.device)[first:]:
                 if self.augment is None:
                     x, targets = data.batch(piece, self.device, crops)

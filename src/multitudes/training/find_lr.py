@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from multitudes.data.batches import Split
+from multitudes.data.batches import Unpack
 from multitudes.engine.seeds import kept_randomness, seed_all
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -70,7 +70,7 @@ def find_lr(
     high: float = 1.0,
     steps: int = 100,
     criterion: Criterion | None = None,
-    split: Split | None = None,
+    unpack: Unpack | None = None,
     output: str | None = None,
     class_axis: int | None = None,
     ignore: int | None = None,
@@ -86,7 +86,7 @@ def find_lr(
     low, high   the first and the last rate that are tried
     steps       number of steps; the search ends earlier if the loss rises far
     criterion   loss(output, target) with mean reduction; by default the recipe's loss
-    split       function that splits a batch into (input, targets)
+    unpack      function that takes a batch apart into (input, targets)
     output      name of the output tensor, if the model returns several
     class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`
@@ -107,7 +107,7 @@ def find_lr(
     with kept_randomness(), bar("find_lr", steps, progress, "steps") as tell:
         losses: list[float] = []
         average, best = 0.0, math.inf
-        for value in _losses(copy.deepcopy(ensemble), train, recipe, loss, split, rates):
+        for value in _losses(copy.deepcopy(ensemble), train, recipe, loss, unpack, rates):
             average = SMOOTHING * average + (1 - SMOOTHING) * value
             smooth = average / (1 - SMOOTHING ** (len(losses) + 1))
             if not math.isfinite(smooth):
@@ -123,10 +123,10 @@ def find_lr(
 
 
 def _losses(
-    ensemble: Ensemble, train: Any, recipe: Recipe, criterion: TaskCriterion, split: Split | None, rates: list[float]
+    ensemble: Ensemble, train: Any, recipe: Recipe, criterion: TaskCriterion, unpack: Unpack | None, rates: list[float]
 ) -> Iterator[float]:
     """Trains the ensemble by one step with each rate, and yields the loss before the step."""
-    feed = feed_for(ensemble, train, recipe, device_of(ensemble), split)
+    feed = feed_for(ensemble, train, recipe, device_of(ensemble), unpack)
     optimizer = optimizer_for(ensemble, recipe, device_of(ensemble))
     seed_all(seed_of(recipe.seed))
     ensemble.generator.manual_seed(seed_of(recipe.seed))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.data.batches import Split
+from multitudes.data.batches import Unpack
 from multitudes.engine import tree
 from multitudes.engine.seeds import seed_all
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
@@ -96,7 +96,7 @@ def fit(
     fabric: Any = None,
     loggers: Any = None,
     progress: bool | None = None,
-    split: Split | None = None,
+    unpack: Unpack | None = None,
     output: str | None = None,
     class_axis: int | None = None,
     ignore: int | None = None,
@@ -128,7 +128,7 @@ def fit(
     fabric      Lightning Fabric for devices and processes; by default one for the ensemble's device
     loggers     loggers for that default Fabric
     progress    whether to show a progress bar; by default only in a terminal
-    split       function that splits a batch of the dataloader into (input, targets)
+    unpack      function that takes a batch of the dataloader apart into (input, targets)
     output      name of the output tensor for the task's criterion and the validation, if the model returns several
     class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
@@ -146,12 +146,12 @@ def fit(
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
-    validator = None if val is None else Validator(val, loss, split)
+    validator = None if val is None else Validator(val, loss, unpack)
     check_held_out(ensemble, recipe, validator, calibrate)
     folder = None if out is None else RunFolder(out)
     given = OwnParts(optimizer, scheduler, scheduler_by)
     with folder or contextlib.nullcontext(), torch_settings(recipe), _same_layout(ensemble):
-        setup = _set_up(ensemble, train, recipe, loss, split, validator, folder, resume, fabric, loggers, given)
+        setup = _set_up(ensemble, train, recipe, loss, unpack, validator, folder, resume, fabric, loggers, given)
         _train(setup, progress, calls)
         _finish(setup, calibrate)
         return setup.run
@@ -282,7 +282,7 @@ def _set_up(
     train: Any,
     recipe: Recipe,
     criterion: TaskCriterion,
-    split: Split | None,
+    unpack: Unpack | None,
     validator: Validator | None,
     folder: RunFolder | None,
     resume: bool,
@@ -307,7 +307,7 @@ def _set_up(
     schedule = OwnSchedule.of(given.scheduler, given.by, plain, recipe, None if validator is None else best.score)
     with quiet_fabric():
         net, optimizer = fabric.setup(net, plain)
-    feed = feed_for(ensemble, train, recipe, fabric.device, split, fabric.global_rank, fabric.world_size)
+    feed = feed_for(ensemble, train, recipe, fabric.device, unpack, fabric.global_rank, fabric.world_size)
     if len(feed) < recipe.accumulate:
         raise InputError(f"{feed.count} examples are too few for one step of {recipe.accumulate} parts: take a smaller batch")
     run = Run(ensemble, recipe, path=None if folder is None else folder.path)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from multitudes.data.batches import Split
+from multitudes.data.batches import Unpack
 from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.seeds import seeded
 from multitudes.ensemble import Ensemble
@@ -37,7 +37,7 @@ def feed_for(
     train: Any,
     recipe: Recipe,
     device: torch.device,
-    split: Split | None,
+    unpack: Unpack | None,
     rank: int = 0,
     ranks: int = 1,
 ) -> Feed | LoaderFeed:
@@ -47,7 +47,7 @@ def feed_for(
         "rank": rank,
         "ranks": ranks,
         "device": device,
-        "split": split,
+        "unpack": unpack,
         "form": ensemble.call_form,
         "augment": recipe.augment,
         "batch_axis": ensemble.engine.batch_axis,
@@ -70,12 +70,12 @@ class LoaderFeed(Reader):
         rank: int,
         ranks: int,
         device: torch.device,
-        split: Split | None,
+        unpack: Unpack | None,
         form: Any,
         augment: Any,
         batch_axis: Any,
     ) -> None:
-        super().__init__([loader], device, split, form, augment, batch_axis)
+        super().__init__([loader], device, unpack, form, augment, batch_axis)
         self.loader, self.seed, self.rank, self.ranks = loader, seed, rank, ranks
         try:
             self.batches = len(loader)

@@ -90,7 +90,7 @@ class PaperRecipe:
     silent: str = ""
     """Settings that the source omits or contradicts, and our choice."""
 
-    ood: str = ""
+    detection: str = ""
     """Score and dataset of the paper's out-of-distribution detection."""
 
     train: Mapping[str, Any] = field(default_factory=dict)

@@ -109,7 +109,7 @@ def _packed(
         data=data,
         decay="torch's; none on BatchEnsemble's factors",
         silent=f"{UNSAID_PACKED} {silent}",
-        ood="maximum softmax probability, SVHN",
+        detection="maximum softmax probability, SVHN",
     )
 
 
@@ -136,7 +136,8 @@ def _a3(model: str, alpha: float, masksembles: Mapping[str, Any], **arguments: A
         "Precision is bfloat16, theirs float16. MIMO's ρ and the reduction of its losses are those of CIFAR. "
         "The clipped norm of BatchEnsemble's gradients is read as one norm over all."
         + (" Masksembles has a batch of 1120 at the same rate, and no printed result." if masksembles else ""),
-        ood="mutual information of ensembles, maximum softmax probability of the single network and MIMO; Textures, ImageNet-O",
+        detection="mutual information of ensembles, maximum softmax probability of the single network and MIMO; Textures, "
+        "ImageNet-O",
         train={"size": 160, "crop": RandomCrop()},
         test={"size": 224, "resize": 235},
     )
@@ -178,7 +179,7 @@ def _mimo_cifar(data: str) -> PaperRecipe:
         source="MIMO, appendix B", data=data,
         decay="L2 of 0.0003 ‖w‖² for MIMO and 0.0002 ‖w‖² for its baselines, on all parameters",
         silent=f"{PRINTED.format(per=128, rate=0.4)} {CROPPED} {DROPPED_WIDE}",
-        ood="maximum softmax probability",
+        detection="maximum softmax probability",
     )  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def _mimo_imagenet() -> PaperRecipe:
         source="MIMO, appendix B", data="ImageNet",
         decay="L2 of 0.0001 ‖w‖², in the paper on kernels and biases, not on norms; here on all parameters",
         silent=f"{PRINTED.format(per=256, rate=1.6)} Random resized crops and flips are not stated. {DROPPED_LARGE}",
-        ood="maximum softmax probability", train=TRAIN, test=TEST,
+        detection="maximum softmax probability", train=TRAIN, test=TEST,
     )  # fmt: skip
 
 
@@ -231,7 +232,7 @@ def _masksembles_cifar() -> PaperRecipe:
         silent="No number is printed: the paper refers to the network's authors, whose settings these are. S and M of Table 1 "
         "are not printed either: with M that of the network, S = 1.55 gives the printed 2.3 times its size, as other pairs do. "
         "Dropout is of whole channels, as masks are: §3.3 says that MC-Dropout can do so, not that it does.",
-        ood="uncertainty of the prediction, SVHN",
+        detection="uncertainty of the prediction, SVHN",
     )
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from multitudes.engine.sharding import full_tensor, shard_like
 from multitudes.errors import FileError
+from multitudes.files.old_settings import current_settings
 from multitudes.storage import UNFINISHED, load_tensors, save_tensors, write
 from multitudes.training.recipe import Recipe
 
@@ -118,6 +119,8 @@ class RunFolder:
         """Refuses the config of another run. Returns that of the run in the folder."""
         try:
             there = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(there, dict) and isinstance(there.get("settings"), dict):
+                there["settings"] = current_settings(str(there.get("method")), there["settings"])
             old = _flat(there)
         except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error

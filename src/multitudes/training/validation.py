@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from multitudes.data.batches import Split, batched
+from multitudes.data.batches import Unpack, batched
 from multitudes.data.dataset import Data
 from multitudes.data.labels import IGNORED, UNLABELLED, as_classes, check_finite, first_not_finite, labelled
 from multitudes.engine.inputs import axes, count_rows
@@ -39,11 +39,11 @@ class Validator:
 
     data: Any
     criterion: TaskCriterion
-    split: Split | None = None
+    unpack: Unpack | None = None
 
     def __call__(self, ensemble: Ensemble, amp: bool | torch.dtype = False) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Returns the scores of the ensemble, and those of each member ``[M]``, both by name."""
-        return self._score(self._predict(ensemble, self.data, amp, self.split))
+        return self._score(self._predict(ensemble, self.data, amp, self.unpack))
 
     def check_calibrates(self, ensemble: Ensemble) -> None:
         """Checks that there is something to calibrate: probabilities or variances."""
@@ -55,12 +55,12 @@ class Validator:
 
     def calibrator(self, ensemble: Ensemble) -> Calibrator:
         """Fits the calibrator of an ensemble that has none."""
-        prediction = self._marked(self._predict(ensemble, self.data, False, self.split))
+        prediction = self._marked(self._predict(ensemble, self.data, False, self.unpack))
         return calibrate(prediction, ignore=UNLABELLED if prediction.task in CLASSES else None)
 
-    def _predict(self, ensemble: Ensemble, data: Any, amp: bool | torch.dtype, split: Split | None) -> Prediction:
+    def _predict(self, ensemble: Ensemble, data: Any, amp: bool | torch.dtype, unpack: Unpack | None) -> Prediction:
         axis, output = self.criterion.class_axis or 1, self.criterion.output
-        options: dict[str, Any] = {"progress": False, "split": split, "output": output, "class_axis": axis}
+        options: dict[str, Any] = {"progress": False, "unpack": unpack, "output": output, "class_axis": axis}
         try:
             return predict(ensemble, data, batch_size=512, amp=amp, **options)
         except (InputError, RunError) as error:
@@ -71,7 +71,7 @@ class Validator:
     def _fault(self, ensemble: Ensemble) -> str:
         """Names the first NaN or infinite value in the inputs of the validation set; "" if there is none."""
         axis, seen = ensemble.engine.batch_axis, 0
-        for inputs, _ in batched(self.data, 512, axis, self.split, ensemble.call_form)[1]:
+        for inputs, _ in batched(self.data, 512, axis, self.unpack, ensemble.call_form)[1]:
             for tensor, place in zip(inputs.tensors(), axes(inputs, axis), strict=True):
                 at = first_not_finite(tensor)
                 if at is not None:
@@ -93,7 +93,7 @@ class Validator:
     def check(self, ensemble: Ensemble) -> None:
         """Checks the validation set before training: predicts two examples, and reads all targets that are in memory."""
         self._check_kind(ensemble)
-        first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.split, ensemble.call_form)[1], None)
+        first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.unpack, ensemble.call_form)[1], None)
         if first is None:
             raise InputError("val= has no examples: give at least one, or leave val= out")
         inputs, targets = first
@@ -116,7 +116,7 @@ class Validator:
             raise InputError("val= is an iterator, which can be read only once: pass a dataset or a dataloader")
         if isinstance(val, (list, tuple)) and val and isinstance(val[0], (Data, Dataset)):
             raise InputError("val= takes one dataset, not one per member")
-        if isinstance(val, list) and val and self.split is None:
+        if isinstance(val, list) and val and self.unpack is None:
             refuse_batches(val[0], ensemble)
         if ignore is not None and ignore != self.criterion.ignore:
             raise InputError(
@@ -127,7 +127,7 @@ class Validator:
         """Checks that all targets of a dataset in memory are finite, or valid classes that are not all ignored."""
         val = self.data
         targets = val.targets if isinstance(val, Data) else val.tensors[-1] if isinstance(val, TensorDataset) else None
-        if targets is None or self.split is not None:
+        if targets is None or self.unpack is not None:
             return
         if classes is None:
             check_finite(targets)

@@ -190,7 +190,7 @@ def test_each_tensor_starts_by_the_first_rule_that_fits() -> None:
 def test_the_plan_names_the_rule_for_each_member_tensor() -> None:
     """For the tensors that carry members, and only for them."""
     case = ZOO["vit"]
-    planned = mt.plan(case.model(), mt.TreeNet(split="norm"), case.example())
+    planned = mt.plan(case.model(), mt.TreeNet(branch_at="norm"), case.example())
     assert set(planned.init) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
     assert planned.init["head.weight"] == "Linear.reset_parameters"
     assert planned.init["norm.weight"] == "constant: kept from the given model"

@@ -181,7 +181,7 @@ def fresh_compiler() -> Iterator[None]:
 class TestCompile:
     CASES = {
         "Deep": mt.Deep(members=M),
-        "TreeNet": mt.TreeNet(members=M, split="3"),
+        "TreeNet": mt.TreeNet(members=M, branch_at="3"),
         "MultiHead": mt.MultiHead(members=M),
     }
 
@@ -219,7 +219,7 @@ class TestCompile:
     def test_dropout_differs_between_members(self, shares: bool, executor: str) -> None:
         """Equal members, told apart by their noise; new noise at each call."""
         net = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 3))
-        method = mt.TreeNet(members=M, split="1") if shares else mt.Deep(members=M)
+        method = mt.TreeNet(members=M, branch_at="1") if shares else mt.Deep(members=M)
         ens = mt.ensemble(net, method, torch.randn(B, 4), start="copies").train()
         ens.engine.picked.update(train=executor, eval=executor)
         compiled = torch.compile(ens, backend=Graphs(), fullgraph=True)
@@ -299,7 +299,7 @@ class TestCompile:
 class TestExport:
     def test_with_a_free_batch_size(self) -> None:
         """The exported program runs at other batch sizes, though vmap, which fixes them, is picked."""
-        ens = mt.ensemble(cnn(), mt.TreeNet(members=M, split="3"), images()).eval()
+        ens = mt.ensemble(cnn(), mt.TreeNet(members=M, branch_at="3"), images()).eval()
         ens.engine.picked.update(train="vmap", eval="vmap")
         shapes = {"inputs": ({0: torch.export.Dim("batch")},)}
         program = torch.export.export(ens, (images(),), dynamic_shapes=shapes, strict=False)

@@ -155,10 +155,10 @@ class TestLeaks:
     def test_in_a_branch(self, how: str) -> None:
         """With a shared trunk before it."""
         with pytest.raises(mt.MultitudesError, match="member"):
-            mt.ensemble(remembering(how, True), mt.TreeNet(members=M, split="0"), torch.randn(B, 4))
+            mt.ensemble(remembering(how, True), mt.TreeNet(members=M, branch_at="0"), torch.randn(B, 4))
         net = nn.Sequential(nn.Linear(4, 4), *remembering(how, True))
         with pytest.raises(mt.MultitudesError, match="member"):
-            mt.ensemble(net, mt.TreeNet(members=M, split="1"), torch.randn(B, 4))
+            mt.ensemble(net, mt.TreeNet(members=M, branch_at="1"), torch.randn(B, 4))
 
     @pytest.mark.parametrize("share", [1.0, 1e-3])
     def test_by_a_vmap_rule_that_mixes_members(self, share: float) -> None:
