@@ -48,6 +48,7 @@ def test_epochs_are_epochs() -> None:
     assert Budget(5, "epochs").epochs(converted(mt.Deep()), JOB, JOB.recipe) == 5
 
 
+@pytest.mark.slow
 def test_operations_are_counted_as_the_method_trains() -> None:
     """A linear layer has one product forward, one back to its weights and, unless it is the first, one back to its inputs."""
     first, second = 6 * 16, 16 * 3

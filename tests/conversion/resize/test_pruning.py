@@ -125,6 +125,7 @@ def test_dropping_channels_is_setting_them_to_zero(name: str, ratio: float) -> N
         assert_thin_is_zeroed(marked(EXACT[name]()), ratio, IMAGE, at_random(seed))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     widths=st.lists(st.integers(2, 9), min_size=1, max_size=4),
@@ -288,6 +289,7 @@ def test_the_choice_knows_the_importance_of_each_channel() -> None:
     assert kept(net[0].bias, thin[0].bias) == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.5, 0.3])
 @pytest.mark.parametrize(
     "build",
