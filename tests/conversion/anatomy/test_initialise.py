@@ -327,3 +327,15 @@ def test_a_copy_of_a_shared_tensor_starts_as_that_tensor_if_it_does_not_train(fr
     for m in range(2):
         assert torch.equal(ens.member(m).slow.weight, net.body.weight) == frozen
     assert not torch.equal(ens.member(0).head.weight, ens.member(1).head.weight)
+
+
+def test_few_numbers_do_not_show_another_start() -> None:
+    """Biases of three to ten numbers, of many seeds: by chance their deviations differ widely."""
+    for seed in range(150):
+        torch.manual_seed(seed)
+        width = 3 + seed % 8
+        rules = reinitialised(nn.Sequential(nn.Linear(6, width), nn.LayerNorm(width)), 0)[1]
+        assert rules["0.bias"] == "Linear.reset_parameters", seed
+    net = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
+    nn.init.normal_(net[0].bias, std=1e-5)  # type: ignore[arg-type]
+    assert "deviation of the given" in reinitialised(net, 0)[1]["0.bias"]

@@ -41,6 +41,8 @@ from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
+FEW, VAGUE = 16, 20.0
+"""The mean and deviation of fewer numbers say little: they may differ by this factor by chance."""
 FIRST = 8
 """Entries by which tensors that may be equal are found."""
 
@@ -142,7 +144,7 @@ def _is_table(values: Tensor) -> bool:
 def _same_scale(tensor: Tensor, given: Tensor) -> bool:
     """Whether two tensors have the same mean and deviation, up to the error of sampling."""
     tensor, given = _some(tensor), _some(given)
-    error = 0.1 + 4 / math.sqrt(given.numel())
+    error = 0.1 + 4 / math.sqrt(given.numel()) if given.numel() >= FEW else VAGUE
     ours, theirs = float(tensor.std()), float(given.std())
     shift = abs(float(tensor.mean()) - float(given.mean()))
     return shift <= error * max(ours, theirs) and max(ours, theirs) <= (1 + error) * min(ours, theirs)
