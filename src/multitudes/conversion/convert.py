@@ -11,6 +11,7 @@ from torch import nn
 
 from multitudes.conversion.check import self_check
 from multitudes.conversion.draft import Draft, make_draft
+from multitudes.conversion.last_operation import warn_of_last_operation
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs
@@ -96,6 +97,8 @@ def ensemble(
         draft = make_draft(model, method, example, seed=seed, **options)
         if draft.plan.refused:
             raise ConversionError(_refusal_text(draft.plan))
+        if not draft.on_meta:
+            warn_of_last_operation(draft.given.structure, task)
         step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
