@@ -27,7 +27,7 @@ def warn_of_last_operation(structure: Structure, task: str) -> None:
         made = next((name for name in inputs[len(inputs) // 2 :] if name in POSITIVE), None)
         if made:
             warnings.warn(
-                f"the variances of this model come from a {made.lower()}, but outputs for task='gaussian' must be raw: the loss "
+                f"variances of this model come from a {made.lower()}, but outputs for task='gaussian' must be raw: the loss "
                 f"and predictions apply a softplus themselves. Remove the {made.lower()}",
                 stacklevel=4,
             )
