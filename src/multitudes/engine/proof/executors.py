@@ -345,6 +345,8 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
 
 def _reason(error: Exception) -> str:
     """Returns the first 200 characters of an error's text, and the aten operation that it names, if any."""
+    if isinstance(error, ValueError) and str(error).startswith("zip()"):
+        return "layers are called with other numbers of tensors for another number of rows"
     text = " ".join(str(error).split())[:200] or type(error).__name__
     operation = _operation_in(" ".join(str(error).split()))
     return text if operation in text else f"{operation}: {text}"
