@@ -503,3 +503,16 @@ def test_a_nan_in_the_inputs_is_named(moments_only: bool) -> None:
         next(ens.parameters())[1] = torch.nan
     with pytest.raises(mt.InputError, match="member 1 and example 0: training"):
         mt.predict(ens, x, batch_size=16, moments_only=moments_only)
+
+
+@pytest.mark.parametrize("task", ["gaussian", "regression"])
+def test_one_output_has_the_shape_of_its_targets(task: str) -> None:
+    """Compared by hand, [N, 1] and [N] would make [N, N]."""
+    net = nn.Linear(3, 2 if task == "gaussian" else 1)
+    ens, x, y = mt.ensemble(net, mt.Deep(members=2), torch.randn(4, 3), task=task), torch.randn(7, 3), torch.randn(7)
+    flat, column = mt.predict(ens, TensorDataset(x, y)), mt.predict(ens, TensorDataset(x, y[:, None]))
+    assert flat.mean.shape == (7,)
+    assert column.mean.shape == (7, 1)
+    torch.testing.assert_close(flat.mean, column.mean[:, 0])
+    by_hand = ((flat.mean - y) ** 2).mean().sqrt()
+    assert mt.score(flat)["rmse"] == pytest.approx(float(by_hand)) == pytest.approx(mt.score(column)["rmse"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -199,7 +199,9 @@ class Collector:
                 f"a batch has {count} examples, but targets of shape {list(targets.shape)}: give one target per example"
             )
         targets = None if targets is None else targets.detach().cpu()
-        self.keep((self.values(chunk, count) for chunk in outputs), targets, count)
+        one = targets is not None and targets.ndim == 1 and self.task in ("gaussian", "regression")
+        chunks = (self.values(chunk, count) for chunk in outputs)
+        self.keep((without_last_axis(values) for values in chunks) if one else chunks, targets, count)
         self.unlabelled |= targets is None
         if targets is not None:
             self.targets.append(targets)
@@ -230,6 +232,11 @@ class Collector:
     def all_targets(self) -> Tensor | None:
         """The targets of all examples; None if a batch had none."""
         return torch.cat(self.targets) if self.targets and not self.unlabelled else None
+
+
+def without_last_axis(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the values of a regression ``[M, B, 1]`` as ``[M, B]``, as their targets are: [B, 1] − [B] would be [B, B]."""
+    return {name: value.squeeze(2) if value.shape[2:] == (1,) else value for name, value in values.items()}
 
 
 class AllMembers(Collector):
