@@ -156,6 +156,27 @@ class TestChoice:
         assert few.proven == ens.engine.proven
 
 
+class ZeroBranch(nn.Module):
+    """Adds a branch that starts at zero, times one random number for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.scale, self.head = nn.Linear(4, 4), nn.Parameter(torch.zeros(4)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.scale * self.branch(x)
+        return self.head(x + (branch * torch.rand(()) if self.training else branch))
+
+
+def test_noise_that_does_not_show_yet_must_be_right_too() -> None:
+    """Fold would draw one number for all members, and no output tells while the branch is zero."""
+    x = torch.randn(B, 4)
+    engine = mt.ensemble(ZeroBranch(), mt.BatchEnsemble(members=M), x, seed=0).engine
+    prove_executors(engine, mt.Inputs(x), names=("vmap", "fold"))
+    assert engine.proven["train"] == ("loop", "vmap")
+    assert engine.why["fold"] == "its noise is the same for all members, unlike the loop's"
+
+
 class Graphs:
     """A compiler that runs what it is given as it is, and counts."""
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
@@ -313,8 +314,12 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
     """Returns why an executor's noise is wrong; None if it is right.
 
     With equal members, noise must differ between members exactly where the loop's does: some operations silently repeat it.
+    Parameters that are zero are moved, since noise on a branch that starts at zero would not show.
     """
     copies = {n: t[:1].expand_as(t) for n, t in named_tensors(engine.template) if n in engine.owned}
+    for name, zeros in engine.parameters().items():
+        if zeros.is_floating_point() and not bool(zeros.any()):
+            copies[name] = _small(zeros[:1] if name in engine.owned else zeros).expand_as(zeros)
     equal = replace(engine, template=detached_copy(engine.template, copies))
     repeating = [op for op in _operations(equal, inputs, mode) if any(name in op for name in SAME_NOISE)]
     if repeating:
@@ -327,6 +332,12 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
             return f"its noise {how} members, unlike the loop's"
     return None
+
+
+def _small(zeros: Tensor) -> Tensor:
+    """Returns small random numbers, the same at each call, in the shape of a tensor."""
+    numbers = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return 0.02 * numbers.to(zeros)
 
 
 def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
