@@ -275,10 +275,21 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     coupled = engine.traits.coupled if mode == "train" else frozenset()
     if differs := trial.difference(name, "loop", mode, coupled):
         return f"{differs} from the loop's"
+    if mode == "eval" and (wrong := _obstacle_of_predictions(trial, name)):
+        return wrong
     if coupled:  # these mix members on purpose
         return None
     tried = quick_leaks(trial.copy, trial.inputs, mode, trial.outcome(name, mode).values, name, RUNS[name])
     return next((leak for _, leak in tried if leak), None)
+
+
+def _obstacle_of_predictions(trial: Trial, name: str) -> str | None:
+    """Returns why an executor is not right without gradients, where torch and layers may run other code."""
+    try:
+        differs = trial.difference_of_predictions(name)
+    except Exception as error:
+        return f"without gradients, {_reason(error)}"
+    return differs and f"without gradients, {differs} from the loop's"
 
 
 def _loop_without_coupled(trial: Trial, mode: str) -> Outcome:

@@ -175,6 +175,13 @@ def run_executor(
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
 
 
+def run_without_gradients(executor: Callable[..., Any], engine: Engine, inputs: Inputs) -> Outcome:
+    """Runs one forward by an executor as predictions do: in eval mode, where torch and layers may run other code."""
+    with restored(engine.template, "eval"), torch.no_grad():
+        values = tree.tensors(executor(engine, fresh_inputs(inputs)))
+        return Outcome(values, {}, kept_buffers(engine.template))
+
+
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs the loop, the reference of the other executors, and finds out whether its output is random."""
     return with_randomness(run_executor(run_loop, engine, inputs, mode), engine, inputs, mode)
