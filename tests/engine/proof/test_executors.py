@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,6 +155,57 @@ class TestChoice:
         assert all(torch.equal(t, dict(named_tensors(ens.template))[n][:2]) for n, t in named_tensors(few.template))
         prove_executors(few, mt.Inputs(torch.randn(B, 4)))
         assert few.proven == ens.engine.proven
+
+
+class ZeroBranch(nn.Module):
+    """Adds a branch that starts at zero, times one random number for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.scale, self.head = nn.Linear(4, 4), nn.Parameter(torch.zeros(4)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.scale * self.branch(x)
+        return self.head(x + (branch * torch.rand(()) if self.training else branch))
+
+
+def test_noise_that_does_not_show_yet_must_be_right_too() -> None:
+    """Fold would draw one number for all members, and no output tells while the branch is zero."""
+    x = torch.randn(B, 4)
+    engine = mt.ensemble(ZeroBranch(), mt.BatchEnsemble(members=M), x, seed=0).engine
+    prove_executors(engine, mt.Inputs(x), names=("vmap", "fold"))
+    assert engine.proven["train"] == ("loop", "vmap")
+    assert engine.why["fold"] == "its noise is the same for all members, unlike the loop's"
+
+
+class OtherInPrediction(nn.Module):
+    """Runs other code without gradients: what vmap does not know, or what gives another value under it."""
+
+    def __init__(self, apart: float = 0.0) -> None:
+        super().__init__()
+        self.conv, self.head, self.apart = nn.Conv2d(2, 4, 3), nn.Linear(4, 3), apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if not torch.is_grad_enabled():
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(y)
+            y = y + self.apart * wrapped if self.apart else y.contiguous(memory_format=torch.channels_last)
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("apart", "why"), [(0.0, "without gradients, .*NYI: querying is_contiguous"), (0.1, "without gradients, output differs")]
+)
+def test_predictions_are_proved_without_gradients(apart: float, why: str) -> None:
+    """Vmap raises an error, or another value, in predictions alone: the loop predicts."""
+    x = images()
+    ens = mt.ensemble(OtherInPrediction(apart), mt.Deep(members=M), x, seed=0).eval()
+    prove_executors(ens.engine, mt.Inputs(x), names=("vmap",))
+    assert ens.engine.proven == {"train": ("loop", "vmap"), "eval": ("loop",)}
+    assert re.match(why, ens.engine.why["vmap"])
+    ens.engine.picked["eval"] = "vmap"
+    with torch.no_grad():
+        torch.testing.assert_close(ens(x), torch.stack([net(x) for net in members(ens)]))
 
 
 class Graphs:

@@ -128,6 +128,32 @@ class TestUndone:
         assert run_reference(engine, mt.Inputs(x), "train").random
         assert not run_reference(engine, mt.Inputs(x), "eval").random
 
+    def test_noise_on_a_branch_that_starts_at_zero_is_noticed(self) -> None:
+        """Another seed gives the same output, but other gradients."""
+        net, x = DropsBranch(), torch.randn(B, 4)
+        torch.manual_seed(0)
+        first = net(x)
+        torch.manual_seed(1)
+        assert torch.equal(first, net(x))
+        engine = mt.ensemble(net, mt.Deep(members=M), x, seed=0).engine
+        assert run_reference(engine, mt.Inputs(x), "train").random
+        assert not run_reference(engine, mt.Inputs(x), "eval").random
+
+
+class DropsBranch(nn.Module):
+    """Adds a branch whose last norm starts at zero, and drops it for some rows in training, as residual networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.norm, self.head = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.norm(self.branch(x))
+        if self.training:
+            branch = branch * torch.bernoulli(torch.full((len(x), 1), 0.5, dtype=x.dtype)) / 0.5
+        return self.head(x + branch)
+
 
 class TestPrecision:
     def test_single_precision_models_are_tried_in_double(self) -> None:

@@ -282,3 +282,67 @@ def test_masks_on_a_head_of_zeros_are_no_error() -> None:
     assert torch.equal(moved["0.weight"], model[0].weight)
     assert comparisons.gradients(comparisons.Subject(ens, model, mt.Inputs(x))) is None
     assert not ens.get_parameter("2.weight").any(), "the ensemble itself is as before"
+
+
+class Padded(nn.Module):
+    """Means of embeddings with a padding row, and a head whose bias outweighs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 8, padding_idx=2), nn.Linear(8, 3)
+        nn.init.constant_(self.head.bias, 3e4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).mean(1).tanh())
+
+
+def test_padding_rows_have_an_effect_and_no_gradient() -> None:
+    """By torch's definition: slopes are taken along the other rows of the tables, whose wrong gradients are still caught."""
+    torch.manual_seed(0)
+    model, ids = Padded(), mt.Inputs(torch.tensor([[1, 4, 5, 2], [3, 2, 7, 2], [9, 8, 2, 6]]))
+    with torch.no_grad():
+        model.table.weight[2] = torch.randn(8)
+    made = Subject(mt.ensemble(model, mt.MIMO(members=2), ids, seed=0, check=False), model, ids)
+    assert "table.weight" in comparisons.formed(made.ensemble)
+    assert comparisons.gradients(made) is None
+    made.ensemble.__class__ = LeakingBackwards
+    assert comparisons.gradients(made) is not None
+
+
+class Routed(nn.Module):
+    """Draws in training which of two layers every call takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.rand(()) > 0.5 if self.training else torch.tensor(True)
+        return torch.where(first, self.one(x), self.other(x))
+
+
+def test_draws_that_agree_by_chance_are_no_error() -> None:
+    """Two seeds take the same layer, so the network passes for one without noise until its gradients are looked at again."""
+    routes = {seed: bool(torch.rand((), generator=torch.Generator().manual_seed(seed)) > 0.5) for seed in (1, 2)}
+    assert routes[1] == routes[2]
+    model, x = Routed(), torch.randn(4, 6)
+    made = Subject(mt.ensemble(model, mt.Deep(members=3), x, seed=0, check=False), model, mt.Inputs(x))
+    assert comparisons._comparable_in_training(made)
+    gaps = [max(comparisons._gradient_gaps(made.ensemble, made.inputs, True).values()) for _ in range(8)]
+    assert max(gaps) > 0.5, "gradients of other draws differ"
+    for _ in range(8):
+        assert comparisons.gradients(made, training=True) is None
+    assert comparisons.RANDOM in made.notes
+
+
+def test_members_of_a_network_in_which_signals_vanish_cannot_be_told_apart() -> None:
+    """All that is left at its end is the bias of the last layer, which members share."""
+    model, x = network(), torch.randn(4, 6)
+    with torch.no_grad():
+        model[0].weight *= 1e-15
+        model[0].bias.zero_()
+        model[2].bias.zero_()
+    ensemble = mt.ensemble(model, mt.Masksembles(members=2, fewest=4), x, seed=0, check=False)
+    made = Subject(ensemble, model, mt.Inputs(x))
+    assert comparisons._equal_members(made) is None
+    assert "members cannot be told apart" in made.notes[-1]

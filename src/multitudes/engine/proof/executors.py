@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
@@ -274,10 +275,21 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     coupled = engine.traits.coupled if mode == "train" else frozenset()
     if differs := trial.difference(name, "loop", mode, coupled):
         return f"{differs} from the loop's"
+    if mode == "eval" and (wrong := _obstacle_of_predictions(trial, name)):
+        return wrong
     if coupled:  # these mix members on purpose
         return None
     tried = quick_leaks(trial.copy, trial.inputs, mode, trial.outcome(name, mode).values, name, RUNS[name])
     return next((leak for _, leak in tried if leak), None)
+
+
+def _obstacle_of_predictions(trial: Trial, name: str) -> str | None:
+    """Returns why an executor is not right without gradients, where torch and layers may run other code."""
+    try:
+        differs = trial.difference_of_predictions(name)
+    except Exception as error:
+        return f"without gradients, {_reason(error)}"
+    return differs and f"without gradients, {differs} from the loop's"
 
 
 def _loop_without_coupled(trial: Trial, mode: str) -> Outcome:
@@ -313,8 +325,12 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
     """Returns why an executor's noise is wrong; None if it is right.
 
     With equal members, noise must differ between members exactly where the loop's does: some operations silently repeat it.
+    Parameters that are zero are moved, since noise on a branch that starts at zero would not show.
     """
     copies = {n: t[:1].expand_as(t) for n, t in named_tensors(engine.template) if n in engine.owned}
+    for name, zeros in engine.parameters().items():
+        if zeros.is_floating_point() and not bool(zeros.any()):
+            copies[name] = _small(zeros[:1] if name in engine.owned else zeros).expand_as(zeros)
     equal = replace(engine, template=detached_copy(engine.template, copies))
     repeating = [op for op in _operations(equal, inputs, mode) if any(name in op for name in SAME_NOISE)]
     if repeating:
@@ -327,6 +343,12 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
             return f"its noise {how} members, unlike the loop's"
     return None
+
+
+def _small(zeros: Tensor) -> Tensor:
+    """Returns small random numbers, the same at each call, in the shape of a tensor."""
+    numbers = torch.randn(zeros.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return 0.02 * numbers.to(zeros)
 
 
 def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:

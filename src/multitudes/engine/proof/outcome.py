@@ -36,7 +36,7 @@ class Outcome:
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
     random: bool = False
-    """True if the output depends on the seed, even with dropout modules switched off."""
+    """True if outputs or gradients depend on the seed, even with dropout modules switched off."""
     drew: bool = False
     """True if the run drew random numbers."""
 
@@ -161,9 +161,11 @@ def restored(template: nn.Module, mode: str, seed: int = 0) -> Iterator[None]:
                     buffer.copy_(buffers[name])
 
 
-def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str, backward: bool = True) -> Outcome:
+def run_executor(
+    executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str, backward: bool = True, seed: int = 0
+) -> Outcome:
     """Runs one forward and backward by an executor, and leaves the engine unchanged."""
-    with restored(engine.template, mode), torch.enable_grad():
+    with restored(engine.template, mode, seed), torch.enable_grad():
         before = generator_states()
         output = executor(engine, fresh_inputs(inputs))
         drew = generator_states() != before
@@ -173,16 +175,27 @@ def run_executor(executor: Callable[..., Any], engine: Engine, inputs: Inputs, m
     return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
 
 
+def run_without_gradients(executor: Callable[..., Any], engine: Engine, inputs: Inputs) -> Outcome:
+    """Runs one forward by an executor as predictions do: in eval mode, where torch and layers may run other code."""
+    with restored(engine.template, "eval"), torch.no_grad():
+        values = tree.tensors(executor(engine, fresh_inputs(inputs)))
+        return Outcome(values, {}, kept_buffers(engine.template))
+
+
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs the loop, the reference of the other executors, and finds out whether its output is random."""
     return with_randomness(run_executor(run_loop, engine, inputs, mode), engine, inputs, mode)
 
 
 def with_randomness(outcome: Outcome, engine: Engine, inputs: Inputs, mode: str) -> Outcome:
-    """Returns the loop's outcome with `random` set: whether another seed gives another output."""
-    with restored(engine.template, mode, seed=1), torch.no_grad():
-        other = tree.tensors(run_loop(engine, fresh_inputs(inputs)))
-    return replace(outcome, random=not all(_same_draw(a, b) for a, b in zip(other, outcome.values, strict=True)))
+    """Returns the loop's outcome with `random` set: whether another seed gives another output, or other gradients.
+
+    Noise on a branch whose last factor starts at zero shows in gradients alone.
+    """
+    other = run_executor(run_loop, engine, inputs, mode, backward=outcome.drew and bool(outcome.gradients), seed=1)
+    same = all(_same_draw(a, b) for a, b in zip(other.values, outcome.values, strict=True))
+    both = other.gradients.keys() & outcome.gradients.keys()
+    return replace(outcome, random=not (same and all(_same_draw(other.gradients[n], outcome.gradients[n]) for n in both)))
 
 
 def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:

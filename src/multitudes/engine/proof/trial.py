@@ -28,6 +28,7 @@ from multitudes.engine.proof.outcome import (
     restored,
     run_executor,
     run_plain,
+    run_without_gradients,
     weights_of,
     with_randomness,
     without_dropout,
@@ -100,6 +101,17 @@ class Trial:
             lambda precise: (self.outcome(name, mode, without, precise), self.outcome(reference, mode, without, precise)),
             SINGLE if not without else 10 * SINGLE,  # without its norms a network amplifies rounding errors
         )
+
+    def difference_of_predictions(self, name: str) -> str | None:
+        """Returns how an executor's outputs without gradients differ from the loop's with them; None if they agree."""
+
+        def pair(precise: bool) -> tuple[Outcome, Outcome]:
+            engine, inputs = self.precision if precise else (self.engine, self.inputs)
+            twin = replace(self.copy(), template=copy_with(engine.template, {}))
+            expected = self.outcome("loop", "eval", precise=precise)
+            return run_without_gradients(RUNS[name], twin, inputs), replace(expected, gradients={})
+
+        return self.decided(pair)
 
     def decided(self, pair: Callable[[bool], tuple[Outcome, Outcome]], tolerance: float = SINGLE) -> str | None:
         """Compares two outcomes, in double precision if those of a large engine differ. Returns the difference, or None."""

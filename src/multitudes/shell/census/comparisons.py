@@ -35,6 +35,8 @@ FACTOR = 2.0
 """By how much the standard deviation of a member's tensor may differ from the given model's."""
 APART = ("Deep", "Packed", "Single", "MultiHead", "TreeNet")
 """Methods whose members do not share a BatchNorm that sees the rows of several members."""
+RANDOM = "gradients in training mode: the network is random without its dropout too"
+"""The note on a network of which plain members differ from themselves."""
 AROUND = ("EMP", "ECMP")
 """Methods whose members start around the given model's constants, not at them."""
 
@@ -147,6 +149,9 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
     if training and not _comparable_in_training(subject):
         return None
     differs = broken(subject, functools.partial(_gradient_gaps, training=training))
+    if differs and training and _random_in_training(subject):
+        subject.notes.append(RANDOM)
+        return None
     if differs or training:
         return differs and f"{differs}{' in training mode' if training else ''}"
     names = formed(ensemble)
@@ -158,7 +163,7 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
     except Exception as error:  # a network may insist on its precision in any way
         subject.notes.append(f"gradients of {len(names)} tensors: no double precision ({type(error).__name__})")
         return None
-    return _slope(double.eval(), inputs, names, subject.notes)
+    return _slope(double.eval(), inputs, names, subject.notes, _padding(subject.model))
 
 
 def _without_constants(ensemble: Ensemble) -> Ensemble:
@@ -186,8 +191,25 @@ def _comparable_in_training(subject: Subject) -> bool:
         outputs.append(run(subject.ensemble.member(0).train(), subject.inputs))
     same = all(gap(a, b) <= DOUBLE for a, b in zip(*outputs, strict=True))  # noise may be small
     if not same and not subject.ensemble.method.draws:
-        subject.notes.append("gradients in training mode: the network is random without its dropout too")
+        subject.notes.append(RANDOM)
     return same
+
+
+def _random_in_training(subject: Subject) -> bool:
+    """Whether a plain member's gradients in training mode depend on the seed, by far more than rounding does.
+
+    Routers of experts draw, and the two draws of `_comparable_in_training` may agree by chance.
+    """
+    for m in range(subject.ensemble.members):
+        seen = []
+        for seed in range(8):
+            member = subject.ensemble.member(m).train()
+            torch.manual_seed(seed)
+            seen.append(_gradients(member, subject.inputs, False))
+        floor = 1e-3 * max((float(g.abs().max()) for g in seen[0].values() if g.numel()), default=0.0)
+        if any(gap(grads[name], first, floor) > COARSE for grads in seen[1:] for name, first in seen[0].items()):
+            return True
+    return False
 
 
 def _weighted(outputs: Sequence[Tensor], members: bool) -> Tensor:
@@ -284,10 +306,19 @@ def _differentiable(module: nn.Module, inputs: Inputs) -> bool:
     return min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(abs(expected), max(abs(s) for s in slopes), 1e-9)
 
 
-def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str], notes: list[str]) -> str | None:
+def _padding(model: nn.Module) -> dict[str, int]:
+    """Maps the tables of embeddings to their padding rows, which have an effect and by torch's definition no gradient."""
+    tables = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
+    return {f"{name}.weight": part.padding_idx for name, part in tables if part.padding_idx is not None}
+
+
+def _slope(
+    ensemble: Ensemble, inputs: Inputs, names: Sequence[str], notes: list[str], padding: Mapping[str, int] | None = None
+) -> str | None:
     """Compares the gradient along a random direction in these tensors with the slope of the plain members' outputs.
 
-    Slopes over steps of all sizes differ where rounding hides them; then nothing is compared, and `notes` says so.
+    The direction leaves out the rows `padding` of tables. Slopes over steps of all sizes differ where rounding hides them; then
+    nothing is compared, and `notes` says so.
     """
     gradient = _gradients(ensemble, inputs, True)
     named = dict(ensemble.named_parameters())
@@ -297,6 +328,8 @@ def _slope(ensemble: Ensemble, inputs: Inputs, names: Sequence[str], notes: list
         * max(float(named[name].detach().abs().mean()), 1e-3)
         for name in names
     }
+    for name in directions.keys() & (padding or {}).keys():
+        directions[name].select(-2, (padding or {})[name]).zero_()
     parts = torch.stack([(gradient[name] * direction).sum().double() for name, direction in directions.items()])
     expected, scale = float(parts.sum()), float(parts.norm())
     slopes = []
@@ -374,7 +407,21 @@ def _equal_members(subject: Subject) -> str | None:
     equal = [m for m in others if not any(gap(output[m], output[0], floor=1e-38) > 1e-7 for output in outputs)]
     if not equal or (subject.ensemble.method.draws and subject.ensemble.effective_size > 1):
         return None
+    if _ignores_inputs(subject):  # signals vanish on the way to the last layer
+        subject.notes.append("start: the given model's outputs do not depend on its inputs, so members cannot be told apart")
+        return None
     return f"members 0 and {equal[0]} are equal"
+
+
+def _ignores_inputs(subject: Subject) -> bool:
+    """Whether the given model has the same outputs for other inputs, up to rounding."""
+    inputs = subject.inputs
+    if not all(tensor.is_floating_point() for tensor in inputs.tensors()):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    other = inputs.refill([torch.randn(t.shape, generator=generator).to(t) for t in inputs.tensors()])
+    model = copy.deepcopy(subject.model).eval()
+    return all(gap(a, b, floor=1e-38) <= 1e-7 for a, b in zip(run(model, inputs), run(model, other), strict=True))
 
 
 def size(subject: Subject, outputs: int) -> str | None:
