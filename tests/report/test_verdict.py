@@ -48,7 +48,7 @@ CALIBRATED = {"single": 0.7, "good": 0.3, "poor": 0.7}
 
 def rows(scored: Make, calibrated: Mapping[str, float] = CALIBRATED, early: Mapping[str, float] = EARLY) -> list[Row]:
     """The single network with NLL 0.8, a better ensemble, and one that is no better."""
-    cost = {"latency": 3.0, "single_latency": 2.0, "multiply_adds": 9.0, "single_multiply_adds": 1.0}
+    base, cost = {"latency": 2.0, "multiply_adds": 1.0}, {"latency": 3.0, "multiply_adds": 9.0}
     made = {
         "single": around(nll=0.8, ece=0.1, accuracy=0.86, auroc__entropy=0.8),
         "good": around(nll=0.4, ece=0.02, accuracy=0.85, auroc__entropy=0.9),
@@ -58,7 +58,7 @@ def rows(scored: Make, calibrated: Mapping[str, float] = CALIBRATED, early: Mapp
         scored(
             name,
             method="Single()" if name == "single" else f"{name}()",
-            cost=cost,
+            cost=base if name == "single" else cost,
             variants=used_otherwise(best_epoch=early[name], calibrated=calibrated[name]),
             **scores,
         )
