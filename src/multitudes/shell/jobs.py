@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from multitudes import data, models
@@ -51,7 +52,7 @@ class Job(Settings):
     """Which epoch the scores are of. With a validation set the report shows the other one beside it."""
 
     ood: Mapping[str, Data] = field(default_factory=dict)
-    """Out-of-distribution sets by name."""
+    """Out-of-distribution sets by name. They have the normalisation of training: `data.notmnist("test").like(train)`."""
 
     recipe: Recipe = field(default_factory=Recipe)
     """How each method is trained; `--epochs` and `--lr` change it."""
@@ -86,8 +87,20 @@ class Job(Settings):
         for name in ("train", "test", "validation"):
             object.__setattr__(self, name, _as_data(f"{name}=", getattr(self, name)))
         object.__setattr__(self, "ood", {name: _as_data(f"ood[{name!r}]", own) for name, own in self.ood.items()})
+        self._check_normalisation()
         if self.corruptions and self.task not in CLASSES:
             raise InputError(f"corruptions= need a classification, but the task is {self.task}: leave corruptions= out")
+
+    def _check_normalisation(self) -> None:
+        """Refuses a dataset that is normalised otherwise than train: the network would see other inputs than in training."""
+        sets = {"validation": self.validation, "test": self.test, **{f"ood[{name!r}]": one for name, one in self.ood.items()}}
+        for name, dataset in sets.items():
+            if dataset is not None and not _same_normalisation(dataset, self.train):
+                raise InputError(
+                    f"{name} is normalised otherwise than train: mean {_numbers(dataset.mean)} and std {_numbers(dataset.std)}, in "
+                    f"train {_numbers(self.train.mean)} and {_numbers(self.train.std)}. Type {dataset.name}.like(train), which "
+                    "takes over the normalisation of training"
+                )
 
     @property
     def example(self) -> Tensor:
@@ -114,6 +127,22 @@ def _as_data(name: str, dataset: Any) -> Any:
             "dataset of pairs"
         )
     return data.of(dataset)
+
+
+def _same_normalisation(one: Data, other: Data) -> bool:
+    """Whether two datasets have the same mean and standard deviation of inputs, up to rounding."""
+    if one.mean is None or other.mean is None:
+        return one.mean is other.mean
+    pairs = [(one.mean.cpu(), other.mean.cpu()), (one.std.cpu(), other.std.cpu())]
+    return all(first.shape == second.shape and torch.allclose(first, second) for first, second in pairs)
+
+
+def _numbers(values: Tensor | None) -> str:
+    """Returns the first numbers of a mean or a standard deviation as text."""
+    if values is None:
+        return "none"
+    shown = ", ".join(f"{value:.4g}" for value in values.tolist()[:3])
+    return f"({shown}{', ...' if len(values) > 3 else ''})"
 
 
 def fashion(root: Root = None) -> Job:
