@@ -110,7 +110,7 @@ def test_a_table_of_an_ood_set_has_no_targets() -> None:
 
 
 def test_scores_are_asked_of_one_finished_run() -> None:
-    with pytest.raises(mt.InputError, match=r"runs holds 2 runs: give one of them, such as runs/a"):
+    with pytest.raises(mt.InputError, match=r"runs holds runs: a, b. Give one of them, such as runs/a"):
         typed("score", "runs")
     Path("runs/a/row.json").unlink()
     with pytest.raises(mt.InputError, match=r"runs/a holds no scores: `multitudes train --resume --out runs/a`"):

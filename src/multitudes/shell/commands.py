@@ -283,11 +283,11 @@ def score(
 
 def _row_folder(folder: Path) -> Path:
     """Returns the folder of a run; raises if it holds no row, or several runs."""
+    from multitudes.shell.told import check_one_run
+
     if (folder / "row.json").is_file():
         return folder
-    inside = sorted(file.parent for file in folder.glob("*/row.json"))
-    if inside:
-        raise InputError(f"{folder} holds {len(inside)} runs: give one of them, such as {inside[0]}")
+    check_one_run(folder)
     raise InputError(f"{folder} holds no scores: `multitudes train --resume --out {folder}` finishes and scores a run")
 
 
@@ -315,8 +315,9 @@ def report(
 
     multitudes report runs/packed runs/deep --out report.html
     """
-    from multitudes.shell.outputs import check_output
+    from multitudes.shell.outputs import check_output, check_runs
 
+    check_runs(runs)
     check_output(out, force)
 
     from multitudes.shell.jobs import find_job

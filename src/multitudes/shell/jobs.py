@@ -55,7 +55,7 @@ class Job(Settings):
     """Out-of-distribution sets by name. They have the normalisation of training: `data.notmnist("test").like(train)`."""
 
     recipe: Recipe = field(default_factory=Recipe)
-    """How each method is trained; `--epochs` and `--lr` change it."""
+    """How each method is trained. `train --epochs 5 --lr 0.1` and `bench --budget '5 epochs'` change it."""
 
     task: str = "classes"
     """What the network's outputs mean: "classes", "binary", "multilabel", "gaussian" or "regression", as in `mt.ensemble`."""

@@ -20,7 +20,7 @@ from multitudes.report.row import Row, load_rows, without_row
 from multitudes.shell.jobs import Job, find_job
 from multitudes.shell.parse import import_by_name
 from multitudes.shell.scoring import COST_BATCH, scored_row
-from multitudes.shell.told import FILE, Told, remove_run
+from multitudes.shell.told import FILE, Told, check_one_run, remove_run
 from multitudes.training.fit import Run, fit
 
 
@@ -69,6 +69,7 @@ def told_of(run: Path, job_name: str | None, model: str | None, root: Path | Non
     """Returns what a run was told, except where the options here say otherwise."""
     if not run.exists():
         raise InputError(f"there is no {run}: give a .multitude file, or --out of a `multitudes train`")
+    check_one_run(run)
     told = Told.load(run)
     if told is None and job_name is None:
         raise InputError(f"{run} does not say its job: give --job, and --model if it had one, as in its training")
