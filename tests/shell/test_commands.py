@@ -111,6 +111,7 @@ def test_a_plan() -> None:
     [
         (["bench", "--job", "fasion"], 2, "job 'fasion'.*'fashion'"),
         (["bench", *JOB, "--methods", "paked"], 2, "method 'paked'.*'packed'"),
+        (["bench", *JOB, "--epochs", "5"], 2, "bench has no --epochs: type --budget '5 epochs'"),
         (["bench", *JOB, "--seeds", "a"], 2, "--seeds 'a'"),
         (["bench", *JOB, "--seeds", "4-0"], 2, "--seeds '4-0'"),
         (["train", *JOB, "--method", "packed(alpa=2)", "--out", "a"], 2, "alpa=.*type alpha="),

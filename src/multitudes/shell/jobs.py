@@ -46,7 +46,9 @@ class Job(Settings):
     """Dataset that methods are scored on."""
 
     validation: Data | None = None
-    """Dataset on which the best epoch is chosen and temperatures are fitted. None: the last epoch is used."""
+    """Dataset on which the best epoch is chosen and a temperature is fitted. None: the last epoch is used.
+
+    The page shows scores with the temperature beside those without; `predict --calibrated` and `score --calibrated` apply it."""
 
     epoch: Literal["best", "last"] = "best"
     """Which epoch the scores are of. With a validation set the report shows the other one beside it."""
