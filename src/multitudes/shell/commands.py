@@ -91,7 +91,9 @@ Methods = Annotated[
 Root = Annotated[Path | None, typer.Option(help="folder of the datasets; default: the folder in MULTITUDES_DATA")]
 Calibrated = Annotated[
     bool,
-    typer.Option("--calibrated", help="apply the temperature, or factor of variances, that the run fitted on its validation set"),
+    typer.Option(
+        "--calibrated", help="apply the temperature, or factor of variances, that the run fitted on its validation set"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else, to standard output")]
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]

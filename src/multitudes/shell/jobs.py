@@ -46,9 +46,8 @@ class Job(Settings):
     """Dataset that methods are scored on."""
 
     validation: Data | None = None
-    """Dataset on which the best epoch is chosen and a temperature is fitted. None: the last epoch is used.
-
-    The page shows scores with the temperature beside those without; `predict --calibrated` and `score --calibrated` apply it."""
+    """Dataset on which the best epoch is chosen and a temperature is fitted, which the page shows beside the scores without it,
+    and which `predict --calibrated` and `score --calibrated` apply. None: the last epoch is used, without a temperature."""
 
     epoch: Literal["best", "last"] = "best"
     """Which epoch the scores are of. With a validation set the report shows the other one beside it."""
@@ -98,10 +97,10 @@ class Job(Settings):
         sets = {"validation": self.validation, "test": self.test, **{f"ood[{name!r}]": one for name, one in self.ood.items()}}
         for name, dataset in sets.items():
             if dataset is not None and not _same_normalisation(dataset, self.train):
+                mine, trained = (f"mean {_numbers(one.mean)}, std {_numbers(one.std)}" for one in (dataset, self.train))
                 raise InputError(
-                    f"{name} is normalised otherwise than train: mean {_numbers(dataset.mean)} and std {_numbers(dataset.std)}, in "
-                    f"train {_numbers(self.train.mean)} and {_numbers(self.train.std)}. Type {dataset.name}.like(train), which "
-                    "takes over the normalisation of training"
+                    f"{name} is normalised otherwise than train: {mine}; in train {trained}. Type {dataset.name}.like(train), "
+                    "which takes over the normalisation of training"
                 )
 
     @property
