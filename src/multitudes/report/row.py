@@ -71,8 +71,8 @@ class Row:
     compared example by example."""
 
     calibrator: Calibrator | None = None
-    """Temperature, or factor of variances, that the run fitted on its validation set; the variant `calibrated` is scored with it.
-    `prediction` and `ood` are without it."""
+    """Temperature, or factor of variances, that the run fitted on its validation set. The variant `calibrated` is scored with
+    it; `prediction` and `ood` are without it."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
     """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and

@@ -222,5 +222,5 @@ def _other_scores(single: Group, others: Sequence[Group]) -> str:
         result = compared(single, others, key, variant)
         if result.of:
             after = " after temperature scaling" if variant else ""
-            parts.append(f"{safe(title(key))}{after}: {_better_and_worse(result)}")
-    return f"By other scores, clearly: {'; '.join(parts)}." if parts else ""
+            parts.append(f"{safe(title(key))}{after} {_better_and_worse(result)}")
+    return f"By other scores, clear differences only: {'; '.join(parts)}." if parts else ""

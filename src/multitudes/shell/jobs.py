@@ -30,7 +30,7 @@ class Job(Settings):
     """A network and datasets to compare methods on.
 
     To use your own, write a function that returns a Job and type `--job MODULE:FUNCTION`; `multitudes init` writes one to
-    start from. Datasets may be Data, or torch datasets of pairs (input, target).
+    start from. Datasets may be Data, or torch datasets of pairs (input, target) with one input.
     """
 
     name: str
@@ -127,7 +127,21 @@ def _as_data(name: str, dataset: Any) -> Any:
             f"{name} must be a dataset, not a {type(dataset).__name__}: multitudes.data.Data(inputs, targets), or a torch "
             "dataset of pairs"
         )
+    if hasattr(dataset, "__len__") and len(dataset) and _has_several_inputs(dataset[0]):
+        raise InputError(
+            f"{name} has items of several inputs, and a Job takes one input: join the inputs in one tensor, which your network "
+            "takes apart, or use mt.fit and mt.predict in Python, which take such datasets as they are"
+        )
     return data.of(dataset)
+
+
+def _has_several_inputs(item: Any) -> bool:
+    """Whether an item of a dataset is (input, input, target), or ((input, input), target)."""
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        return False
+    first = item[0]
+    parts = isinstance(first, (tuple, list)) and any(hasattr(one, "shape") for one in first)
+    return len(item) > 2 or parts or isinstance(first, Mapping)
 
 
 def _same_normalisation(one: Data, other: Data) -> bool:
