@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,20 @@ def test_names_stay_visible_while_a_table_scrolls(opened: Any) -> None:
     assert opened.evaluate("document.querySelector('.scroll').scrollLeft") > 0
     left = "document.querySelector('#table tbody th').getBoundingClientRect().left"
     assert 0 <= opened.evaluate(left) < 100
+
+
+def test_a_shadow_says_that_a_table_goes_on(opened: Any) -> None:
+    """The right edge is darker than paper, until the table is scrolled to its end."""
+
+    def edge() -> float:
+        box = opened.locator(".scroll").first.bounding_box()
+        right = {"x": box["x"] + box["width"] - 3, "y": box["y"] + 2, "width": 2, "height": 4}
+        return float(imread(io.BytesIO(opened.screenshot(clip=right, full_page=True)))[..., :3].mean())
+
+    imread = pytest.importorskip("matplotlib.image").imread
+    cut = edge()
+    opened.evaluate("document.querySelector('.scroll').scrollLeft = 1e6")
+    assert abs(edge() - cut) > 0.1
 
 
 def test_no_text_is_smaller_than_12_pixels(opened: Any) -> None:

@@ -93,6 +93,16 @@ def test_ratios_are_the_rows_own_or_against_single(scored: Make) -> None:
     assert ratios(grouped([own]), "latency") == {}
 
 
+def test_the_single_row_is_the_baseline_of_the_page(scored: Make) -> None:
+    """Each run times a single network of its own; the page has one row of it, whose ratio is 1."""
+    size = {"parameters": 2.0, "single_parameters": 2.0}
+    single = scored("s", method="Single()", cost={**size, "step": 4.0, "single_step": 2.8})
+    packed = scored("p", cost={**size, "step": 6.0, "single_step": 5.0})
+    other = scored("o", cost={"parameters": 9.0, "single_parameters": 9.0, "step": 6.0, "single_step": 3.0})
+    assert ratios(grouped([packed, single, other]), "step") == {"p": 1.5, "s": 1.0, "o": 2.0}, "o is of another network"
+    assert ratios(grouped([packed]), "step") == {"p": 1.2}
+
+
 def test_a_score_of_a_severity_is_the_mean_over_corruptions(scored: Make) -> None:
     (group,) = grouped([scored("a", accuracy=0.9, fog__1__accuracy=0.6, snow__1__accuracy=0.8)])
     assert group.shifted("accuracy") == {0: 0.9, 1: pytest.approx(0.7)}

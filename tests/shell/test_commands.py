@@ -111,6 +111,7 @@ def test_a_plan() -> None:
     [
         (["bench", "--job", "fasion"], 2, "job 'fasion'.*'fashion'"),
         (["bench", *JOB, "--methods", "paked"], 2, "method 'paked'.*'packed'"),
+        (["bench", *JOB, "--epochs", "5"], 2, "bench has no --epochs: type --budget '5 epochs'"),
         (["bench", *JOB, "--seeds", "a"], 2, "--seeds 'a'"),
         (["bench", *JOB, "--seeds", "4-0"], 2, "--seeds '4-0'"),
         (["train", *JOB, "--method", "packed(alpa=2)", "--out", "a"], 2, "alpa=.*type alpha="),
@@ -126,7 +127,9 @@ def test_a_plan() -> None:
         (["predict", ".", *JOB, "--out", "a.txt"], 2, "a.txt must end in .safetensors or .csv"),
         (["score", "a.csv"], 2, "a.csv is a table"),
         (["score", "nowhere.safetensors"], 1, "nowhere.safetensors"),
-        (["report", "nowhere"], 1, "nowhere"),
+        (["report", "nowhere"], 1, "nowhere does not exist"),
+        (["report", "nowhere", "there", "--out", "jobs_of_shell.py"], 1, "nowhere and there do not exist"),
+        (["init", "jobs_of_shell.py"], 1, "jobs_of_shell.py exists already: .*--force, or choose another name $"),
         (["plan", "jobs_of_shell:own", "--example", "two"], 2, "--example 'two'"),
         (["plan", "jobs_of_shell:owm", "--example", "2,6"], 2, "'owm'.*'own'"),
         (["plan", "jobs_of_shell:x", "--example", "2,6"], 2, "jobs_of_shell:x .*Module"),
@@ -140,6 +143,16 @@ def test_errors_are_one_line(words: list[str], code: int, nouns: str, capsys: py
     assert re.search(nouns, printed.err.replace("\n", " "))
     assert "Traceback" not in printed.err
     assert not printed.out
+
+
+@pytest.mark.parametrize("words", [["score", "runs/x"], ["predict", "runs/x", *JOB, "--out", "a.csv"]])
+def test_the_runs_of_a_folder_are_named(words: list[str]) -> None:
+    """A sweep's folder is not a run, though a job is given; an unfinished run has no row."""
+    for name, file in (("packed-0", "row.json"), ("deep-0", "config.json")):
+        (Path("runs/x") / name).mkdir(parents=True)
+        (Path("runs/x") / name / file).touch()
+    with pytest.raises(mt.InputError, match=r"runs/x holds runs: deep-0, packed-0\. .*such as runs/x/deep-0"):
+        typed(*words)
 
 
 def test_texts_name_options_of_the_command() -> None:

@@ -122,3 +122,41 @@ def test_a_wrong_field_is_named(wrong: dict[str, object], text: str) -> None:
     right = {"name": "few", "network": lambda: MLP(2, (4,), 2), "train": few, "test": few}
     with pytest.raises(mt.InputError, match=text):
         Job(**{**right, **wrong})
+
+
+@pytest.mark.parametrize("name", ["validation", "test", "ood"])
+def test_a_dataset_of_another_normalisation_is_refused(name: str) -> None:
+    """The network would see inputs that are shifted and stretched. Without a mean they would not be normalised at all."""
+    train = data.Data(torch.zeros(6, 2), torch.zeros(6, dtype=torch.long), name="mine", mean=[1.0, 2.0], std=[1.0, 3.0])
+    right = {"name": "few", "network": lambda: MLP(2, (4,), 2), "train": train, "test": train, "validation": train}
+    for change in ({"std": [1.0, 3.5]}, {"mean": [1.0, 2.1]}, {"mean": None, "std": None}):
+        other = replace(train, **change)
+        wrong = {"ood": {"far": other}} if name == "ood" else {name: other}
+        with pytest.raises(mt.InputError, match=rf"{name}.* is normalised otherwise than train.*mine\.like\(train\)"):
+            Job(**{**right, **wrong})
+        like = other.like(train)
+        assert Job(**{**right, **({"ood": {"far": like}} if name == "ood" else {name: like})}).train is train
+
+
+NUMBERS, KINDS, LABELS = torch.zeros(6, 2), torch.zeros(6, 1, dtype=torch.long), torch.zeros(6, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        torch.utils.data.TensorDataset(NUMBERS, KINDS, LABELS),
+        [((number, kind), label) for number, kind, label in zip(NUMBERS, KINDS, LABELS, strict=True)],
+        [((number[0], number[1]), label) for number, label in zip(NUMBERS, LABELS, strict=True)],
+        [({"number": number, "kind": kind}, label) for number, kind, label in zip(NUMBERS, KINDS, LABELS, strict=True)],
+    ],
+    ids=["three", "pair", "scalars", "dict"],
+)
+def test_several_inputs_are_refused_with_what_to_do(several: object) -> None:
+    one = data.Data(NUMBERS, LABELS)
+    with pytest.raises(mt.InputError, match=r"test= has items of several inputs.*join .* in one tensor.*mt\.fit"):
+        Job(name="few", network=lambda: MLP(2, (4,), 2), train=one, test=several)  # type: ignore[arg-type]
+
+
+def test_a_list_of_numbers_is_one_input() -> None:
+    job = Job(name="few", network=lambda: MLP(2, (4,), 2), train=[([0.0, 1.0], 0)], test=[([0.0, 1.0], 0)])  # type: ignore[arg-type]
+    assert job.train.inputs.tolist() == [[0.0, 1.0]]

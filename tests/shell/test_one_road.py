@@ -41,6 +41,10 @@ def small():
                test=Data(x[64:96], y[64:96], classes=["a", "b", "c"]),
                validation=Data(x[96:], y[96:]), ood={"far": Data(x[:20] + 9, y[:20])},
                recipe=mt.Recipe(epochs=2, batch=16, lr=0.05))
+
+def numbers():
+    data = Data(x, x[:, :3])
+    return Job(name="numbers", network=network, train=data, test=data, task="regression", tau_output=4.0)
 """
 JOB = ("--job", "jobs_of_road:small")
 
@@ -101,6 +105,41 @@ def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:
     assert mt.Prediction.load("b.safetensors").count == 4
 
 
+def test_the_temperature_of_the_run_is_applied() -> None:
+    """Probabilities are those of the mixture, p^(1/T) over their sum, with the T that the validation set gives by hand."""
+    module = __import__("jobs_of_road")
+    job, ens = module.small(), mt.load("runs/a/best.multitude", module.network())
+    mixture = mt.calibrate(mt.predict(ens, job.validation)).mixture
+    assert mixture is not None and abs(mixture - 1) > 0.01
+    powers = mt.predict(ens, job.test).probs ** (1 / mixture)
+    probs = powers / powers.sum(1, keepdim=True)
+    typed("predict", "runs/a", "--calibrated", "--out", "test.csv")
+    lines = list(csv.DictReader(Path("test.csv").read_text().splitlines()))
+    assert [float(line["probability_a"]) for line in lines] == pytest.approx(probs[:, 0].tolist(), abs=1e-4)
+    scores = json.loads(typed("score", "runs/a", "--calibrated", "--json"))["scores"]
+    nll = -probs[torch.arange(32), job.test.targets].log().mean()
+    assert scores["nll"] == pytest.approx(float(nll), abs=1e-4)
+    assert "far/auroc/msp" in scores
+
+
+def test_a_temperature_is_that_of_a_run_and_of_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["predict", "runs/a/last.multitude", "--out", "a.csv"], ["score", "test.safetensors"]):
+        with pytest.raises(mt.InputError, match="has no temperature: --calibrated needs the folder of a run"):
+            typed(*words, "--calibrated")
+    other = replace(__import__("jobs_of_road").small(), epoch="last")
+    monkeypatch.setattr("jobs_of_road.small", lambda: other)
+    with pytest.raises(mt.InputError, match="its temperature to the best epoch, and the job now has epoch='last'"):
+        typed("predict", "runs/a", "--calibrated", "--out", "a.csv")
+
+
+def test_a_prediction_has_the_noise_of_the_job() -> None:
+    """The precision of an observation is 4, so its variance is 1/4, in the file as in the row."""
+    job = __import__("jobs_of_road").numbers()
+    mt.save(mt.ensemble(job.network(), mt.Deep(members=2), job.example, task="regression"), "numbers.multitude")
+    typed("predict", "numbers.multitude", "--job", "jobs_of_road:numbers", "--out", "numbers.safetensors")
+    assert mt.Prediction.load("numbers.safetensors").aleatoric.unique().tolist() == [0.25]
+
+
 def test_a_table_of_an_ood_set_has_no_targets() -> None:
     """Their labels count classes of another set; predictions have the names of the ensemble's classes."""
     typed("predict", "runs/a", "--data", "far", "--out", "far.csv")
@@ -110,7 +149,7 @@ def test_a_table_of_an_ood_set_has_no_targets() -> None:
 
 
 def test_scores_are_asked_of_one_finished_run() -> None:
-    with pytest.raises(mt.InputError, match=r"runs holds 2 runs: give one of them, such as runs/a"):
+    with pytest.raises(mt.InputError, match=r"runs holds runs: a, b. Give one of them, such as runs/a"):
         typed("score", "runs")
     Path("runs/a/row.json").unlink()
     with pytest.raises(mt.InputError, match=r"runs/a holds no scores: `multitudes train --resume --out runs/a`"):

@@ -20,9 +20,21 @@ def test_numbers_have_a_mean_and_its_uncertainty() -> None:
     """The variance of a mixture is the mean variance plus the variance of the means."""
     pred = mt.Prediction(mean=torch.tensor([[1.0, 2.0], [3.0, 2.0]]), variance=torch.tensor([[1.0, 4.0], [3.0, 4.0]]))
     found = columns(pred)
-    assert list(found) == ["example", "prediction", "std", "aleatoric", "epistemic"]
-    assert [float(value) for value in found["prediction"]] == [2.0, 2.0]
-    assert [float(value) for value in found["std"]] == pytest.approx([3**0.5, 2.0])
+    numbers = {name: [float(str(value)) for value in own] for name, own in found.items()}
+    assert list(found)[1:5] == ["prediction", "std", "aleatoric_std", "epistemic_std"]
+    assert numbers["prediction"] == [2.0, 2.0]
+    assert numbers["std"] == pytest.approx([3**0.5, 2.0])
+    assert numbers["aleatoric_std"] == pytest.approx([2**0.5, 2.0])
+    assert numbers["epistemic_std"] == pytest.approx([1.0, 0.0]), "standard deviations, in the unit of the prediction"
+
+
+def test_numbers_have_an_interval() -> None:
+    """Two equal members are one normal distribution, whose 95 % lie within 1.96 standard deviations."""
+    found = columns(mt.Prediction(mean=torch.full((2, 1), 2.0), variance=torch.full((2, 1), 4.0)))
+    assert float(str(found["lower_95"][0])) == pytest.approx(2 - 1.959964 * 2, abs=1e-3)
+    assert float(str(found["upper_95"][0])) == pytest.approx(2 + 1.959964 * 2, abs=1e-3)
+    for members in (1, 2):
+        assert "lower_95" not in columns(mt.Prediction(mean=torch.randn(members, 3))), "without variances there is none"
 
 
 def test_several_labels_have_columns_of_their_own() -> None:

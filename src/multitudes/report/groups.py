@@ -169,17 +169,24 @@ def leaders(groups: Sequence[Group], key: str, variant: str | None = None) -> li
 def ratios(groups: Sequence[Group], key: str) -> Mapping[str, float]:
     """Returns the cost of each group relative to the single network, by label.
 
-    The single network's cost is in the group's rows, or is that of the only group of `Single`.
+    Where one group is of `Single`, its cost is the baseline of all groups of the same network, and its own ratio is 1.
+    Otherwise the baseline is the single network's cost in the group's rows, which each run measured itself.
     """
-    singles = {value for group in groups if group.is_single if (value := group.cost(key)) is not None}
-    common = singles.pop() if len(singles) == 1 else None
+    singles = [group for group in groups if group.is_single]
+    common = singles[0] if len(singles) == 1 else None
     by_label = {}
     for group in groups:
-        value = group.cost(key)
-        single = group.cost(f"single_{key}") or (common if key != "seconds" else None)
+        value, single = group.cost(key), group.cost(f"single_{key}")
+        if common is not None and key != "seconds" and _same_network(group, common):
+            single = common.cost(key) or single
         if value is not None and single:
             by_label[group.label] = value / single
     return by_label
+
+
+def _same_network(group: Group, single: Group) -> bool:
+    """Whether a group's network is that of the single group, as far as the number of parameters tells."""
+    return group.is_single or group.cost("single_parameters") in (None, single.cost("parameters"))
 
 
 def mean(values: Sequence[float]) -> float:

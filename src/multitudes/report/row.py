@@ -20,6 +20,7 @@ from torch import Tensor
 from multitudes.errors import FileError, InputError
 from multitudes.files.old_settings import current_text, with_job
 from multitudes.prediction.prediction import Prediction
+from multitudes.prediction.temperature import Calibrator
 from multitudes.scores.old_names import with_current_names
 from multitudes.scores.scores import Scores, json_number
 
@@ -68,6 +69,10 @@ class Row:
     losses: Mapping[str, Tensor] = field(default_factory=dict)
     """NLL of each test example ``[N]``: of the row itself under "", of variants under their names. With them methods are
     compared example by example."""
+
+    calibrator: Calibrator | None = None
+    """Temperature, or factor of variances, that the run fitted on its validation set. The variant `calibrated` is scored with
+    it; `prediction` and `ood` are without it."""
 
     cost: Mapping[str, float] = field(default_factory=dict)
     """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and
@@ -134,6 +139,7 @@ class Row:
             "format": FORMAT, "multitudes": __version__, "name": self.name, "method": self.method, "seed": self.seed,
             "command": self.command, "seconds": None if self.seconds is None else json_number(self.seconds),
             "settings": dict(self.settings), "cost": {name: json_number(value) for name, value in self.cost.items()},
+            "calibrator": None if self.calibrator is None else self.calibrator.settings(),
             "variants": {name: json.loads(one.json()) for name, one in self.variants.items()},
             "scores": json.loads(self.scores.json()),
         }  # fmt: skip
@@ -157,6 +163,7 @@ class Row:
                 command=current_text(found["command"]),
                 scores=_scores(_with_pooled(found), ood), prediction=own, ood=ood,
                 variants={name: _scores(one, ood) for name, one in found.get("variants", {}).items()},
+                calibrator=None if found.get("calibrator") is None else Calibrator(**found["calibrator"]),
                 losses={name.removeprefix(LOSSES): values for name, values in tensors.items() if name.startswith(LOSSES)},
                 cost={name: float(value) for name, value in found["cost"].items()}, settings=with_job(found["settings"]),
                 seconds=None if found["seconds"] is None else float(found["seconds"]),

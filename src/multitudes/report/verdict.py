@@ -185,12 +185,33 @@ def _times(groups: Sequence[Group], group: Group) -> str:
 
 def _counts(single: Group, others: Sequence[Group]) -> str:
     """Says how many ensembles are clearly better and worse than the single network, as they are and used otherwise."""
-    texts, uses = [], [(None, "as they are"), *_variants(single).items()]
-    for variant, words in uses:
-        result = compared(single, others, PROPER, variant)
-        if result.of:
-            texts.append(f"{words} {len(result.better)} and {len(result.worse)}")
-    return f"Ensembles, of {len(others)}, that are clearly better and clearly worse by {_named(PROPER)}: {'; '.join(texts)}."
+    plain = compared(single, others, PROPER)
+    texts = [f"By {_named(PROPER)}, {_than_single(plain, len(others))}."] if plain.of else []
+    for variant, words in _variants(single).items():
+        if (result := compared(single, others, PROPER, variant)).of:
+            texts.append(f"{_capital(words)}: {_better_and_worse(result)}.")
+    return " ".join(texts)
+
+
+def _than_single(result: Compared, count: int) -> str:
+    """Returns how many of the ensembles are clearly better and worse than the single network, as half a sentence."""
+    if count == 1:
+        how = "clearly better" if result.better else "clearly worse" if result.worse else "neither clearly better nor worse"
+        return f"the only ensemble is {how} than the single network"
+    better, worse = (f"{'are' if len(one) > 1 else 'is'} clearly" for one in (result.better, result.worse))
+    return (
+        f"{_amount(result.better)} of {count} ensembles {better} better than the single network, and {_amount(result.worse)} "
+        f"{worse} worse"
+    )
+
+
+def _amount(groups: Sequence[Group]) -> str:
+    return str(len(groups)) if groups else "none"
+
+
+def _better_and_worse(result: Compared) -> str:
+    """Returns the numbers of ensembles in words: 2 better, none worse."""
+    return f"{_amount(result.better)} better, {_amount(result.worse)} worse"
 
 
 def _other_scores(single: Group, others: Sequence[Group]) -> str:
@@ -201,5 +222,5 @@ def _other_scores(single: Group, others: Sequence[Group]) -> str:
         result = compared(single, others, key, variant)
         if result.of:
             after = " after temperature scaling" if variant else ""
-            parts.append(f"{safe(title(key))}{after} {len(result.better)} and {len(result.worse)}")
-    return f"The same by other scores: {'; '.join(parts)}." if parts else ""
+            parts.append(f"{safe(title(key))}{after} {_better_and_worse(result)}")
+    return f"By other scores, clear differences only: {'; '.join(parts)}." if parts else ""

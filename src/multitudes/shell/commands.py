@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +18,10 @@ from rich.markup import escape
 from typer.main import get_command
 
 from multitudes.errors import InputError, MultitudesError
+
+if TYPE_CHECKING:
+    from multitudes.prediction.prediction import Prediction
+    from multitudes.scores.scores import Scores
 
 FAILED, USAGE = 1, 2
 """Exit codes: the command failed; the command line is wrong. Ctrl-C gives 130."""
@@ -85,6 +89,12 @@ Methods = Annotated[
     typer.Option(help="methods, with commas: single,packed,'mimo(members=2)'; default: all", autocompletion=_complete_methods),
 ]
 Root = Annotated[Path | None, typer.Option(help="folder of the datasets; default: the folder in MULTITUDES_DATA")]
+Calibrated = Annotated[
+    bool,
+    typer.Option(
+        "--calibrated", help="apply the temperature, or factor of variances, that the run fitted on its validation set"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else, to standard output")]
 Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 
@@ -113,6 +123,7 @@ def bench(
     job_name: JobName = "fashion",
     methods: Methods = "",
     seeds: Annotated[str, typer.Option(help="seeds, with commas or as a range: 0,1,2 or 0-4")] = "0",
+    epochs: Annotated[int | None, typer.Option(hidden=True)] = None,
     budget: Annotated[str, typer.Option(help="training of each method: '10 epochs', '30 seconds' or '2e12 flops'")] = "",
     out: Annotated[Path, typer.Option(help="folder for the trials and report.html")] = Path("runs/bench"),
     workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
@@ -132,6 +143,9 @@ def bench(
 
       multitudes bench --job yacht --budget '20 seconds' --workers 2
     """
+    if epochs is not None:
+        raise InputError(f"bench has no --epochs: type --budget '{epochs} epochs'")
+
     from multitudes.shell import parse
     from multitudes.shell.jobs import find_job
     from multitudes.shell.live_table import live_table
@@ -212,6 +226,7 @@ def predict(
     job_name: RunJob = None,
     data: Annotated[str, typer.Option(help="dataset: test, validation, train, or an OOD set of the job")] = "test",
     model: RunModel = None,
+    calibrated: Calibrated = False,
     force: Force = False,
     root: Root = None,
     as_json: Json = False,
@@ -220,7 +235,7 @@ def predict(
 
     multitudes predict runs/packed --data digits --out digits.safetensors
 
-    multitudes predict runs/packed --out test.csv
+    multitudes predict runs/packed --calibrated --out test.csv
     """
     from multitudes.shell.outputs import KINDS, check_output
 
@@ -230,7 +245,7 @@ def predict(
     from multitudes.shell.jobs import find_job
     from multitudes.shell.outputs import save_prediction
     from multitudes.shell.parse import unknown_name
-    from multitudes.shell.steps import load_ensemble, told_of
+    from multitudes.shell.steps import calibrator_of, load_ensemble, told_of
 
     told = told_of(run, job_name, model, root)
     job = find_job(told.job, told.root)
@@ -238,7 +253,10 @@ def predict(
     datasets = {name: dataset for name, dataset in splits.items() if dataset is not None}
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
-    prediction = run_ensemble(load_ensemble(run, job, told), datasets[data]).in_original_units(job.test)
+    calibrator = calibrator_of(run, job.epoch) if calibrated else None
+    ensemble = load_ensemble(run, job, told)
+    prediction = run_ensemble(ensemble, datasets[data], tau_output=job.tau_output).in_original_units(job.test)
+    prediction = prediction if calibrator is None else prediction.calibrated(calibrator)
     save_prediction(prediction, out, job.test.classes, with_targets=data not in job.ood)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
@@ -252,12 +270,13 @@ def score(
     ood: Annotated[
         list[str] | None, typer.Option(help="NAME=FILE: prediction of an out-of-distribution (OOD) set; may be repeated")
     ] = None,
+    calibrated: Calibrated = False,
     intervals: Annotated[int, typer.Option(min=0, help="bootstrap samples for 95 % intervals; 0 for none")] = 0,
     as_json: Json = False,
 ) -> None:
     """Score a prediction: accuracy, likelihood, calibration, diversity, out-of-distribution detection.
 
-    multitudes score runs/packed
+    multitudes score runs/packed --calibrated
 
     multitudes score test.safetensors --ood digits=digits.safetensors
     """
@@ -272,7 +291,9 @@ def score(
             name, path = Path(text).stem, text
         far[name] = Prediction.load(_tensor_file(Path(path)))
     row = Row.load(_row_folder(prediction)) if prediction.is_dir() else None
-    if row is not None and not far and not intervals:
+    if calibrated:
+        scores = _calibrated_scores(prediction, far, intervals)
+    elif row is not None and not far and not intervals:
         scores = row.scores
     elif row is not None and row.prediction is not None:
         scores = compute_scores(row.prediction, ood={**row.ood, **far} or None, intervals=intervals)
@@ -281,13 +302,26 @@ def score(
     print(scores.json() if as_json else scores)  # noqa: T201
 
 
+def _calibrated_scores(run: Path, far: dict[str, Prediction], intervals: int) -> Scores:
+    """Scores the predictions of a run, and those of OOD sets `far`, with the run's temperature."""
+    from multitudes.report.row import Row
+    from multitudes.scores.score import score as compute_scores
+    from multitudes.shell.steps import calibrator_of
+
+    calibrator = calibrator_of(run)
+    row = Row.load(run)
+    assert row.prediction is not None
+    ood = {name: one if one.calibrator else one.calibrated(calibrator) for name, one in {**row.ood, **far}.items()}
+    return compute_scores(row.prediction.calibrated(calibrator), ood=ood or None, intervals=intervals)
+
+
 def _row_folder(folder: Path) -> Path:
     """Returns the folder of a run; raises if it holds no row, or several runs."""
+    from multitudes.shell.told import check_one_run
+
     if (folder / "row.json").is_file():
         return folder
-    inside = sorted(file.parent for file in folder.glob("*/row.json"))
-    if inside:
-        raise InputError(f"{folder} holds {len(inside)} runs: give one of them, such as {inside[0]}")
+    check_one_run(folder)
     raise InputError(f"{folder} holds no scores: `multitudes train --resume --out {folder}` finishes and scores a run")
 
 
@@ -315,8 +349,9 @@ def report(
 
     multitudes report runs/packed runs/deep --out report.html
     """
-    from multitudes.shell.outputs import check_output
+    from multitudes.shell.outputs import check_output, check_runs
 
+    check_runs(runs)
     check_output(out, force)
 
     from multitudes.shell.jobs import find_job

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from multitudes import data, models
@@ -29,7 +30,7 @@ class Job(Settings):
     """A network and datasets to compare methods on.
 
     To use your own, write a function that returns a Job and type `--job MODULE:FUNCTION`; `multitudes init` writes one to
-    start from. Datasets may be Data, or torch datasets of pairs (input, target).
+    start from. Datasets may be Data, or torch datasets of pairs (input, target) with one input.
     """
 
     name: str
@@ -45,16 +46,17 @@ class Job(Settings):
     """Dataset that methods are scored on."""
 
     validation: Data | None = None
-    """Dataset on which the best epoch is chosen and temperatures are fitted. None: the last epoch is used."""
+    """Dataset on which the best epoch is chosen and a temperature is fitted, which the page shows beside the scores without it,
+    and which `predict --calibrated` and `score --calibrated` apply. None: the last epoch is used, without a temperature."""
 
     epoch: Literal["best", "last"] = "best"
     """Which epoch the scores are of. With a validation set the report shows the other one beside it."""
 
     ood: Mapping[str, Data] = field(default_factory=dict)
-    """Out-of-distribution sets by name."""
+    """Out-of-distribution sets by name. They have the normalisation of training: `data.notmnist("test").like(train)`."""
 
     recipe: Recipe = field(default_factory=Recipe)
-    """How each method is trained; `--epochs` and `--lr` change it."""
+    """How each method is trained. `train --epochs 5 --lr 0.1` and `bench --budget '5 epochs'` change it."""
 
     task: str = "classes"
     """What the network's outputs mean: "classes", "binary", "multilabel", "gaussian" or "regression", as in `mt.ensemble`."""
@@ -86,8 +88,20 @@ class Job(Settings):
         for name in ("train", "test", "validation"):
             object.__setattr__(self, name, _as_data(f"{name}=", getattr(self, name)))
         object.__setattr__(self, "ood", {name: _as_data(f"ood[{name!r}]", own) for name, own in self.ood.items()})
+        self._check_normalisation()
         if self.corruptions and self.task not in CLASSES:
             raise InputError(f"corruptions= need a classification, but the task is {self.task}: leave corruptions= out")
+
+    def _check_normalisation(self) -> None:
+        """Refuses a dataset that is normalised otherwise than train: the network would see other inputs than in training."""
+        sets = {"validation": self.validation, "test": self.test, **{f"ood[{name!r}]": one for name, one in self.ood.items()}}
+        for name, dataset in sets.items():
+            if dataset is not None and not _same_normalisation(dataset, self.train):
+                mine, trained = (f"mean {_numbers(one.mean)}, std {_numbers(one.std)}" for one in (dataset, self.train))
+                raise InputError(
+                    f"{name} is normalised otherwise than train: {mine}; in train {trained}. Type {dataset.name}.like(train), "
+                    "which takes over the normalisation of training"
+                )
 
     @property
     def example(self) -> Tensor:
@@ -113,7 +127,37 @@ def _as_data(name: str, dataset: Any) -> Any:
             f"{name} must be a dataset, not a {type(dataset).__name__}: multitudes.data.Data(inputs, targets), or a torch "
             "dataset of pairs"
         )
+    if hasattr(dataset, "__len__") and len(dataset) and _has_several_inputs(dataset[0]):
+        raise InputError(
+            f"{name} has items of several inputs, and a Job takes one input: join the inputs in one tensor, which your network "
+            "takes apart, or use mt.fit and mt.predict in Python, which take such datasets as they are"
+        )
     return data.of(dataset)
+
+
+def _has_several_inputs(item: Any) -> bool:
+    """Whether an item of a dataset is (input, input, target), or ((input, input), target)."""
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        return False
+    first = item[0]
+    parts = isinstance(first, (tuple, list)) and any(hasattr(one, "shape") for one in first)
+    return len(item) > 2 or parts or isinstance(first, Mapping)
+
+
+def _same_normalisation(one: Data, other: Data) -> bool:
+    """Whether two datasets have the same mean and standard deviation of inputs, up to rounding."""
+    if one.mean is None or other.mean is None:
+        return one.mean is other.mean
+    pairs = [(one.mean.cpu(), other.mean.cpu()), (one.std.cpu(), other.std.cpu())]
+    return all(first.shape == second.shape and torch.allclose(first, second) for first, second in pairs)
+
+
+def _numbers(values: Tensor | None) -> str:
+    """Returns the first numbers of a mean or a standard deviation as text."""
+    if values is None:
+        return "none"
+    shown = ", ".join(f"{value:.4g}" for value in values.tolist()[:3])
+    return f"({shown}{', ...' if len(values) > 3 else ''})"
 
 
 def fashion(root: Root = None) -> Job:

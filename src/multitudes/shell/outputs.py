@@ -18,25 +18,32 @@ if TYPE_CHECKING:
 KINDS = (".safetensors", ".csv")
 """Endings of the files that `multitudes predict` writes."""
 
-UNCERTAINTIES = {
-    "classes": ("confidence", "entropy", "expected_entropy", "mutual_information", "variation_ratio"),
-    "numbers": ("std", "aleatoric", "epistemic"),
-}
-"""Columns of uncertainty in a table, by what is predicted. They are properties of `Prediction`."""
+UNCERTAINTIES = ("confidence", "entropy", "expected_entropy", "mutual_information", "variation_ratio")
+"""Columns of uncertainty in a table of classes. They are properties of `Prediction`."""
 
 
-def check_output(path: Path, force: bool, kinds: Sequence[str] = ()) -> None:
-    """Checks, before the work, that a file can be written: it is new or `force` is given, and its ending is known."""
+def check_output(path: Path, force: bool, kinds: Sequence[str] = (), *, typed: str = "--out") -> None:
+    """Checks, before the work, that a file can be written: it is new or `force` is given, and its ending is known.
+
+    typed    what the path is called on the command line, in "choose another --out"
+    """
     if kinds and path.suffix.lower() not in kinds:
         raise InputError(f"--out {path} must end in {' or '.join(kinds)}: type --out {path.with_suffix(kinds[0])}")
     if path.is_dir():
-        raise FileError(f"--out {path} is a folder: type the name of a file")
+        raise FileError(f"{path} is a folder: type the name of a file")
     if path.exists() and not force:
-        raise FileError(f"{path} exists already: replace it with --force, or choose another --out")
+        raise FileError(f"{path} exists already: replace it with --force, or choose another {typed}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"cannot create the folder {path.parent}: {error.strerror or error}. Choose another --out") from error
+        raise FileError(f"cannot create the folder {path.parent}: {error.strerror or error}. Choose another {typed}") from error
+
+
+def check_runs(paths: Sequence[Path]) -> None:
+    """Checks that what a command reads is there, before it looks at what it writes."""
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise FileError(f"{' and '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist: give folders of runs")
 
 
 def save_prediction(
@@ -89,13 +96,29 @@ def _columns(prediction: Prediction, names: list[str] | None, targets: bool) -> 
     if prediction.task == "classes" and names is not None:
         named = {key: [names[value] if 0 <= value < len(names) else value for value in own] for key, own in columns.items()}
         columns.update(named)
-    for name in UNCERTAINTIES["numbers" if numbers else "classes"]:
-        columns |= _split(name, getattr(prediction, name))
+    uncertain = _deviations(prediction) if numbers else {name: getattr(prediction, name) for name in UNCERTAINTIES}
+    for name, values in uncertain.items():
+        columns |= _split(name, values)
     if prediction.task == "classes":
         kinds = names or [str(index) for index in range(prediction.classes)]
         columns |= {f"probability_{kind}": _listed(own) for kind, own in zip(kinds, prediction.probs.T, strict=False)}
     elif not numbers:
         columns |= _split("probability", prediction.probs)
+    return columns
+
+
+def _deviations(prediction: Prediction) -> dict[str, Tensor]:
+    """Returns the uncertainties of predicted numbers, all in the unit of the targets.
+
+    Members that predict no variance have no interval: one of their disagreement alone would not hold 95 % of the targets.
+    """
+    columns = {
+        "std": prediction.std,
+        "aleatoric_std": prediction.aleatoric.sqrt(),
+        "epistemic_std": prediction.epistemic.sqrt(),
+    }
+    if bool((prediction.aleatoric > 0).any()):
+        columns["lower_95"], columns["upper_95"] = prediction.interval(0.95)
     return columns
 
 

@@ -60,7 +60,7 @@ def scored_row(run: Run, job: Job, *, name: str, command: str, settings: Mapping
 
 def _scored_epochs(run: Run, job: Job) -> Row:
     """Returns the row of the job's epoch, with its variants."""
-    ensemble, variants = run.ensemble, {}
+    ensemble, variants, calibrator = run.ensemble, {}, None
     if job.validation is not None and job.epoch == "best":
         variants["last epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
         run.use_best()
@@ -77,7 +77,7 @@ def _scored_epochs(run: Run, job: Job) -> Row:
         variants["best epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
     every = {"": row.scores, **variants}
     losses = {name: values for name, scores in every.items() if (values := _losses(scores)) is not None}
-    return replace(row, variants=variants, losses=losses)
+    return replace(row, variants=variants, losses=losses, calibrator=calibrator)
 
 
 def _scored_once(ensemble: Ensemble, job: Job, test: Prediction, shift: Shifted) -> Row:

@@ -26,7 +26,7 @@ def write_job(path: Path, force: bool) -> str:
         raise InputError(
             f"there is a module {module} already, which Python would import: type {path.with_name(f'my_{path.name}')}"
         )
-    check_output(path, force)
+    check_output(path, force, typed="name")
     text = resources.files("multitudes.shell").joinpath("starter_job.py.txt").read_text(encoding="utf-8")
     path.write_text(text.replace("MODULE", module), encoding="utf-8")
     command = f"multitudes bench --job {module}:job --methods single,packed,deep --out runs/{path.stem}"

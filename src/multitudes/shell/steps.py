@@ -15,12 +15,13 @@ from multitudes.conversion.convert import ensemble as convert
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.files.ensemble_file import load
+from multitudes.prediction.temperature import Calibrator
 from multitudes.report import report
 from multitudes.report.row import Row, load_rows, without_row
 from multitudes.shell.jobs import Job, find_job
 from multitudes.shell.parse import import_by_name
 from multitudes.shell.scoring import COST_BATCH, scored_row
-from multitudes.shell.told import FILE, Told, remove_run
+from multitudes.shell.told import FILE, Told, check_one_run, remove_run
 from multitudes.training.fit import Run, fit
 
 
@@ -69,6 +70,7 @@ def told_of(run: Path, job_name: str | None, model: str | None, root: Path | Non
     """Returns what a run was told, except where the options here say otherwise."""
     if not run.exists():
         raise InputError(f"there is no {run}: give a .multitude file, or --out of a `multitudes train`")
+    check_one_run(run)
     told = Told.load(run)
     if told is None and job_name is None:
         raise InputError(f"{run} does not say its job: give --job, and --model if it had one, as in its training")
@@ -95,6 +97,25 @@ def load_ensemble(run: Path, job: Job, told: Told) -> Ensemble:
             raise
         tried = f"--job {told.job}" + ("" if told.model is None else f" --model {told.model}")
         raise FileError(f"{error}. The model here is that of {tried}: give --job and --model of the training") from error
+
+
+def calibrator_of(run: Path, epoch: str | None = None) -> Calibrator:
+    """Returns the temperature, or factor of variances, that a run fitted on its validation set.
+
+    epoch    the one that is predicted, "best" or "last"; a temperature of the other one is refused
+    """
+    row = Row.load(run) if (run / "row.json").is_file() else None
+    if row is None or row.calibrator is None:
+        raise InputError(
+            f"{run} has no temperature: --calibrated needs the folder of a run whose job has validation=, for classes or for "
+            "means and variances. Older runs are trained again with --force"
+        )
+    own = row.settings.get("epoch")
+    if epoch is not None and own != epoch:
+        raise InputError(
+            f"{run} fitted its temperature to the {own} epoch, and the job now has epoch={epoch!r}: type epoch={own!r} there"
+        )
+    return row.calibrator
 
 
 class Page(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multitudes.errors import FileError
+from multitudes.errors import FileError, InputError
 
 FILE = "command.json"
 
@@ -80,6 +80,9 @@ class Told:
             sys.path.append(self.folder)
 
 
+NAMED = 12
+"""Most runs of a folder that an error names."""
+
 OPTIONS = ("job", "method", "model", "epochs", "lr", "seed", "name", "root")
 DEFAULTS = Told()
 
@@ -98,6 +101,16 @@ def _of_row(folder: Path) -> Told | None:
 def has_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (folder / "config.json").exists()
+
+
+def check_one_run(folder: Path) -> None:
+    """Refuses a folder that holds runs, such as that of a sweep, where one run is meant, and names its runs."""
+    if not folder.is_dir() or has_run(folder) or (folder / "row.json").is_file() or any(folder.glob("*.multitude")):
+        return
+    inside = sorted({file.parent.name for name in ("config.json", "row.json") for file in folder.glob(f"*/{name}")})
+    if inside:
+        names = ", ".join(inside[:NAMED]) + (", ..." if len(inside) > NAMED else "")
+        raise InputError(f"{folder} holds runs: {names}. Give one of them, such as {folder / inside[0]}")
 
 
 def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
