@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes import errors
@@ -34,11 +35,31 @@ def test_the_familiar_kinds() -> None:
 
 
 X, Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+PAIRS = TensorDataset(X, Y)
 LOGITS = torch.randn(8, 4, 3, generator=torch.Generator().manual_seed(0))
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+class TwoHeads(nn.Module):
+    """Returns a mean and a variance as two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.variance = nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.mean(x), self.variance(x)
+
+
+def converted(model: nn.Module, example: object = X, **options: str) -> mt.Ensemble:
+    return mt.ensemble(model, mt.Deep(members=2), example, seed=0, check=False, **options)  # type: ignore[arg-type]
+
+
+def one_output(task: str = "classes") -> mt.Ensemble:
+    return converted(nn.Linear(6, 1), task=task)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +95,18 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.threshold(LOGITS, error=0.1), "threshold takes a Prediction, not a Tensor"),
         (lambda ens: mt.score(mt.predict(ens, X), Y).compare(mt.predict(ens, X)), "compare takes other scores, not a Pred"),
         (lambda ens: mt.report("a.html", [mt.score(mt.predict(ens, X), Y)]), r"rows come first.*report\(rows, path\)"),
+        (lambda ens: mt.fit(ens, X, Y), r"one dataset: fit\(ens, torch.utils.data.TensorDataset\(X, y\)"),
+        (lambda ens: mt.fit(ens, PAIRS, criterion=nn.CrossEntropyLoss), r"is a class: .*nn.CrossEntropyLoss\(\)$"),
+        (lambda ens: ens.loss(X, Y, nn.CrossEntropyLoss), r"is a class: .*criterion=nn.CrossEntropyLoss\(\)$"),
+        (lambda ens: mt.fit(ens, PAIRS, criterion=nn.GaussianNLLLoss()), r"one by one.*pass mt.GaussianNLL\(\)"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, X[:, 0])), r"\. To predict numbers: .*task='regression'\), or .*gaussian"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, X[:, :3])), r"sum 1\. To predict numbers: .*task='regression'"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y.float())), r"\. Use targets.long\(\)"),
+        (lambda ens: mt.fit(one_output(), TensorDataset(X, Y % 2)), r"labels 0 and 1 with one output: .*task='binary'"),
+        (lambda ens: mt.fit(one_output(), TensorDataset(X, (Y % 2).float())), "one output: .*task='binary'"),
+        (lambda ens: mt.fit(one_output(), TensorDataset(X, Y.float())), "To predict numbers: .*task='regression'"),
+        (lambda ens: one_output(task="gaussian"), r"returns \[8, 1\]: return torch.cat\(.*nn.Linear\(\.\.\., 2\) for one target"),
+        (lambda ens: converted(TwoHeads(), task="gaussian"), r"two of \[8, 1\]: return torch.cat\(\[mean, raw_variance\], 1\)"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],

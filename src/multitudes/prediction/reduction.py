@@ -29,7 +29,18 @@ MEAN = "members' losses must be means over their rows: pass reduction='mean', or
 
 
 def check_declared(criterion: Any) -> None:
-    """Refuses a criterion that has reduction="none" or "sum", as an attribute or as an argument that partial() fixes."""
+    """Refuses a class in place of a criterion, and one that has reduction="none" or "sum", also if partial() fixes it.
+
+    Refuses also torch's Gaussian loss, which takes means and variances one by one.
+    """
+    if isinstance(criterion, type):
+        name = f"nn.{criterion.__name__}" if criterion.__module__.startswith("torch.nn") else criterion.__name__
+        raise InputError(f"criterion={name} is a class: make an object of it, criterion={name}()")
+    if isinstance(criterion, nn.GaussianNLLLoss):
+        raise InputError(
+            "nn.GaussianNLLLoss takes means and variances one by one, but an output holds both, [B, 2 D]: pass "
+            "mt.GaussianNLL(), or leave criterion= out of fit with mt.ensemble(..., task='gaussian')"
+        )
     value = _declared(criterion)
     if isinstance(value, str) and value in ("none", "sum"):
         raise InputError(f"criterion={_name(criterion)} has reduction={value!r}, but {MEAN}")

@@ -37,7 +37,7 @@ from multitudes.training.fabric import (
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
-from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks
+from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks, checked_recipe
 from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.own_optimizer import OwnParts, OwnSchedule, described, groups_of, restore_groups, the_optimizer
@@ -136,9 +136,7 @@ def fit(
     calibrate   fits `ens.calibrator` on val after training: temperature, or factor of the variances. `run.use_best()` and
                 the two saved ensembles have their own. During training the validation is not calibrated
     """
-    recipe = recipe or Recipe()
-    if not isinstance(recipe, Recipe):
-        raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
+    recipe = checked_recipe(recipe, train)
     check_ensemble(ensemble)
     calls = checked_callbacks(callbacks)
     check_units(ensemble, train)

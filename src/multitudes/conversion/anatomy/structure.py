@@ -71,6 +71,8 @@ class Structure:
     """Modules whose every call has a floating tensor as its first argument."""
     inputs: Inputs
     """The example."""
+    output_shapes: dict[str, list[int]] = field(default_factory=dict)
+    """Shapes of the output tensors, by name: "0" and "1" for a tuple, "" for one tensor."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
@@ -222,6 +224,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         summed_axes=reading.summed_axes(),
         takes_tensor=order.keys() - other_first,
         inputs=inputs,
+        output_shapes={path: list(leaf.shape) for path, leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)},
         left_out=tree.left_out(output),
         parameters={name: parameter.detach() for name, parameter in probe.named_parameters()},
     )
