@@ -54,6 +54,19 @@ class TwoHeads(nn.Module):
         return self.mean(x), self.variance(x)
 
 
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.first(a) + self.second(b)
+
+
+def two_inputs() -> mt.Ensemble:
+    return converted(TwoInputs(), (X, X))
+
+
 def converted(model: nn.Module, example: object = X, **options: str) -> mt.Ensemble:
     return mt.ensemble(model, mt.Deep(members=2), example, seed=0, check=False, **options)  # type: ignore[arg-type]
 
@@ -107,6 +120,11 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.fit(one_output(), TensorDataset(X, Y.float())), "To predict numbers: .*task='regression'"),
         (lambda ens: one_output(task="gaussian"), r"returns \[8, 1\]: return torch.cat\(.*nn.Linear\(\.\.\., 2\) for one target"),
         (lambda ens: converted(TwoHeads(), task="gaussian"), r"two of \[8, 1\]: return torch.cat\(\[mean, raw_variance\], 1\)"),
+        (lambda ens: mt.predict(two_inputs(), X), r"forward\(a, b\) takes 2 inputs, but the data has 1.*mt.Inputs\(a, b\)"),
+        (lambda ens: two_inputs().loss(X, Y, nn.CrossEntropyLoss()), r"forward\(a, b\) takes 2 inputs.*the tuple \(a, b\)"),
+        (lambda ens: converted(TwoHeads()).loss(X, Y, nn.CrossEntropyLoss()), r"a tuple of 0, 1.*mt.ensemble\(\.\.\., output='0'\)"),
+        (lambda ens: mt.fit(converted(TwoHeads()), PAIRS), "the model returns 0, 1: choose one, as in output='0'"),
+        (lambda ens: one_output("regression").loss(X, X[:, 0], nn.MSELoss()), r"\[8, 1\] and targets \[8\].*y\[:, None\]"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],

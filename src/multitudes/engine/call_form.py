@@ -161,7 +161,7 @@ class CallForm:
         `advice` is what an error tells to do; by default to give an `Inputs`.
         """
         if not is_packed(x) or self._is_one:
-            return Inputs.of(x)
+            return self.checked(Inputs.of(x))
         call = self._by_name(x) if isinstance(x, Mapping) else unpacked(x)
         if binds(self.signature, call):
             return call
@@ -172,6 +172,17 @@ class CallForm:
             f"the inputs are a {type(x).__name__}, {shown(x)}, but not the arguments of forward{_parameters(self.signature)}: "
             f"{why}: {advice or f'give them as {self._line(x)}'}"
         )
+
+    def checked(self, call: Inputs) -> Inputs:
+        """Returns the call, if it has as many tensors as forward needs."""
+        given = len(call.args) + len(call.kwargs)
+        if given < self.count and not binds(self.signature, call):
+            names = ", ".join(self.names)
+            raise InputError(
+                f"forward{_parameters(self.signature)} takes {self.count} inputs, but the data has {given}, {call}: give all "
+                f"of them, as the tuple ({names}) or as mt.Inputs({names})"
+            )
+        return call
 
     def _by_name(self, x: Mapping[str, Any]) -> Inputs:
         """Returns the call with the entries of a dict, in the form and order of the example."""
@@ -188,7 +199,7 @@ class CallForm:
         with its targets under one of `LABELS`.
         """
         if isinstance(batch, (Tensor, Inputs)):
-            return Inputs.of(batch), None
+            return self.checked(Inputs.of(batch)), None
         if isinstance(batch, Mapping):
             return self._unpack_dict(batch)
         if not isinstance(batch, (tuple, list)):
