@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import multitudes as mt
 from multitudes import errors
@@ -75,6 +75,10 @@ def one_output(task: str = "classes") -> mt.Ensemble:
     return converted(nn.Linear(6, 1), task=task)
 
 
+def with_norm() -> mt.Ensemble:
+    return converted(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
+
+
 @pytest.fixture(scope="module")
 def ens() -> mt.Ensemble:
     return mt.ensemble(network(), mt.Deep(members=2), X, seed=0, check=False)
@@ -125,6 +129,13 @@ def ens() -> mt.Ensemble:
         (lambda ens: converted(TwoHeads()).loss(X, Y, nn.CrossEntropyLoss()), r"a tuple of 0, 1.*mt.ensemble\(\.\.\., output='0'\)"),
         (lambda ens: mt.fit(converted(TwoHeads()), PAIRS), "the model returns 0, 1: choose one, as in output='0'"),
         (lambda ens: one_output("regression").loss(X, X[:, 0], nn.MSELoss()), r"\[8, 1\] and targets \[8\].*y\[:, None\]"),
+        (lambda ens: converted(network(), X.numpy()), r"is a ndarray, .*give a tensor, torch.as_tensor\(x\)"),
+        (lambda ens: converted(network(), PAIRS), r"is a TensorDataset, .*next\(iter\(DataLoader\(dataset, batch_size=2\)\)\)\[0\]"),
+        (lambda ens: converted(network(), X.double()), r"Give a batch that the model takes, x.float\(\)$"),
+        (lambda ens: mt.predict(ens, X.double()), r"converted for .*: x.float\(\) \("),
+        (lambda ens: mt.fit(ens, TensorDataset(X.double(), Y)), r"converted for .*\(x.float\(\)\): "),
+        (lambda ens: mt.fit(with_norm(), DataLoader(PAIRS, batch_size=7)), "two rows or more.*drop_last=True"),
+        (lambda ens: mt.predict(ens, X).in_original_units(PAIRS), r"takes the Data .*not a TensorDataset: .*pred.mean \* std"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],
@@ -157,6 +168,14 @@ def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
         mt.score(pred, Y).accuracy  # noqa: B018
     with pytest.raises(KeyError, match=r"member 0 are pred\.members\.logits\[0\]"):
         pred.members[0]  # type: ignore[index]
+    with pytest.raises(AttributeError, match="a Prediction has no 'prob': did you mean 'probs'"):
+        pred.prob  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_gpu_that_is_not_there_is_told(ens: mt.Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(mt.InputError, match="device='cuda', but torch finds no CUDA GPU here: leave device= out"):
+        mt.predict(ens, X, device="cuda")
 
 
 def test_a_name_near_a_public_one_is_suggested() -> None:

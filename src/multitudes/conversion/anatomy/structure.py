@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
-from multitudes.engine.inputs import Inputs
+from multitudes.engine.inputs import Inputs, cast_advice
 from multitudes.engine.modules import (
     as_same_kind,
     copy_with,
@@ -276,9 +276,12 @@ def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
     except InputError:
         raise
     except Exception as error:
+        floats = [tensor for tensor in inputs.tensors() if tensor.is_floating_point()]
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        cast = cast_advice(floats, [*dtypes] * len(floats)) if len(dtypes) == 1 and "dtype" in str(error) else ""
         raise InputError(
-            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model "
-            "takes, rows first: x[None] for one example"
+            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes"
+            f"{f', {cast}' if cast else ', rows first: x[None] for one example'}"
         ) from error
 
 
