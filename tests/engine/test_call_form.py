@@ -253,7 +253,7 @@ def test_inputs_are_not_proposed_as_their_own_targets() -> None:
 
 def test_of_several_columns_those_like_the_inputs_are_named() -> None:
     """Which of two is the input cannot be known: the line to type leaves the numbers open."""
-    text = r"forward\(input\) takes 1 of the 3 columns \(like its inputs: 0, 2\): .*lambda batch: \(batch\[i\], batch\[j\]\), with your"
+    text = r"takes 1 of the 3 columns \(like its inputs: 0, 2\): .*lambda batch: \(batch\[i\], batch\[j\]\), with your"
     with pytest.raises(InputError, match=text):
         form(nn.Linear(3, 2), A).unpack([A, Y, A])
 

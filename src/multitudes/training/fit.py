@@ -75,6 +75,20 @@ class Run:
         self.ensemble.calibrator = self.best_calibrator
         return self.ensemble
 
+    def __repr__(self) -> str:
+        parts = [str(self.ensemble.method), f"{self.done} of {self.recipe.epochs} epochs"]
+        parts += [] if self.best_epoch is None else [f"best epoch {self.best_epoch}"]
+        last = self.metrics[-1] if self.metrics else {}
+        names = {"loss": _loss_name(self.ensemble), **{name: name for name in last if name.startswith("val_")}}
+        return f"Run({', '.join([*parts, *(f'{shown} {last[name]:.4g}' for name, shown in names.items() if name in last)])})"
+
+
+def _loss_name(ensemble: Ensemble) -> str:
+    """Names the loss of a step, which beside the validation's mean over examples may be a sum over members."""
+    method = ensemble.method
+    is_sum = method.reduction == "sum" and not method.trains_by_part and ensemble.members > 1
+    return f"loss (sum of {ensemble.members} members)" if is_sum else "loss"
+
 
 Callback = Callable[[Run], Any]
 """Function that is called with the run after each epoch; one that returns True ends the training."""
@@ -377,7 +391,8 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             setup.guard.look()
             setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
-            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", below=below, **{"steps/s": speed})
+            shown = {"epoch": f"{epoch}/{recipe.epochs}", _loss_name(run.ensemble): f"{float(loss):.4f}", "steps/s": speed}
+            tell(0, below=below, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
