@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import multitudes as mt
 from multitudes import errors
@@ -34,11 +35,48 @@ def test_the_familiar_kinds() -> None:
 
 
 X, Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+PAIRS = TensorDataset(X, Y)
 LOGITS = torch.randn(8, 4, 3, generator=torch.Generator().manual_seed(0))
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+class TwoHeads(nn.Module):
+    """Returns a mean and a variance as two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.variance = nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.mean(x), self.variance(x)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.first(a) + self.second(b)
+
+
+def two_inputs() -> mt.Ensemble:
+    return converted(TwoInputs(), (X, X))
+
+
+def converted(model: nn.Module, example: object = X, **options: str) -> mt.Ensemble:
+    return mt.ensemble(model, mt.Deep(members=2), example, seed=0, check=False, **options)  # type: ignore[arg-type]
+
+
+def one_output(task: str = "classes") -> mt.Ensemble:
+    return converted(nn.Linear(6, 1), task=task)
+
+
+def with_norm() -> mt.Ensemble:
+    return converted(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +112,30 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.threshold(LOGITS, error=0.1), "threshold takes a Prediction, not a Tensor"),
         (lambda ens: mt.score(mt.predict(ens, X), Y).compare(mt.predict(ens, X)), "compare takes other scores, not a Pred"),
         (lambda ens: mt.report("a.html", [mt.score(mt.predict(ens, X), Y)]), r"rows come first.*report\(rows, path\)"),
+        (lambda ens: mt.fit(ens, X, Y), r"one dataset: fit\(ens, torch.utils.data.TensorDataset\(X, y\)"),
+        (lambda ens: mt.fit(ens, PAIRS, criterion=nn.CrossEntropyLoss), r"is a class: .*nn.CrossEntropyLoss\(\)$"),
+        (lambda ens: ens.loss(X, Y, nn.CrossEntropyLoss), r"is a class: .*criterion=nn.CrossEntropyLoss\(\)$"),
+        (lambda ens: mt.fit(ens, PAIRS, criterion=nn.GaussianNLLLoss()), r"one by one.*pass mt.GaussianNLL\(\)"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, X[:, 0])), r"\. To predict numbers: .*task='regression'\), or .*gaussian"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, X[:, :3])), r"sum 1\. To predict numbers: .*task='regression'"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y.float())), r"\. Use targets.long\(\)"),
+        (lambda ens: mt.fit(one_output(), TensorDataset(X, Y % 2)), r"labels 0 and 1 with one output: .*task='binary'"),
+        (lambda ens: mt.fit(one_output(), TensorDataset(X, (Y % 2).float())), "one output: .*task='binary'"),
+        (lambda ens: mt.fit(one_output(), TensorDataset(X, Y.float())), "To predict numbers: .*task='regression'"),
+        (lambda ens: one_output(task="gaussian"), r"\[8, 1\]: return torch.cat\(.*nn.Linear\(\.\.\., 2\) for one target"),
+        (lambda ens: converted(TwoHeads(), task="gaussian"), r"two of \[8, 1\]: return torch.cat\(\[mean, raw_variance\], 1\)"),
+        (lambda ens: mt.predict(two_inputs(), X), r"forward\(a, b\) takes 2 inputs, but the data has 1.*mt.Inputs\(a, b\)"),
+        (lambda ens: two_inputs().loss(X, Y, nn.CrossEntropyLoss()), r"forward\(a, b\) takes 2 inputs.*the tuple \(a, b\)"),
+        (lambda ens: converted(TwoHeads()).loss(X, Y, nn.CrossEntropyLoss()), r"a tuple of 0, 1.*, output='0'\)"),
+        (lambda ens: mt.fit(converted(TwoHeads()), PAIRS), "the model returns 0, 1: choose one, as in output='0'"),
+        (lambda ens: one_output("regression").loss(X, X[:, 0], nn.MSELoss()), r"\[8, 1\] and targets \[8\].*y\[:, None\]"),
+        (lambda ens: converted(network(), X.numpy()), r"is a ndarray, .*give a tensor, torch.as_tensor\(x\)"),
+        (lambda ens: converted(network(), PAIRS), r"is a TensorDataset, .*next\(iter\(DataLoader\(dataset,"),
+        (lambda ens: converted(network(), X.double()), r"Give a batch that the model takes, x.float\(\)$"),
+        (lambda ens: mt.predict(ens, X.double()), r"converted for .*: x.float\(\) \("),
+        (lambda ens: mt.fit(ens, TensorDataset(X.double(), Y)), r"converted for .*\(x.float\(\)\): "),
+        (lambda ens: mt.fit(with_norm(), DataLoader(PAIRS, batch_size=7)), "two rows or more.*drop_last=True"),
+        (lambda ens: mt.predict(ens, X).in_original_units(PAIRS), r"takes the Data .*not a TensorDataset: .*pred.mean \* std"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],
@@ -106,6 +168,14 @@ def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
         mt.score(pred, Y).accuracy  # noqa: B018
     with pytest.raises(KeyError, match=r"member 0 are pred\.members\.logits\[0\]"):
         pred.members[0]  # type: ignore[index]
+    with pytest.raises(AttributeError, match="a Prediction has no 'prob': did you mean 'probs'"):
+        pred.prob  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_gpu_that_is_not_there_is_told(ens: mt.Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(mt.InputError, match="device='cuda', but torch finds no CUDA GPU here: leave device= out"):
+        mt.predict(ens, X, device="cuda")
 
 
 def test_a_name_near_a_public_one_is_suggested() -> None:

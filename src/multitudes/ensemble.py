@@ -460,7 +460,7 @@ class Ensemble(nn.Module):
 
     def _call(self, x: Any) -> Inputs:
         """Returns the arguments of a call: those in a tuple, list or dict, or `x` itself."""
-        return self.call_form.inputs(x) if is_packed(x) else Inputs.of(x)
+        return self.call_form.inputs(x) if is_packed(x) else self.call_form.checked(Inputs.of(x))
 
     def _home(self) -> str:
         return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")

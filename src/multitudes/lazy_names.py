@@ -13,7 +13,7 @@ def homes_of(names_by_module: Mapping[str, str]) -> dict[str, str]:
     return {name: module for module, names in names_by_module.items() for name in names.split()}
 
 
-def _meant(name: str, names: Iterable[str]) -> str:
+def meant(name: str, names: Iterable[str]) -> str:
     """Returns a hint with the public name that is nearest to an unknown one; empty if none is near."""
     from difflib import get_close_matches
 
@@ -29,7 +29,7 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     def imported(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{_meant(name, homes)}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{meant(name, homes)}")
         value = getattr(import_module(f"{package}.{homes[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

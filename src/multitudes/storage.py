@@ -68,9 +68,12 @@ def write(target: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(name, target)
     except OSError as error:
-        raise FileError(
-            f"cannot write {target}: {error.strerror or error}. Check the folder, its permissions and the free disk space"
-        ) from error
+        is_there = target.parent.exists()
+        why = error.strerror or error if is_there else f"there is no folder {target.parent}"
+        check = (
+            "Check the folder, its permissions and the free disk space" if is_there else f"Make it: mkdir -p {target.parent}"
+        )
+        raise FileError(f"cannot write {target}: {why}. {check}") from error
     finally:
         with contextlib.suppress(OSError):
             name.unlink(missing_ok=True)

@@ -187,14 +187,15 @@ def test_a_pair_of_one_input_is_input_and_targets() -> None:
 def test_unclear_batches_say_the_line_to_type() -> None:
     with pytest.raises(InputError, match="unclear which are targets") as caught:
         form(Optional(), A, B).unpack([A, Y])  # Y may be the targets or the second input
-    assert "unpack=lambda batch: (mt.Inputs(batch[0], batch[1]), batch[2])" in str(caught.value)
+    assert "unpack=lambda batch: (mt.Inputs(batch[i], batch[j]), None), with your numbers" in str(caught.value)
+    assert "targets need a column of their own" in str(caught.value)
     with pytest.raises(InputError, match="labels and target"):
         form(Two(), A, B).unpack({"num": A, "cat": B, "labels": Y, "target": Y})
 
 
 def test_parts_are_not_given_to_arguments_of_another_order() -> None:
     """The example names cat before num, so the places of a batch's parts do not tell which is which."""
-    with pytest.raises(InputError, match=r"unpack=lambda batch: \(mt.Inputs\(cat=batch\[0\], num=batch\[1\]\), batch\[2\]\)"):
+    with pytest.raises(InputError, match=r"unpack=lambda batch: \(mt.Inputs\(cat=batch\[i\], num=batch\[j\]\), batch\[k\]\)"):
         form(Two(), cat=B, num=A).unpack([A, B, Y])
     call, targets = form(Two(), num=A, cat=B).unpack([A, B, Y])
     assert call.kwargs["num"] is A and call.kwargs["cat"] is B and targets is Y
@@ -240,6 +241,21 @@ def test_a_dict_with_another_key_says_the_line_to_type() -> None:
     with pytest.raises(InputError, match="no argument image") as caught:
         form(nn.Linear(3, 2), A).unpack({"image": A, "label": Y})
     assert "unpack=lambda batch: (batch['image'], batch['label'])" in str(caught.value)
+
+
+def test_inputs_are_not_proposed_as_their_own_targets() -> None:
+    one = form(nn.Linear(3, 2), A)
+    with pytest.raises(InputError, match=r"unpack=lambda batch: \(batch\['x'\], None\); it has no targets"):
+        one.unpack({"x": A})
+    with pytest.raises(InputError, match=r"unpack=lambda batch: \(batch\['x'\], batch\['w'\]\)$"):
+        one.unpack({"x": A, "w": Y})
+
+
+def test_of_several_columns_those_like_the_inputs_are_named() -> None:
+    """Which of two is the input cannot be known: the line to type leaves the numbers open."""
+    text = r"takes 1 of the 3 columns \(like its inputs: 0, 2\): .*lambda batch: \(batch\[i\], batch\[j\]\), with your"
+    with pytest.raises(InputError, match=text):
+        form(nn.Linear(3, 2), A).unpack([A, Y, A])
 
 
 def test_datasets_of_inputs_are_collated() -> None:

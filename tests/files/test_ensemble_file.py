@@ -237,7 +237,7 @@ def test_files_and_models_that_do_not_fit(saved: Path, change: Any, model: Calla
 
 def test_a_missing_folder(tmp_path: Path) -> None:
     """Nothing is created on the way."""
-    with pytest.raises(mt.FileError, match=r"cannot write .*no/a\.multitude"):
+    with pytest.raises(mt.FileError, match=r"cannot write .*no/a\.multitude: there is no folder .*/no\. Make it: mkdir -p"):
         mt.save(converted(mt.Deep()), tmp_path / "no" / "a.multitude")
     assert not (tmp_path / "no").exists()
 

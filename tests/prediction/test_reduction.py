@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from training.small import TRAIN, X, Y, made
 
 import multitudes as mt
+from multitudes.prediction.reduction import is_settled
 
 FEW = (X[:20], Y[:20])
 METHODS = [
@@ -269,3 +270,21 @@ def test_defaults_of_keywords_make_another_criterion() -> None:
     ens.loss(*FEW, only_by_keyword("mean"))
     with pytest.raises(mt.InputError, match="sums over rows"):
         ens.loss(*FEW, only_by_keyword("sum"))
+
+
+def test_a_criterion_that_compares_each_output_with_all_targets_is_refused() -> None:
+    """Its value does not depend on the order of the targets; one that pairs rows passes, whatever its shapes."""
+    output, target = torch.tensor([[1e-3], [2e-3], [5e-3]]), torch.tensor([1e4, 2e4, 4e4])
+
+    def pairing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output.squeeze(1) - target).square().mean()
+
+    def absolute(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output.squeeze(1) - target).abs().mean()  # beside larger targets a difference of means
+
+    assert is_settled(pairing, output, target) and is_settled(absolute, output, target)
+    assert is_settled(nn.MSELoss(), output, target[:, None])
+    for broadcasting in (nn.MSELoss(), nn.L1Loss(), lambda output, target: (output - target).abs().mean()):
+        with pytest.raises(mt.InputError, match=r"outputs are \[3, 1\] and targets \[3\]"):
+            is_settled(broadcasting, output, target)
+    assert not is_settled(pairing, torch.zeros(3, 1), target)  # equal outputs do not tell: it is tried again

@@ -516,3 +516,19 @@ def test_precisions() -> None:
     assert not same(single, half)
     with pytest.raises(mt.InputError, match=r"fp16.*GPU"):
         fit(half, TRAIN, Recipe(epochs=1, precision="fp16"))
+
+
+def test_a_run_is_shown_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without weights. A loss that is summed over members says so, there and in the progress."""
+    told: set[str] = set()
+    bar = contextlib.nullcontext(lambda count=1, below="", **shown: told.update(shown))
+    monkeypatch.setattr("multitudes.training.fit.bar", lambda *_: bar)
+    run = fit(made(), TRAIN, Recipe(epochs=2, batch=60), val=VAL)
+    last, members = run.metrics[-1], run.ensemble.members
+    summed = f"loss (sum of {members} members)"
+    start = f"Run({run.ensemble.method}, 2 of 2 epochs, best epoch {run.best_epoch}, {summed} {last['loss']:.4g}, "
+    assert repr(run).startswith(start) and f"val_nll {last['val_nll']:.4g}" in repr(run)
+    assert "\n" not in repr(run) and "tensor" not in repr(run)
+    assert told == {"epoch", summed, "steps/s"}
+    mean = fit(made(mt.Deep(members=2, reduction="mean")), TRAIN, Recipe(epochs=1, batch=60))
+    assert f"1 of 1 epochs, loss {mean.metrics[-1]['loss']:.4g})" in repr(mean)

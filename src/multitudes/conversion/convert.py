@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.check import self_check
 from multitudes.conversion.draft import Draft, make_draft
 from multitudes.conversion.last_operation import warn_of_last_operation
@@ -20,9 +21,9 @@ from multitudes.engine.proof.executors import PER_MEMBER
 from multitudes.engine.proof.outcome import restored
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError
+from multitudes.errors import ConversionError, InputError
 from multitudes.method import Method
-from multitudes.prediction.tasks import checked_task
+from multitudes.prediction.tasks import checked_task, unlike_task
 from multitudes.terminal import step, steps
 
 
@@ -99,6 +100,7 @@ def ensemble(
             raise ConversionError(_refusal_text(draft.plan))
         if not draft.on_meta:
             warn_of_last_operation(draft.given.structure, task)
+        _check_outputs(draft, task)
         step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
@@ -110,6 +112,15 @@ def ensemble(
         if not draft.on_meta:
             _check_step(draft, ens)
     return ens
+
+
+def _check_outputs(draft: Draft, task: str) -> None:
+    """Refuses a network whose outputs cannot be those of the task. They are looked at on the whole example before that."""
+    given = draft.given
+    if draft.batch_axis == 0 and unlike_task(task, given.structure.output_shapes):
+        why = unlike_task(task, run_example(given.model, given.inputs, given.seed).output_shapes)
+        if why:
+            raise InputError(why)
 
 
 def _check_step(draft: Draft, ens: Ensemble) -> None:

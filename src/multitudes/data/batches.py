@@ -41,7 +41,7 @@ def batched(
     check_value("batch_size", batch_size, Count)
     form = form or ONE_TENSOR
     if isinstance(data, (Tensor, Inputs)):
-        return _rows(Inputs.of(data), None, batch_size, batch_axis)
+        return _rows(form.checked(Inputs.of(data)), None, batch_size, batch_axis)
     if isinstance(data, (tuple, dict, str)) and not is_packed(data):
         raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
     if is_packed(data) and not isinstance(data, list):

@@ -41,14 +41,24 @@ def check_range(labels: Tensor, classes: int, ignore: Sequence[int] = (), place:
 def check_classes(target: Tensor, classes: int, ignore: int = UNLABELLED) -> None:
     """Checks training targets: labels (−100 or `ignore` for entries without one), or probabilities ``[B, K, ...]``."""
     if not target.is_floating_point():
-        hint = f"; mark entries without a label by {UNLABELLED}, or pass their number as ignore="
+        missing = f"; mark entries without a label by {UNLABELLED}, or pass their number as ignore="
+        hint = _other_task(target, classes) or missing
         check_range(target.long(), classes, (ignore, UNLABELLED), "row", hint)
         return
     check_finite(target)
     if target.ndim > 1 and (bool((target < 0).any()) or bool(((target.sum(1) - 1).abs() > ROUNDING).any())):
-        raise InputError(
-            "targets are floats, so they must be class probabilities, at least 0 with sum 1: for labels use targets.long()"
-        )
+        hint = _other_task(target, classes) or ": for labels use targets.long()"
+        raise InputError(f"targets are floats, so they must be class probabilities, at least 0 with sum 1{hint}")
+
+
+def _other_task(target: Tensor, classes: int) -> str:
+    """Returns a hint, if targets of the task "classes" are those of another task: numbers, or 0 and 1 for one output."""
+    values = target[target != UNLABELLED]
+    if classes == 1 and bool(((values == 0) | (values == 1)).all()):
+        return ". For labels 0 and 1 with one output: mt.ensemble(..., task='binary')"
+    if classes == 1 or (values.is_floating_point() and bool((values != values.floor()).any())):
+        return ". To predict numbers: mt.ensemble(..., task='regression'), or task='gaussian' for means and variances"
+    return ""
 
 
 def check_yes_or_no(target: Tensor, ignore: int = UNLABELLED) -> None:
@@ -102,8 +112,11 @@ def check_class_shape(target: Tensor, output: Tensor) -> None:
     soft = target.is_floating_point() and target.shape == output.shape
     if soft or (target.shape == shape and not target.is_floating_point() and not target.is_complex()):
         return
+    is_one_each = target.numel() == shape.numel() and output.ndim > 1 and not target.is_complex()
     hint = ""
-    if target.shape == output.shape:
+    if is_one_each and (other := _other_task(target, output.shape[1])):
+        hint = other
+    elif target.shape == output.shape:
         hint = ". Use targets.float() for probabilities, targets.argmax(1) for labels"
     elif target.ndim == output.ndim and target.shape[1] == 1:
         hint = ". Use targets.squeeze(1)"

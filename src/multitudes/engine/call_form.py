@@ -161,7 +161,7 @@ class CallForm:
         `advice` is what an error tells to do; by default to give an `Inputs`.
         """
         if not is_packed(x) or self._is_one:
-            return Inputs.of(x)
+            return self.checked(Inputs.of(x))
         call = self._by_name(x) if isinstance(x, Mapping) else unpacked(x)
         if binds(self.signature, call):
             return call
@@ -172,6 +172,17 @@ class CallForm:
             f"the inputs are a {type(x).__name__}, {shown(x)}, but not the arguments of forward{_parameters(self.signature)}: "
             f"{why}: {advice or f'give them as {self._line(x)}'}"
         )
+
+    def checked(self, call: Inputs) -> Inputs:
+        """Returns the call, if it has as many tensors as forward needs."""
+        given = len(call.args) + len(call.kwargs)
+        if given < self.count and not binds(self.signature, call):
+            names = ", ".join(self.names)
+            raise InputError(
+                f"forward{_parameters(self.signature)} takes {self.count} inputs, but the data has {given}, {call}: give all "
+                f"of them, as the tuple ({names}) or as mt.Inputs({names})"
+            )
+        return call
 
     def _by_name(self, x: Mapping[str, Any]) -> Inputs:
         """Returns the call with the entries of a dict, in the form and order of the example."""
@@ -188,7 +199,7 @@ class CallForm:
         with its targets under one of `LABELS`.
         """
         if isinstance(batch, (Tensor, Inputs)):
-            return Inputs.of(batch), None
+            return self.checked(Inputs.of(batch)), None
         if isinstance(batch, Mapping):
             return self._unpack_dict(batch)
         if not isinstance(batch, (tuple, list)):
@@ -227,9 +238,17 @@ class CallForm:
 
     def _is_like(self, parts: Sequence[Any]) -> bool:
         """Whether tensors have as many axes as the example's, and are whole numbers where these are."""
-        described = [*self._args, *self._kwargs.values()]
-        kinds = [(len(part["shape"]), getattr(torch, part["dtype"]).is_floating_point) for part in described]
-        return kinds == [(part.ndim, part.is_floating_point()) if isinstance(part, Tensor) else None for part in parts]
+        return self._kinds == [self._kind(part) for part in parts]
+
+    @property
+    def _kinds(self) -> list[tuple[int, bool] | None]:
+        """The number of axes of each of the example's tensors, and whether it holds floats."""
+        described = [part for part in [*self._args, *self._kwargs.values()] if part["kind"] == "tensor"]
+        return [(len(part["shape"]), getattr(torch, part["dtype"]).is_floating_point) for part in described]
+
+    @staticmethod
+    def _kind(part: Any) -> tuple[int, bool] | None:
+        return (part.ndim, part.is_floating_point()) if isinstance(part, Tensor) else None
 
     def is_batch(self, first: Any) -> bool:
         """Whether the first entry of a list is a batch already, and no single example: its inputs have as many axes."""
@@ -245,13 +264,28 @@ class CallForm:
 
     def _advice(self, batch: Any) -> str:
         """Returns the line to type, which takes such batches apart by hand."""
+        count = max(1, len(self.names))
         if isinstance(batch, Mapping):
-            key = next((key for key in LABELS if key in batch), next(reversed(list(batch)), "labels"))
-            keys = [key for key in batch if key not in LABELS][: max(1, len(self.names))]
-            parts, target = [f"batch[{key!r}]" for key in keys], f"batch[{key!r}]"
-        else:
-            count = max(1, len(self.names))
-            parts, target = [f"batch[{place}]" for place in range(count)], f"batch[{count}]"
+            target = next((key for key in LABELS if key in batch), None)
+            keys = [key for key in batch if key not in LABELS]
+            target = next(reversed(keys[count:]), None) if target is None else target
+            parts = [f"batch[{key!r}]" for key in keys[:count]]
+            return self._unpack_line(parts, f"batch[{target!r}]" if target else "None") + (
+                "" if target else "; it has no targets"
+            )
+        if not isinstance(batch, (tuple, list)):
+            return self._unpack_line([f"batch[{place}]" for place in range(count)], f"batch[{count}]")
+        letters = [chr(ord("i") + place) for place in range(count + (len(batch) > count))]
+        line = self._unpack_line(
+            [f"batch[{one}]" for one in letters[:count]], f"batch[{letters[-1]}]" if len(batch) > count else "None"
+        )
+        may = [str(place) for place, part in enumerate(batch) if self._kind(part) in self._kinds]
+        which = f" (like its inputs: {', '.join(may)})" if may else ""
+        own = "" if len(batch) > count else "; targets need a column of their own"
+        taken = f"forward{_parameters(self.signature)} takes {count} of the {len(batch)} columns{which}"
+        return f"{taken}: {line}, with your numbers for {', '.join(letters)}{own}"
+
+    def _unpack_line(self, parts: Sequence[str], target: str) -> str:
         names = [*("" for _ in self._args), *(f"{name}=" for name in self._kwargs)] or [""]
         listed = ", ".join(name + part for name, part in zip(names, parts, strict=False))
         inputs = listed if len(parts) == 1 and names == [""] else f"mt.Inputs({listed})"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from multitudes.engine import tree
@@ -228,11 +229,21 @@ def fresh_inputs(inputs: Inputs) -> Inputs:
     return inputs.refill([t.detach().clone() for t in inputs.tensors()])
 
 
+def cast_advice(given: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> str:
+    """Returns what to type for inputs of another dtype than the network takes, such as x.float(); "" if there are none."""
+    other = next((dtype for tensor, dtype in zip(given, dtypes, strict=False) if tensor.dtype != dtype), None)
+    names = {torch.float32: "x.float()", torch.float64: "x.double()", torch.int64: "x.long()"}
+    return "" if other is None else names.get(other, f"x.to({other})")
+
+
 def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_at_least: int = 2) -> Inputs:
     """Checks the example. Returns it as a call with at least `rows_at_least` rows; a single row is repeated."""
     inputs = Inputs.of(example)
     if not inputs.tensors():
-        raise InputError(f"the example is a {type(example).__name__} without a tensor: give an input of the model")
+        first = next(iter([*inputs.args, *inputs.kwargs.values()]), None)
+        kind, is_set = type(first).__name__, isinstance(first, Dataset | DataLoader)
+        give = "a batch of its inputs, next(iter(DataLoader(dataset, batch_size=2)))[0]" if is_set else "torch.as_tensor(x)"
+        raise InputError(f"the example is a {kind}, not an input of the model: give a tensor, {give}")
     for tensor in inputs.tensors():
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
             raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input: give finite ones")

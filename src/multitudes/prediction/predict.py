@@ -13,7 +13,7 @@ from multitudes.data.batches import NOTHING, Unpack, batched
 from multitudes.data.dataset import target_std_of
 from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
-from multitudes.engine.inputs import Inputs, axes, count_rows
+from multitudes.engine.inputs import Inputs, axes, cast_advice, count_rows
 from multitudes.engine.modules import WRAPPERS, unwrapped
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError, MultitudesError, RunError
@@ -125,9 +125,8 @@ def explain_shape(ensemble: Ensemble, inputs: Inputs) -> Iterator[None]:
         pairs = list(zip(inputs.tensors(), example.tensors(), strict=False))
         if isinstance(error, MultitudesError) or all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in pairs):
             raise
-        raise RunError(
-            f"the data has {inputs}, but the ensemble was converted for {example}: give such inputs ({error})"
-        ) from error
+        give = cast_advice(inputs.tensors(), [tensor.dtype for tensor in example.tensors()]) or "give such inputs"
+        raise RunError(f"the data has {inputs}, but the ensemble was converted for {example}: {give} ({error})") from error
 
 
 @contextlib.contextmanager
@@ -328,6 +327,8 @@ def _ready(ensemble: Ensemble, device: torch.device | str | None, amp: bool | to
     modes = {part: part.training for part in ensemble.template.modules()}
     home = next((tensor.device for tensor in ensemble.state_dict().values()), torch.device("cpu"))
     place = home if device is None else torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={str(place)!r}, but torch finds no CUDA GPU here: leave device= out to compute on {home}")
     dtype = torch.bfloat16 if amp is True else amp or None
     try:
         ensemble.eval()

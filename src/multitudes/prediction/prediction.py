@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
 from multitudes.errors import FileError, InputError
+from multitudes.lazy_names import meant
 from multitudes.prediction import uncertainty
 from multitudes.prediction.members import Members
 from multitudes.prediction.targets import as_target_tensor, members_first, reshaped
@@ -121,6 +122,14 @@ class Prediction:
         """The shape of the targets: ``[N]``, ``[N, H, W]`` for pixels, ``[N, D]`` for several labels or numbers."""
         return self._shape
 
+    if not TYPE_CHECKING:  # a type checker that saw it would take every attribute for one
+
+        def __getattr__(self, name: str) -> Any:
+            names = [one for one in dir(type(self)) if not one.startswith("_")]
+            if name in names:
+                return object.__getattribute__(self, name)  # raises again what the property raised
+            raise AttributeError(f"a Prediction has no {name!r}{meant(name, names)}")
+
     def __len__(self) -> int:
         return self._shape[0]
 
@@ -211,6 +220,11 @@ class Prediction:
 
         Other predictions, and those of data that is not standardised, are returned as they are.
         """
+        if not isinstance(data, Data):
+            raise InputError(
+                f"in_original_units takes the Data whose targets it standardised, such as data.uci(...), not a "
+                f"{type(data).__name__}: with a mean and deviation of your own, pred.mean * std + mean and pred.std * std"
+            )
         if data.target_std is None or self.task in CLASSES:
             return self
 

@@ -7,10 +7,12 @@ times: a mean stays the same, a sum grows by the same amount each time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -29,7 +31,18 @@ MEAN = "members' losses must be means over their rows: pass reduction='mean', or
 
 
 def check_declared(criterion: Any) -> None:
-    """Refuses a criterion that has reduction="none" or "sum", as an attribute or as an argument that partial() fixes."""
+    """Refuses a class in place of a criterion, and one that has reduction="none" or "sum", also if partial() fixes it.
+
+    Refuses also torch's Gaussian loss, which takes means and variances one by one.
+    """
+    if isinstance(criterion, type):
+        name = f"nn.{criterion.__name__}" if criterion.__module__.startswith("torch.nn") else criterion.__name__
+        raise InputError(f"criterion={name} is a class: make an object of it, criterion={name}()")
+    if isinstance(criterion, nn.GaussianNLLLoss):
+        raise InputError(
+            "nn.GaussianNLLLoss takes means and variances one by one, but an output holds both, [B, 2 D]: pass "
+            "mt.GaussianNLL(), or leave criterion= out of fit with mt.ensemble(..., task='gaussian')"
+        )
     value = _declared(criterion)
     if isinstance(value, str) and value in ("none", "sum"):
         raise InputError(f"criterion={_name(criterion)} has reduction={value!r}, but {MEAN}")
@@ -63,12 +76,29 @@ class ReductionCheck:
 
         def tried(output: Any, target: Any) -> Tensor:
             nonlocal untried
-            if untried and is_settled(criterion, output, target):
+            settled, untried = untried and is_settled(criterion, output, target), False
+            with _explain_several(output):
+                loss = criterion(output, target)
+            if settled:
                 self.trusted = criterion
-            untried = False
-            return criterion(output, target)
+            return loss
 
         return tried
+
+
+@contextlib.contextmanager
+def _explain_several(output: Any) -> Iterator[None]:
+    """Explains the error of a criterion that is given a dict or tuple of outputs and takes a tensor."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        paths = [path for path, leaf in tree.leaves(output) if isinstance(leaf, Tensor)]
+        if isinstance(output, Tensor) or not paths:
+            raise
+        raise InputError(
+            f"the model returns a {type(output).__name__} of {', '.join(paths)}, which this criterion does not take "
+            f"({error}): choose one, mt.ensemble(..., output={paths[0]!r}), or pass a criterion that takes them all"
+        ) from error
 
 
 def _is_same(criterion: Any, other: Any) -> bool:
@@ -93,6 +123,12 @@ def is_settled(criterion: Any, output: Any, target: Any) -> bool:
     try:
         with torch.no_grad(), kept_randomness():
             private = _copied(criterion)
+            mixes = _mixes_rows(private, output, target)
+            if mixes:
+                raise InputError(
+                    f"outputs are {list(output.shape)} and targets {list(target.shape)}, so the criterion compares each output "
+                    "with the targets of all rows: give targets the outputs' shape, y[:, None] for [B, 1] outputs"
+                )
             values = [_value(private, output, target, times) for times in (1, 2)]
             if None not in values and not _are_equal(values[0], values[1]):
                 values += [_value(private, output, target, times) for times in (3, 1)]
@@ -105,7 +141,30 @@ def is_settled(criterion: Any, output: Any, target: Any) -> bool:
         raise InputError(f"the criterion returns several numbers, but {MEAN}")
     if more and _are_equal(first, more[1]) and _grows_evenly(first, second, more[0]):
         raise InputError(f"the criterion sums over rows: its value grows with each repetition of the same rows, but {MEAN}")
-    return first != 0 and math.isfinite(first)
+    return first != 0 and math.isfinite(first) and mixes is not None
+
+
+def _mixes_rows(criterion: Any, output: Any, target: Any) -> bool | None:
+    """Whether shapes such as ``[B, 1]`` and ``[B]`` are broadcast to all pairs of rows: then the targets' order has no effect.
+
+    Returns None if these rows do not tell. The outputs themselves are tried as targets too: beside targets that are all larger
+    than the outputs, a mean of absolute errors does not depend on their order either.
+    """
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or {output.ndim, target.ndim} != {1, 2}:
+        return False
+    if 1 not in (output.shape[-1], target.shape[-1]) or len(output) != len(target):
+        return False
+    try:
+        outputs, targets = (t.detach()[:ROWS].double() if t.is_floating_point() else t[:ROWS] for t in (output, target))
+        if torch.equal(targets.roll(1, 0), targets) or torch.equal(outputs.roll(1, 0), outputs):
+            return None
+        own = outputs.reshape(targets.shape).to(targets.dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of the shapes
+            pairs = [[float(criterion(outputs, one.roll(turn, 0))) for turn in (0, 1)] for one in (targets, own)]
+    except Exception:  # it takes no such numbers
+        return False
+    return all(one != 0 and math.isclose(one, turned, rel_tol=1e-12) for one, turned in pairs)
 
 
 def _are_equal(first: float | None, second: float | None) -> bool:

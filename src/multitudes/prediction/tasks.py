@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,24 @@ def checked_task(task: str) -> str:
     return task
 
 
+def unlike_task(task: str, shapes: Mapping[str, Sequence[int]]) -> str:
+    """Says why a network's outputs, shapes by name, cannot be those of a Gaussian head: means, then raw variances. Else ""."""
+    if task != "gaussian":
+        return ""
+    head = "return torch.cat([mean, raw_variance], 1), whose second half becomes variances by softplus"
+    if list(shapes) == ["0", "1"] and shapes["0"] == shapes["1"]:
+        return (
+            f"task='gaussian' takes one output [B, 2 D], but the model returns two of {list(shapes['0'])}: {head}; or choose "
+            "one with output="
+        )
+    if list(shapes) == [""] and (len(shapes[""]) < 2 or shapes[""][1] % 2):
+        return (
+            f"task='gaussian' needs a mean and a variance of each target, outputs [B, 2 D], but the model returns "
+            f"{list(shapes[''])}: {head}, or end it with nn.Linear(..., 2) for one target"
+        )
+    return ""
+
+
 FLOOR = 1e-6
 """The smallest variance of a Gaussian head: smaller ones lead to infinite losses."""
 
@@ -43,7 +62,8 @@ def output_of(outputs: Any, name: str | None) -> Tensor:
     if tensors.keys() == {""}:
         raise InputError(f"output={name!r} names no output: the model returns one tensor without a name. Leave output= out")
     if name not in tensors:
-        raise InputError(f"the model returns {', '.join(tensors) or 'no tensor'}: choose one with output=...")
+        first = f"output={next(iter(tensors))!r}" if tensors else "a model that returns a tensor"
+        raise InputError(f"the model returns {', '.join(tensors) or 'no tensor'}: choose one, as in {first}")
     return tensors[name]
 
 

@@ -20,7 +20,7 @@ from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
 from multitudes.engine.call_form import CallForm
-from multitudes.engine.inputs import Inputs, stack_slots
+from multitudes.engine.inputs import Inputs, cast_advice, stack_slots
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 
@@ -257,8 +257,12 @@ def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, subject: str = "
         alike = len(tensors) == len(example) and all(
             a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in zip(tensors, example, strict=True)
         )
+        if "Expected more than 1 value per channel" in str(error):
+            raise InputError(
+                f"BatchNorm in training needs two rows or more, but of a batch {call} a member sees one: make the dataloader "
+                "with drop_last=True, or take larger batches"
+            ) from error
         if alike or isinstance(error, InputError):
             raise
-        raise RunError(
-            f"{subject} {call}, but the ensemble was converted for {Inputs(*example)} (convert with such inputs): {error}"
-        ) from error
+        give = cast_advice(tensors, [tensor.dtype for tensor in example]) or "convert with such inputs"
+        raise RunError(f"{subject} {call}, but the ensemble was converted for {Inputs(*example)} ({give}): {error}") from error

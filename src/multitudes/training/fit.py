@@ -37,7 +37,7 @@ from multitudes.training.fabric import (
 from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
-from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks
+from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks, checked_recipe
 from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.own_optimizer import OwnParts, OwnSchedule, described, groups_of, restore_groups, the_optimizer
@@ -74,6 +74,20 @@ class Run:
         load_full(self.ensemble, self.best_state)
         self.ensemble.calibrator = self.best_calibrator
         return self.ensemble
+
+    def __repr__(self) -> str:
+        parts = [str(self.ensemble.method), f"{self.done} of {self.recipe.epochs} epochs"]
+        parts += [] if self.best_epoch is None else [f"best epoch {self.best_epoch}"]
+        last = self.metrics[-1] if self.metrics else {}
+        names = {"loss": _loss_name(self.ensemble), **{name: name for name in last if name.startswith("val_")}}
+        return f"Run({', '.join([*parts, *(f'{shown} {last[name]:.4g}' for name, shown in names.items() if name in last)])})"
+
+
+def _loss_name(ensemble: Ensemble) -> str:
+    """Names the loss of a step, which beside the validation's mean over examples may be a sum over members."""
+    method = ensemble.method
+    is_sum = method.reduction == "sum" and not method.trains_by_part and ensemble.members > 1
+    return f"loss (sum of {ensemble.members} members)" if is_sum else "loss"
 
 
 Callback = Callable[[Run], Any]
@@ -136,9 +150,7 @@ def fit(
     calibrate   fits `ens.calibrator` on val after training: temperature, or factor of the variances. `run.use_best()` and
                 the two saved ensembles have their own. During training the validation is not calibrated
     """
-    recipe = recipe or Recipe()
-    if not isinstance(recipe, Recipe):
-        raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
+    recipe = checked_recipe(recipe, train)
     check_ensemble(ensemble)
     calls = checked_callbacks(callbacks)
     check_units(ensemble, train)
@@ -379,7 +391,8 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             setup.guard.look()
             setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
-            tell(0, epoch=f"{epoch}/{recipe.epochs}", loss=f"{float(loss):.4f}", below=below, **{"steps/s": speed})
+            shown = {"epoch": f"{epoch}/{recipe.epochs}", _loss_name(run.ensemble): f"{float(loss):.4f}", "steps/s": speed}
+            tell(0, below=below, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}

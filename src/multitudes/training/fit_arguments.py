@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from multitudes.data.dataset import target_std_of
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
@@ -22,6 +25,15 @@ def check_ensemble(ensemble: Any) -> None:
         raise InputError(f"fit takes the ensemble itself, not a {type(ensemble).__name__} of it: {instead}")
     if plain.is_compact:
         raise RunError("a compact ensemble cannot be trained: train the original ensemble, and compact it again")
+
+
+def checked_recipe(recipe: Any, train: Any) -> Recipe:
+    """Returns the recipe, or the default one. Refuses targets in its place."""
+    if isinstance(train, (Tensor, np.ndarray)) and isinstance(recipe, (Tensor, np.ndarray)):
+        raise InputError("fit takes inputs and targets as one dataset: fit(ens, torch.utils.data.TensorDataset(X, y))")
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise InputError(f"fit takes a Recipe, not a {type(recipe).__name__}: mt.Recipe(epochs=10)")
+    return recipe or Recipe()
 
 
 def checked_callbacks(callbacks: Any) -> list[Callable[[Any], Any]]:

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
-from multitudes.engine.inputs import Inputs
+from multitudes.engine.inputs import Inputs, cast_advice
 from multitudes.engine.modules import (
     as_same_kind,
     copy_with,
@@ -71,6 +71,8 @@ class Structure:
     """Modules whose every call has a floating tensor as its first argument."""
     inputs: Inputs
     """The example."""
+    output_shapes: dict[str, list[int]] = field(default_factory=dict)
+    """Shapes of the output tensors, by name: "0" and "1" for a tuple, "" for one tensor."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
@@ -222,6 +224,7 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         summed_axes=reading.summed_axes(),
         takes_tensor=order.keys() - other_first,
         inputs=inputs,
+        output_shapes={path: list(leaf.shape) for path, leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)},
         left_out=tree.left_out(output),
         parameters={name: parameter.detach() for name, parameter in probe.named_parameters()},
     )
@@ -273,9 +276,12 @@ def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
     except InputError:
         raise
     except Exception as error:
+        floats = [tensor for tensor in inputs.tensors() if tensor.is_floating_point()]
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        cast = cast_advice(floats, [*dtypes] * len(floats)) if len(dtypes) == 1 and "dtype" in str(error) else ""
         raise InputError(
-            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model "
-            "takes, rows first: x[None] for one example"
+            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes"
+            f"{f', {cast}' if cast else ', rows first: x[None] for one example'}"
         ) from error
 
 
