@@ -453,7 +453,7 @@ def test_a_bar_on_a_terminal(scenes: Path, columns: int, epochs: int) -> None:
     assert len(above) + len(below) + len(curves) == len(lines), lines
     assert all(re.fullmatch(rf"train .* \d+/{12 * epochs} steps (\d:\d\d:\d\d|-:--:--) *", line) for line in above), lines
     assert re.search(r"steps \d:\d\d:\d\d", above[-1])
-    assert re.fullmatch(rf"epoch {epochs}/{epochs}  loss \d\.\d{{4}}  steps/s \d+\.\d *", below[-1]), lines
+    assert re.fullmatch(rf"epoch {epochs}/{epochs}  loss \(sum of 2 members\) \d\.\d{{4}}  steps/s \d+\.\d *", below[-1]), lines
     drawn = f" [▁-█]{{{epochs - 1}}}"  # a block for each epoch that is validated
     assert re.fullmatch(rf"nll \d\.\d{{4}}{drawn}  accuracy [01]\.\d{{4}}{drawn} *", curves[-1]), lines
 
