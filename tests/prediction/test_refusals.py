@@ -23,8 +23,9 @@ from torch.utils.data import (
 from zoo import ZOO
 
 import multitudes as mt
+from multitudes.engine.selected_output import output_of
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.tasks import combine, output_of
+from multitudes.prediction.tasks import combine
 from multitudes.prediction.temperature import Calibrator
 
 GENERATOR = torch.Generator().manual_seed(3)

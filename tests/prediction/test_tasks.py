@@ -10,7 +10,8 @@ from torch import Tensor
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes.prediction.tasks import FLOOR, TASKS, checked_task, combine, output_of, values_of, variance_of
+from multitudes.engine.selected_output import output_of
+from multitudes.prediction.tasks import FLOOR, TASKS, checked_task, combine, values_of, variance_of
 from multitudes.prediction.temperature import Calibrator
 
 MEMBERS = torch.randn(4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -206,8 +206,10 @@ def test_processes_read_their_shares() -> None:
 
 
 def test_a_matching_batch_is_no_contradiction() -> None:
-    mt.fit(made(), DataLoader(TRAIN, 50), mt.Recipe(epochs=1, batch=50))
-    mt.fit(made(), DataLoader(TRAIN, 50, drop_last=True), mt.Recipe(epochs=1, batch=100, accumulate=2))
+    """The batch of the recipe is that of the DataLoader, or of the DataLoader's batches that make a step."""
+    alone = mt.fit(made(), DataLoader(TRAIN, 50), mt.Recipe(epochs=1, batch=50))
+    joined = mt.fit(made(), DataLoader(TRAIN, 50, drop_last=True), mt.Recipe(epochs=1, batch=100, accumulate=2))
+    assert [run.done for run in (alone, joined)] == [1, 1]
 
 
 def test_another_sampler_is_another_run(tmp_path: Path) -> None:

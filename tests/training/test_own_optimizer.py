@@ -35,7 +35,7 @@ def plain_loop(net: nn.Module, make: Any, schedule: Any = None, by: str = "epoch
     return net
 
 
-def close(ens: mt.Ensemble, nets: list[nn.Module]) -> None:
+def assert_members_are(ens: mt.Ensemble, nets: list[nn.Module]) -> None:
     for m, net in enumerate(nets):
         for key, value in net.state_dict().items():
             torch.testing.assert_close(ens.state_dict()[key][m], value)
@@ -60,7 +60,7 @@ def test_functions_that_make_them(name: str) -> None:
     nets = [ens.member(m) for m in range(2)]
     make = lambda parameters: NAdam(parameters, lr=0.01, weight_decay=0.1)  # noqa: E731
     mt.fit(ens, LOADER, RECIPE, optimizer=make, scheduler=schedule, scheduler_by=by)
-    close(ens, [plain_loop(net, make, schedule, by) for net in nets])
+    assert_members_are(ens, [plain_loop(net, make, schedule, by) for net in nets])
 
 
 def test_objects_and_classes() -> None:
@@ -68,9 +68,9 @@ def test_objects_and_classes() -> None:
     nets = [ens.member(m) for m in range(2)]
     optimizer = AdamW(ens.parameters(), lr=0.01)
     mt.fit(ens, LOADER, RECIPE, optimizer=optimizer, scheduler=StepLR(optimizer, 1, 0.5))
-    close(ens, [plain_loop(net, lambda p: AdamW(p, lr=0.01), lambda o: StepLR(o, 1, 0.5)) for net in nets])
+    assert_members_are(ens, [plain_loop(net, lambda p: AdamW(p, lr=0.01), lambda o: StepLR(o, 1, 0.5)) for net in nets])
     mt.fit(other, LOADER, RECIPE, optimizer=NAdam)
-    close(other, [plain_loop(net, NAdam) for net in [made().member(m) for m in range(2)]])
+    assert_members_are(other, [plain_loop(net, NAdam) for net in [made().member(m) for m in range(2)]])
 
 
 def test_the_recipes_schedule_applies_to_an_own_optimizer() -> None:
@@ -78,7 +78,7 @@ def test_the_recipes_schedule_applies_to_an_own_optimizer() -> None:
     nets = [ens.member(m) for m in range(2)]
     recipe = mt.Recipe(epochs=3, schedule="multistep", milestones=(1, 2), decay=0.5)
     mt.fit(ens, LOADER, recipe, optimizer=lambda parameters: SGD(parameters, lr=0.1))
-    close(ens, [plain_loop(net, lambda p: SGD(p, lr=0.1), lambda o: StepLR(o, 1, 0.5)) for net in nets])
+    assert_members_are(ens, [plain_loop(net, lambda p: SGD(p, lr=0.1), lambda o: StepLR(o, 1, 0.5)) for net in nets])
 
 
 def test_the_methods_rules_apply_to_what_a_function_makes() -> None:

@@ -26,11 +26,11 @@ from multitudes.engine import tree
 from multitudes.engine.batch_norm import estimate_norms
 from multitudes.engine.inputs import Inputs, count_rows, stack_slots, take_rows
 from multitudes.engine.modules import batch_norms, detached_copy, join_name, named_tensors
+from multitudes.engine.selected_output import output_of
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Criterion
 from multitudes.prediction.reduction import ReductionCheck
-from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import Count, at_least, check_value
 from multitudes.terminal import bar

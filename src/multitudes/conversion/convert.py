@@ -98,8 +98,6 @@ def ensemble(
         draft = make_draft(model, method, example, seed=seed, **options)
         if draft.plan.refused:
             raise ConversionError(_refusal_text(draft.plan))
-        if not draft.on_meta:
-            warn_of_last_operation(draft.given.structure, task)
         _check_outputs(draft, task)
         step("the members' tensors")
         engine = draft.stack(method.members)
@@ -115,8 +113,13 @@ def ensemble(
 
 
 def _check_outputs(draft: Draft, task: str) -> None:
-    """Refuses a network whose outputs cannot be those of the task. They are looked at on the whole example before that."""
+    """Refuses a network whose outputs cannot be those of the task, and warns of one whose last operation does not fit it.
+
+    What the small example shows is looked at again on the whole one before a refusal.
+    """
     given = draft.given
+    if not draft.on_meta:
+        warn_of_last_operation(given.structure, task)
     if draft.batch_axis == 0 and unlike_task(task, given.structure.output_shapes):
         why = unlike_task(task, run_example(given.model, given.inputs, given.seed).output_shapes)
         if why:

@@ -20,7 +20,7 @@ def warn_of_last_operation(structure: Structure, task: str) -> None:
         warnings.warn(
             f"the model ends in a {last.lower()}, but outputs for task={task!r} must be logits: probabilities would be made "
             f"probabilities again, and stay close to each other. Remove the {last.lower()}",
-            stacklevel=4,
+            stacklevel=5,
         )
     if task == "gaussian" and last in ("Cat", "Stack"):
         inputs = [_name(node) for node, _ in structure.output_nodes[0].next_functions]
@@ -29,7 +29,7 @@ def warn_of_last_operation(structure: Structure, task: str) -> None:
             warnings.warn(
                 f"variances of this model come from a {made.lower()}, but outputs for task='gaussian' must be raw: the loss "
                 f"and predictions apply a softplus themselves. Remove the {made.lower()}",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

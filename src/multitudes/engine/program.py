@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening
-from multitudes.engine.modules import as_same_kind, copy_with, duplicate, kept_tensors, named_tensors, plain_attention
+from multitudes.engine.modules import as_same_kind, duplicate, kept_tensors, light_copy, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
 
 META = torch.device("meta")
@@ -78,7 +78,7 @@ class Tracer:
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):
                     raise
-                self.network, self.on_meta = own_buffers(self.model), False  # values decide what runs
+                self.network, self.on_meta = light_copy(self.model), False  # values decide what runs
         with self.decisions:
             return _record(self.network, fresh_inputs(inputs), mode)
 
@@ -119,11 +119,6 @@ def shapes_only(module: nn.Module) -> nn.Module:
     for _, tensor in named_tensors(module):
         memo[id(tensor)] = as_same_kind(tensor, tensor.detach().to(META))
     return duplicate(module, memo)
-
-
-def own_buffers(module: nn.Module) -> nn.Module:
-    """Copies a module with copies of its buffers; parameters are shared with the given one."""
-    return copy_with(module, {name: buffer.detach().clone() for name, buffer in module.named_buffers()})
 
 
 def without_values(inputs: Inputs) -> Inputs:

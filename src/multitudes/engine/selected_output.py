@@ -27,12 +27,20 @@ class SelectOutput:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Tensor:
         """Returns the tensor; an error names those that there are."""
-        tensors = {name: leaf for name, leaf in tree.leaves(output) if isinstance(leaf, Tensor)}
-        if self.name in tensors:
-            return tensors[self.name]
-        if tensors.keys() == {""}:
-            raise InputError(f"output={self.name!r}: the model returns one tensor without a name. Leave output= out")
-        raise InputError(f"output={self.name!r}: the model returns {', '.join(tensors) or 'no tensor'}: name one of these")
+        return output_of(output, self.name)
+
+
+def output_of(outputs: Any, name: str | None) -> Tensor:
+    """Returns the output tensor of this name; None is the name of a single one."""
+    tensors = {path: leaf for path, leaf in tree.leaves(outputs) if isinstance(leaf, Tensor)}
+    if name is None and len(tensors) == 1:
+        return next(iter(tensors.values()))
+    if tensors.keys() == {""}:
+        raise InputError(f"output={name!r} names no output: the model returns one tensor without a name. Leave output= out")
+    if name not in tensors:
+        first = f"output={next(iter(tensors))!r}" if tensors else "a model that returns a tensor"
+        raise InputError(f"the model returns {', '.join(tensors) or 'no tensor'}: choose one, as in {first}")
+    return tensors[name]
 
 
 def selection_of(model: nn.Module) -> str | None:

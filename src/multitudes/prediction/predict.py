@@ -15,6 +15,7 @@ from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, cast_advice, count_rows
 from multitudes.engine.modules import WRAPPERS, unwrapped
+from multitudes.engine.selected_output import output_of
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.prediction import tasks
@@ -80,7 +81,7 @@ def predict(
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
-            with explain_shape(ensemble, inputs), explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
+            with explain_inputs(ensemble, inputs), explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
                 collector.take(outputs_of(ensemble, call, draws, called), targets, count)
             advance(count)
     if not collector.seen:
@@ -116,17 +117,22 @@ def noise_of(ensemble: Ensemble, data: Any, task: str, tau_output: float | None)
 
 
 @contextlib.contextmanager
-def explain_shape(ensemble: Ensemble, inputs: Inputs) -> Iterator[None]:
-    """Explains an error of the network by inputs of another shape or dtype than the example of the conversion, if they are."""
+def explain_inputs(ensemble: Ensemble, inputs: Inputs, subject: str = "the data has", own: bool = False) -> Iterator[None]:
+    """Explains an error of the network in a with-block, if its inputs differ from the conversion's example in shape or dtype.
+
+    `own` says that the inputs have a member axis before the rows.
+    """
     try:
         yield
     except (RuntimeError, ValueError, IndexError) as error:
         example = Inputs.like(ensemble.plan.example, torch.device("meta"))
-        pairs = list(zip(inputs.tensors(), example.tensors(), strict=False))
-        if isinstance(error, MultitudesError) or all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in pairs):
+        tensors, others = inputs.tensors(), example.tensors()
+        pairs = zip(tensors, others, strict=False)
+        alike = len(tensors) == len(others) and all(a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in pairs)
+        if isinstance(error, MultitudesError) or alike:
             raise
-        give = cast_advice(inputs.tensors(), [tensor.dtype for tensor in example.tensors()]) or "give such inputs"
-        raise RunError(f"the data has {inputs}, but the ensemble was converted for {example}: {give} ({error})") from error
+        give = cast_advice(tensors, [tensor.dtype for tensor in others]) or "give such inputs, or convert with these"
+        raise RunError(f"{subject} {inputs}, but the ensemble was converted for {example}: {give} ({error})") from error
 
 
 @contextlib.contextmanager
@@ -208,7 +214,7 @@ class Collector:
 
     def values(self, outputs: Any, count: int) -> dict[str, Tensor]:
         """Returns the named values of some members' outputs."""
-        members = tasks.output_of(outputs, self.output)
+        members = output_of(outputs, self.output)
         if members.ndim < 2 or members.shape[1] != count:
             raise InputError(
                 f"for {count} example{'s' if count > 1 else ''} a member returns outputs of shape {list(members.shape[1:])}: "

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multitudes.engine import tree
+from multitudes.engine.selected_output import output_of
 from multitudes.errors import InputError
 from multitudes.prediction.values import with_classes_second
 
@@ -52,19 +52,6 @@ FLOOR = 1e-6
 def variance_of(raw: Tensor) -> Tensor:
     """Returns a Gaussian head's variance: softplus of the raw output, at least `FLOOR`."""
     return F.softplus(raw).clamp(min=FLOOR)
-
-
-def output_of(outputs: Any, name: str | None) -> Tensor:
-    """Returns the model's output tensor; if it has several, the one called `name`."""
-    tensors = {path: leaf for path, leaf in tree.leaves(outputs) if isinstance(leaf, Tensor)}
-    if name is None and len(tensors) == 1:
-        return next(iter(tensors.values()))
-    if tensors.keys() == {""}:
-        raise InputError(f"output={name!r} names no output: the model returns one tensor without a name. Leave output= out")
-    if name not in tensors:
-        first = f"output={next(iter(tensors))!r}" if tensors else "a model that returns a tensor"
-        raise InputError(f"the model returns {', '.join(tensors) or 'no tensor'}: choose one, as in {first}")
-    return tensors[name]
 
 
 def values_of(members: Tensor, task: str, noise: Tensor | float | None = None) -> dict[str, Tensor]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from multitudes.data.labels import UNLABELLED, as_wide, check_classes, check_finite, check_yes_or_no, labelled
+from multitudes.engine.selected_output import output_of
 from multitudes.errors import InputError
 from multitudes.method import Criterion
 from multitudes.prediction.reduction import check_declared
-from multitudes.prediction.tasks import output_of
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import check_value
 from multitudes.training.class_weights import ClassWeights

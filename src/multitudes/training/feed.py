@@ -20,9 +20,8 @@ from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
 from multitudes.engine.call_form import CallForm
-from multitudes.engine.inputs import Inputs, cast_advice, stack_slots
-from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError, RunError
+from multitudes.engine.inputs import Inputs, stack_slots
+from multitudes.errors import InputError
 
 AugmentFunction = Callable[[Tensor, Any, torch.Generator], tuple[Tensor, Any]]
 """Augmentation of a batch: (x, y, generator) → (x, y)."""
@@ -248,21 +247,14 @@ def _data_of(data: Any) -> list[Data]:
 
 
 @contextlib.contextmanager
-def explain_inputs(ensemble: Ensemble, call: Inputs, own: bool, subject: str = "the training set has") -> Iterator[None]:
-    """Explains the error of a call in a with-block, if its inputs differ from the conversion's example in shape or dtype."""
+def explain_single_rows(call: Inputs) -> Iterator[None]:
+    """Explains BatchNorm's error in a with-block, if a member sees a single row."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:
-        tensors, example = call.tensors(), Inputs.like(ensemble.plan.example, torch.device("meta")).tensors()
-        alike = len(tensors) == len(example) and all(
-            a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in zip(tensors, example, strict=True)
-        )
-        if "Expected more than 1 value per channel" in str(error):
-            raise InputError(
-                f"BatchNorm in training needs two rows or more, but of a batch {call} a member sees one: make the dataloader "
-                "with drop_last=True, or take larger batches"
-            ) from error
-        if alike or isinstance(error, InputError):
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
             raise
-        give = cast_advice(tensors, [tensor.dtype for tensor in example]) or "convert with such inputs"
-        raise RunError(f"{subject} {call}, but the ensemble was converted for {Inputs(*example)} ({give}): {error}") from error
+        raise InputError(
+            f"BatchNorm in training needs two rows or more, but of a batch {call} a member sees one: make the dataloader "
+            "with drop_last=True, or take larger batches"
+        ) from error

@@ -23,6 +23,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.method import Batch, Criterion
+from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
 from multitudes.terminal import Tell, bar, curve
 from multitudes.training.criterion import TaskCriterion
@@ -34,7 +35,7 @@ from multitudes.training.fabric import (
     replay_log,
     torch_settings,
 )
-from multitudes.training.feed import Feed, explain_inputs, ignore_of, seed_of
+from multitudes.training.feed import Feed, explain_single_rows, ignore_of, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
 from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks, checked_recipe
@@ -418,7 +419,8 @@ def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:
         read.append((call, targets))
         batch = ensemble.batch(call, targets, per_member=feed.own)
         with fabric.no_backward_sync(setup.net, enabled=part < parts - 1):
-            with explain_inputs(ensemble, call, feed.own), setup.guard.explained(read):
+            told = explain_inputs(ensemble, call, "the training set has", feed.own)
+            with told, explain_single_rows(call), setup.guard.explained(read):
                 outputs = setup.net(*batch.inputs, **batch.kwargs)
             if setup.criterion.custom is None and not feed.has_check:
                 _start_checking_targets(setup, outputs, batch, read)

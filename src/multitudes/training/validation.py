@@ -29,7 +29,7 @@ from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.feed import explain_inputs, ignore_of
+from multitudes.training.feed import ignore_of
 from multitudes.training.recipe import Recipe
 
 
@@ -96,9 +96,11 @@ class Validator:
         first = next(batched(self.data, 2, ensemble.engine.batch_axis, self.unpack, ensemble.call_form)[1], None)
         if first is None:
             raise InputError("val= has no examples: give at least one, or leave val= out")
-        inputs, targets = first
-        with explain_inputs(ensemble, inputs, False, "val= has"):
+        targets = first[1]
+        try:
             prediction = self._predict(ensemble, iter([first]), False, None)
+        except RunError as error:
+            raise RunError(f"val=: {error}") from error
         has_labels = prediction.task in CLASSES
         if prediction.task == "classes":
             self.criterion.warn_if_ambiguous(prediction.classes, tuple(prediction.shape[1:]))
