@@ -120,8 +120,8 @@ def test_fit_and_predict_need_no_output() -> None:
 @pytest.mark.parametrize(
     ("model", "output", "match"),
     [
-        (Talkative(), "logit", "returns logits, hidden: name one of these"),
-        (Talkative(kind="tuple"), 2, "returns 0, 1: name one"),
+        (Talkative(), "logit", "output='logit' names no output: the model returns logits, hidden: choose one"),
+        (Talkative(kind="tuple"), 2, "returns 0, 1: choose one"),
         (nn.Linear(3, 2), "logits", "Leave output= out"),
         (Talkative(), -1, "from 0 on"),
         (Talkative(), True, "from 0 on"),

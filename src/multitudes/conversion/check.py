@@ -188,7 +188,7 @@ def _neutral(draft: Draft) -> Iterator[Law]:
     """Compares members that start as copies, under neutral settings, with the given model."""
     neutral, example, large = draft.neutral(), draft.given.small.inputs, draft.given.small.large
     step("neutral settings")
-    engine, base = without_dropout(neutral.stack(neutral.method.members)), trainable_copy(draft.given.model)
+    engine, base = without_dropout(neutral.stack(neutral.method.members, light=draft.light)), trainable_copy(draft.given.model)
     for part in base.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0

@@ -60,6 +60,8 @@ class Draft:
     """BatchNorm layers that members share."""
     plain_weights: bool = True
     """Whether the weights of converted layers are read by these layers only."""
+    light: bool = False
+    """Whether trials may share the memory of parameters with the given model: forward is known to write into none."""
     rules: dict[str, str] = field(default_factory=dict)
     """The rule by which each tensor was initialised, once members are stacked."""
 
@@ -105,8 +107,11 @@ class Draft:
         few = 2 if small.large or count_rows(small.inputs, self.batch_axis) != 2 else 3
         return few if self.method.draws else min(few, self.method.members)  # a training step may have more draws than members
 
-    def stack(self, members: int) -> Engine:
-        """Builds an engine of `members` members: every tensor that belongs to members gets a member axis."""
+    def stack(self, members: int, light: bool = False) -> Engine:
+        """Builds an engine of `members` members: every tensor that belongs to members gets a member axis.
+
+        A `light` one, for a few runs, shares the memory of the other parameters with the given model.
+        """
         tensors = dict(named_tensors(self.network))
         stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
         source = tensors
@@ -120,7 +125,11 @@ class Draft:
                 whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
         values = {}
         for name, tensor in tensors.items():
-            value = in_layout(stacked[name].detach(), _format(tensor), True) if name in stacked else tensor.detach().clone()
+            value = tensor.detach()
+            if name in stacked:
+                value = in_layout(stacked[name].detach(), _format(tensor), True)
+            elif not (light and isinstance(tensor, nn.Parameter)):
+                value = value.clone()
             values[name] = as_same_kind(tensor, value)
         template = copy_with(self.network, values)
         without_caches(template)
@@ -212,7 +221,8 @@ def _without_unseen(draft: Draft, structure: Structure, kept: Sequence[str]) -> 
     reason = "it runs in training mode only, where members would share it: let forward return its output in eval mode too"
     shared = _refused(draft.network, dict.fromkeys(sorted(unseen), reason), kept) if draft.method.members > 1 else ()
     refused = _refused(draft.network, _writes(draft, run), ()) or shared
-    return replace(draft, plan=replace(draft.plan, refused=refused)) if refused else draft
+    light = run.runs and not run.written and not run.set_once
+    return replace(draft, plan=replace(draft.plan, refused=refused)) if refused else replace(draft, light=light)
 
 
 def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:

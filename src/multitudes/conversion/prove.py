@@ -68,7 +68,7 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
 def _few_members(draft: Draft, engine: Engine) -> Engine:
     """Returns an engine of a few members. Their draws have the shapes of the small example, and differ."""
     more = draft.method.draws and engine.members < draft.trial_members
-    few = draft.stack(draft.trial_members) if more else first_members(engine, draft.trial_members)
+    few = draft.stack(draft.trial_members, draft.light) if more else first_members(engine, draft.trial_members, draft.light)
     if not draft.method.draws:
         return few
     resized = draft.method.fit_shapes(few.template, draft.given.small.inputs, draft.batch_axis)
@@ -141,7 +141,7 @@ def _measured(draft: Draft, engine: Engine) -> tuple[Line, Line, int]:
     """Returns the multiply-adds and the numbers saved for backward of the ensemble, and the base model's multiply-adds."""
     inputs = draft.given.inputs
     if engine.members == 1 and draft.method.draws:  # a call may have more draws than members
-        engine = replace(draft.stack(2), traits=engine.traits)
+        engine = replace(draft.stack(2, draft.light), traits=engine.traits)
     if draft.given.small.large:
         try:
             thin = replace(engine, template=shapes_only(engine.template))

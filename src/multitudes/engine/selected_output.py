@@ -39,7 +39,8 @@ def output_of(outputs: Any, name: str | None) -> Tensor:
         raise InputError(f"output={name!r} names no output: the model returns one tensor without a name. Leave output= out")
     if name not in tensors:
         first = f"output={next(iter(tensors))!r}" if tensors else "a model that returns a tensor"
-        raise InputError(f"the model returns {', '.join(tensors) or 'no tensor'}: choose one, as in {first}")
+        asked = "" if name is None else f"output={name!r} names no output: "
+        raise InputError(f"{asked}the model returns {', '.join(tensors) or 'no tensor'}: choose one, as in {first}")
     return tensors[name]
 
 

@@ -25,7 +25,7 @@ from multitudes.conversion.anatomy.structure import Structure, heads, last_layer
 from multitudes.engine import tree
 from multitudes.engine.converted import converted_class
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import as_same_kind, detached_copy, inside, named_tensors, owned_modules, owning_module
+from multitudes.engine.modules import as_same_kind, detached_copy, hooked, inside, named_tensors, owned_modules, owning_module
 from multitudes.engine.slots import Turn
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Given, Layout, Method, by_rank
@@ -208,8 +208,15 @@ def _obstacle(name: str, layer: nn.Module, call: tuple[Any, Any]) -> str | None:
     )
 
 
+PRODUCTS = tuple(kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding))
+"""What layers run whose outputs are known to add up over summands of their weight."""
+
+
 def _adds_up(layer: nn.Module, call: tuple[Any, Any]) -> bool:
+    """Whether a layer is known to be a sum over summands of its weight, or shows it on the arguments of a call."""
     names = {name for name, _ in layer.named_parameters()}
+    if type(layer).forward in PRODUCTS and not hooked(layer):
+        return True
     try:
         return names <= {"weight", "bias"} and is_additive(layer, call)
     except Exception:  # a layer that runs in its own precision only, or writes into its weight
@@ -243,6 +250,8 @@ class Slotted:
         stored, turn = self.weight, self.slot_turn
         bias = getattr(self, "bias", None)
         if turn is None and stored.ndim > self.axes:  # all slots hold the same example
+            if isinstance(self, nn.Embedding):  # few of its rows are read
+                return torch.stack([self._plain(table, bias, args, kwargs) for table in stored.unbind(0)]).sum(0)
             return self._plain(stored.sum(0), bias, args, kwargs)
         own: Tensor = stored
         if turn is None:

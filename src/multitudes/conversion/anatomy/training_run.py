@@ -33,6 +33,8 @@ class TrainingRun:
     """Parameters that the first call sets, and later ones do not: they start by the first batch."""
     written: frozenset[str] = frozenset()
     """Parameters that every call writes into, such as those of a slow copy."""
+    runs: bool = True
+    """Whether the network trains on the example."""
 
 
 def run_in_training(structure: Structure, seed: int) -> TrainingRun:
@@ -46,7 +48,7 @@ def run_in_training(structure: Structure, seed: int) -> TrainingRun:
         first = _written(probe, structure, seed)
         again = _written(probe, structure, seed) if first else set()
     except Exception:  # a network that does not train on the example
-        return TrainingRun()
+        return TrainingRun(runs=False)
     return TrainingRun(frozenset(called - structure.order.keys()), frozenset(first - again), frozenset(first & again))
 
 

@@ -14,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ from multitudes.conversion.resize.constants import Path, Place
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
-from multitudes.engine.program import META, without_values
+from multitudes.engine.program import META, Decisions, without_values
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
 
@@ -92,16 +93,33 @@ class Search:
         self.layers = [n for n, part in self.full.named_modules() if is_layer(part) and n not in self.ends]
         self.inputs = without_values(self.structure.inputs)
         self.device = META
+        self.decisions: AbstractContextManager[Any] = nullcontext()
+        """What values decide in runs on the meta device."""
         self.before = self._run(self.full)
-        if self.before is None:  # it reads values: so it is tried where it is
-            self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
-            self.inputs = self.structure.inputs
-            self.before = self._run(self.structure.model)
+        if self.before is None:  # it reads values
+            self._run_with_values()
         self.single: dict[Path, Dims | None] = {}
         """The effects of numbers in code, each alone."""
         assert self.before is not None
         outputs = {size for shape in fixed_outputs(self.before.output) for size in shape}
         self.ends = {end for end in self.ends if self.guessed or width_of(self.full.get_submodule(end)) in outputs}
+
+    def _run_with_values(self) -> None:
+        """Runs the given network where it is. If it reads one value, as of a mask of ones, the meta device gives this answer.
+
+        Otherwise, networks of other widths run where the given one is.
+        """
+        decisions, inputs = Decisions(), self.inputs
+        self.inputs = self.structure.inputs
+        with decisions:
+            self.before = self._run(self.structure.model)
+        try:
+            self.decisions, self.inputs = decisions.on_meta(), inputs
+            with self.decisions:
+                self.before = run_of(self.full, inputs, copied=False)
+        except Exception:
+            self.device = next((t.device for _, t in named_tensors(self.structure.model)), torch.device("cpu"))
+            self.decisions, self.inputs = nullcontext(), self.structure.inputs
 
     def widths(self) -> Widths:
         """Finds the widths. Raises ConversionError if there are none."""
@@ -233,7 +251,8 @@ class Search:
     def _problems(self, net: nn.Module) -> list[str]:
         assert self.before is not None
         try:
-            after = run_of(net, self.inputs, copied=False)
+            with self.decisions:
+                after = run_of(net, self.inputs, copied=False)
         except Exception as error:
             return [f"{STOPPED}: {type(error).__name__}: {error}"]
         return changed_run(self.before, after)

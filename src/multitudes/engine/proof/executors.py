@@ -7,15 +7,16 @@ if it has one, and runs as a whole forward only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
@@ -23,7 +24,7 @@ from multitudes.engine.fold import forbidden, run_fold
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
-from multitudes.engine.modules import batch_norms, detached_copy, hooked, named_tensors
+from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors
 from multitudes.engine.proof.independence import quick_leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
@@ -71,9 +72,9 @@ def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: 
 def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
     """Proves a large engine on `part`, a shallower copy of it. Returns False if the whole network must decide."""
     try:
-        trial = _prove(part, inputs, True, tried)
+        same = _prove(part, inputs, True, tried)
         step("the whole network")
-        whole = run_whole(engine, inputs, part, trial)
+        whole = run_whole(engine, inputs, part, same)
     except Exception:
         return False
     engine.traits, engine.row_axes = whole.traits, whole.row_axes
@@ -82,8 +83,8 @@ def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozens
     return True
 
 
-def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -> Trial:
-    """Proves executors on the engine as it is."""
+def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -> bool:
+    """Proves executors on the engine as it is. Returns whether training runs nothing else than eval mode does."""
     trial = Trial(engine, inputs, large)
     engine.why, engine.untried = {}, ALL - tried
     for mode in reversed(MODES):  # eval first: the loop is always a reference there
@@ -95,6 +96,8 @@ def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -
             engine.why.setdefault("vmap", why)
             trial.engine.proven[mode] = tuple(name for name in trial.engine.proven[mode] if name != "vmap")
         engine.proven[mode] = trial.engine.proven[mode]
+        trial.forget(mode)
+    _prove_gradients(trial, engine)
     for name in ("vmap", "fold"):
         if name in engine.untried:
             engine.why[name] = LATER
@@ -109,12 +112,12 @@ def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -
     elif PER_MEMBER in tried:
         _prove_per_member(trial, engine)
     _check_trainable(trial, engine)
-    return trial
+    return not trial.trains_apart
 
 
 def _needed(engine: Engine) -> frozenset[str]:
     """Names the executors that this device may choose. Where BatchNorm is shared, training needs vmap or fold."""
-    if engine.shared_norms:
+    if engine.shared_norms and not forbidden(engine):
         return frozenset({"vmap", "fold"})
     return frozenset({_preferred(engine)} - {"loop"})
 
@@ -133,8 +136,10 @@ def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None
 
 def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) -> None:
     proven = ["loop"]
+    if mode == "train" and _agree_in_training(trial, tried):
+        proven += ["vmap", "fold"]
     for name in ("vmap", "fold"):
-        if name not in tried:
+        if name not in tried or name in proven:
             continue
         step(f"{name} in {mode} mode")
         why = _obstacle(trial, name, mode)
@@ -144,6 +149,53 @@ def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) 
         else:
             engine.why.setdefault(name, why)
     trial.engine.proven[mode] = tuple(proven)
+
+
+def _agree_in_training(trial: Trial, tried: frozenset[str]) -> bool:
+    """Whether vmap and fold agree in training with shared norms. Both agree with the loop in eval mode, and run in unlike ways.
+
+    If not, or if the network is small or random, each is compared with the loop, without these norms.
+    """
+    engine = trial.engine
+    if not (trial.large and engine.traits.coupled and {"vmap", "fold"} <= tried & set(engine.proven["eval"])):
+        return False
+    if _vmap_obstacle(engine, "train") or _fold_obstacle(engine, "train"):
+        return False
+    step("vmap and fold in train mode")
+    try:
+        with _quiet_but_slow():
+            if any(trial.outcome(name, "train").drew for name in ("vmap", "fold")):
+                return False
+            return trial.difference("vmap", "fold", "train") is None
+    except Exception:
+        return False
+
+
+def _prove_gradients(trial: Trial, engine: Engine) -> None:
+    """Proves the gradients of fold in eval mode, if it ran without them there and cannot train."""
+    if not _forward_only(trial, "fold", "eval") or "fold" in engine.proven["train"] or "fold" not in engine.proven["eval"]:
+        return
+    try:
+        differs = trial.difference("fold", "loop", "eval")
+    except Exception as error:
+        differs = _reason(error)
+    if differs:
+        engine.why.setdefault("fold", f"{differs} from the loop's")
+        engine.proven["eval"] = tuple(name for name in engine.proven["eval"] if name != "fold")
+
+
+def _forward_only(trial: Trial, name: str, mode: str) -> bool:
+    """Whether an executor is tried without gradients: fold of a large network in eval mode, if training proves them."""
+    return trial.large and name == "fold" and mode == "eval" and trial.trains_apart
+
+
+@contextlib.contextmanager
+def _quiet_but_slow() -> Iterator[None]:
+    """Ignores warnings in a with-block, except torch's of an operation that vmap runs member by member: that is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", SLOW)
+        yield
 
 
 def _error_with_dropout(trial: Engine, engine: Engine, inputs: Inputs, mode: str) -> str | None:
@@ -221,10 +273,14 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
     return difference(fold, loop) is None
 
 
-def first_members(engine: Engine, count: int) -> Engine:
-    """Returns an engine with copies of the first `count` members."""
-    parts = {n: t[:count] for n, t in named_tensors(engine.template) if n in engine.owned | engine.summed}
-    template = detached_copy(engine.template, parts)
+def first_members(engine: Engine, count: int, light: bool = False) -> Engine:
+    """Returns an engine with copies of the first `count` members. A `light` one has the memory of the shared parameters."""
+    ours, values = engine.owned | engine.summed, {}
+    for name, tensor in named_tensors(engine.template):
+        value = tensor.detach()[:count] if name in ours else tensor.detach()
+        shares = light and name not in ours and isinstance(tensor, nn.Parameter)
+        values[name] = as_same_kind(tensor, value if shares else value.clone())
+    template = copy_with(engine.template, values)
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))
 
 
@@ -257,10 +313,8 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     try:
         if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
             engine.row_axes = {**engine.row_axes, **trial.learned_rows()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", SLOW)
-            trial.outcome(name, mode)
+        with _quiet_but_slow():
+            trial.prediction(name) if _forward_only(trial, name, mode) else trial.outcome(name, mode)
     except Exception as error:
         slow = isinstance(error, UserWarning) and re.match(SLOW, str(error))
         return f"{_operation_in(str(error))} would run member by member" if slow else _reason(error)
@@ -273,13 +327,16 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     if loop.random:
         return _noise_obstacle(RUNS[name], engine, trial.inputs, mode)
     coupled = engine.traits.coupled if mode == "train" else frozenset()
-    if differs := trial.difference(name, "loop", mode, coupled):
+    quick = _forward_only(trial, name, mode)
+    if not quick and (differs := trial.difference(name, "loop", mode, coupled)):
         return f"{differs} from the loop's"
     if mode == "eval" and (wrong := _obstacle_of_predictions(trial, name)):
         return wrong
-    if coupled:  # these mix members on purpose
-        return None
-    tried = quick_leaks(trial.copy, trial.inputs, mode, trial.outcome(name, mode).values, name, RUNS[name])
+    if coupled or (mode == "train" and trial.large and name in engine.proven["eval"]):  # these mix members on purpose, or
+        return None  # leaks were looked for in eval mode, and in training it agrees with the loop, which has none
+    before = (trial.prediction(name) if quick else trial.outcome(name, mode)).values
+    ways = ("NaN",) if trial.large else ("NaN", "perturbation")  # the loop, with which it agrees, was tried in both ways
+    tried = quick_leaks(trial.copy, trial.inputs, mode, before, name, RUNS[name], not quick, ways)
     return next((leak for _, leak in tried if leak), None)
 
 

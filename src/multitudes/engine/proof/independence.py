@@ -60,18 +60,27 @@ def leaks(
 
 
 def quick_leaks(
-    copy: Callable[[], Engine], inputs: Inputs, mode: str, before: list[Tensor], name: str = "loop", run: Executor = run_loop
+    copy: Callable[[], Engine],
+    inputs: Inputs,
+    mode: str,
+    before: list[Tensor],
+    name: str = "loop",
+    run: Executor = run_loop,
+    gradients: bool = True,
+    ways: Sequence[str] = ("NaN", "perturbation"),
 ) -> Iterator[tuple[str, str | None]]:
-    """Tests as `leaks` does, in two runs of an executor: NaN in the first member, and another last member.
+    """Tests as `leaks` does, in two runs of an executor: NaN in the first member, and another last member, or one of these.
 
-    copy    makes an engine for one run
-    before  the outputs without a change, computed with gradients
+    copy       makes an engine for one run
+    before     the outputs without a change
+    gradients  whether they were computed with gradients
     """
     engine = copy()
     if engine.members < 2 or not engine.owned:
         return
-    for how, m in (("NaN", 0), ("perturbation", engine.members - 1)):
-        leak = _leak_by_change(engine, inputs, mode, run, how, before, m, gradients=True)
+    for how in ways:
+        m = 0 if how == "NaN" else engine.members - 1
+        leak = _leak_by_change(engine, inputs, mode, run, how, before, m, gradients)
         yield f"{how}, {name}, {mode}", leak
 
 

@@ -16,9 +16,10 @@ from torch import nn
 from multitudes.engine import tree
 from multitudes.engine.fold import learn_output, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.listening import Quick
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
-from multitudes.engine.program import Tracer
+from multitudes.engine.program import Tracer, shapes_only, without_values
 from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
     Outcome,
@@ -69,28 +70,42 @@ class Trial:
         self.modes, self.backward = modes, backward
         self.failed: dict[str, Exception] = {}
         """The modes in which the network does not run, with the error."""
-        self._outcomes: dict[Any, Outcome] = {}
+        self._outcomes: dict[tuple[str | int, str, frozenset[str] | None, bool], Outcome] = {}
         self._double: tuple[Engine, Inputs] | None = None
         self._learn_loop()
         self.engine.row_axes = self._output_axes() if backward else {}
 
-    def copy(self) -> Engine:
-        """Copies the engine for one run. What forward stores on modules is discarded with the copy."""
-        return replace(self.engine, template=copy_with(self.engine.template, {}), proven=dict(self.engine.proven), why={})
+    def copy(self, precise: bool = False) -> Engine:
+        """Copies the engine for one run, `precise` in double precision. What forward stores on modules goes with the copy."""
+        template = (self.precision[0] if precise else self.engine).template
+        return replace(self.engine, template=copy_with(template, {}), proven=dict(self.engine.proven), why={})
+
+    def forget(self, mode: str) -> None:
+        """Frees the outcomes of a mode but the loop's: gradients take the memory of the network each."""
+        self._outcomes = {key: value for key, value in self._outcomes.items() if key[1] != mode or key == _key("loop", mode)}
 
     def loop(self, mode: str) -> Outcome | None:
         """Returns the outcome of the loop; None if the network does not run in this mode."""
-        return self._outcomes.get(("loop", mode, frozenset(), False))
+        return self._outcomes.get(_key("loop", mode))
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether training runs, and is another program than eval mode."""
+        train = self.loop("train")
+        return train is not None and train is not self.loop("eval")
 
     def outcome(self, name: str, mode: str, without: frozenset[str] = frozenset(), precise: bool = False) -> Outcome:
         """Returns the outcome of an executor; the modules `without` return their inputs. `precise`: in double precision."""
-        key = name, mode, without, precise
+        key = _key(name, mode, without, precise)
         if key not in self._outcomes:
-            engine, inputs = self.precision if precise else (self.engine, self.inputs)
-            twin = replace(self.copy(), template=copy_with(engine.template, {}))
+            twin = self.copy(precise)
             with without_modules(twin.template, without):
-                self._outcomes[key] = self._run(RUNS[name], twin, inputs, mode)
+                self._outcomes[key] = self._run(RUNS[name], twin, self.batch(precise), mode)
         return self._outcomes[key]
+
+    def batch(self, precise: bool = False) -> Inputs:
+        """Returns the inputs, `precise` in double precision."""
+        return self.precision[1] if precise else self.inputs
 
     def _run(self, executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str) -> Outcome:
         return run_executor(executor, engine, inputs, mode, backward=self.backward)
@@ -99,19 +114,24 @@ class Trial:
         """Returns how the outcomes of two executors differ; None if they agree."""
         return self.decided(
             lambda precise: (self.outcome(name, mode, without, precise), self.outcome(reference, mode, without, precise)),
-            SINGLE if not without else 10 * SINGLE,  # without its norms a network amplifies rounding errors
+            SINGLE if mode == "eval" else 10 * SINGLE,  # norms over few rows amplify rounding errors, and so do missing norms
         )
+
+    def prediction(self, name: str, precise: bool = False) -> Outcome:
+        """Returns the outcome of an executor in eval mode without gradients."""
+        key = _key(name, "eval", None, precise)
+        if key not in self._outcomes:
+            self._outcomes[key] = run_without_gradients(RUNS[name], self.copy(precise), self.batch(precise))
+        return self._outcomes[key]
 
     def difference_of_predictions(self, name: str) -> str | None:
         """Returns how an executor's outputs without gradients differ from the loop's with them; None if they agree."""
-
-        def pair(precise: bool) -> tuple[Outcome, Outcome]:
-            engine, inputs = self.precision if precise else (self.engine, self.inputs)
-            twin = replace(self.copy(), template=copy_with(engine.template, {}))
-            expected = self.outcome("loop", "eval", precise=precise)
-            return run_without_gradients(RUNS[name], twin, inputs), replace(expected, gradients={})
-
-        return self.decided(pair)
+        return self.decided(
+            lambda precise: (
+                self.prediction(name, precise),
+                replace(self.outcome("loop", "eval", precise=precise), gradients={}),
+            )
+        )
 
     def decided(self, pair: Callable[[bool], tuple[Outcome, Outcome]], tolerance: float = SINGLE) -> str | None:
         """Compares two outcomes, in double precision if those of a large engine differ. Returns the difference, or None."""
@@ -139,15 +159,15 @@ class Trial:
         written: set[str] = set()
         for mode in reversed(self.modes):
             if mode == "train" and self.large and self.backward and self._trains_as_in_eval():
-                self._outcomes["loop", mode, frozenset(), False] = self.outcome("loop", "eval")
+                self._outcomes[_key("loop", mode)] = self.outcome("loop", "eval")
                 continue
             step(f"the loop in {mode} mode")
             outcome = self._try_loop(mode, written)
             if outcome is not None:
-                self._outcomes["loop", mode, frozenset(), False] = outcome
+                self._outcomes[_key("loop", mode)] = outcome
         self.engine.traits = replace(self.engine.traits, written_buffers=frozenset(written) & norms)
         for mode in reversed(MODES):
-            if self.loop(mode) is not None and not (mode == "train" and self.loop("train") is self.loop("eval")):
+            if self.loop(mode) is not None and (mode == "eval" or self.trains_apart):
                 step(f"members alone in {mode} mode")
                 self._check_members(mode)
         train = self.loop("train")
@@ -253,7 +273,7 @@ class Trial:
         if differs:  # more is known about the network now than in the first run
             loop = self._run(run_loop, self.copy(), self.inputs, mode)
             random = not repeats_afresh(self.engine, self.inputs, mode, run_loop, (0, 1))  # what is stored is no noise
-            loop = self._outcomes["loop", mode, frozenset(), False] = replace(loop, random=random)
+            loop = self._outcomes[_key("loop", mode)] = replace(loop, random=random)
             differs = None if loop.random else self._difference_from_plain(mode)
         if differs:
             raise RunError(f"members are not independent ({mode}): {differs}. {FORGET}")
@@ -272,7 +292,7 @@ class Trial:
         engine = self.engine
         if mode != "train" or not engine.owned or not engine.shared_norms - engine.traits.coupled:
             return
-        plain = run_plain(plain_member(engine, 0), self.inputs, mode, backward=self.backward).buffers
+        plain = self._plain(0, mode).buffers
         ours = self.outcome("loop", mode).buffers
         wrong = {n for n, b in ours.items() if n not in engine.owned and not close(b, plain[n])}
         norms = frozenset(name for name in engine.shared_norms if any(owning_module(n) == name for n in wrong))
@@ -283,30 +303,65 @@ class Trial:
         for m in range(self.engine.members):
 
             def pair(precise: bool, m: int = m) -> tuple[Outcome, Outcome]:
-                engine, inputs = self.precision if precise else (self.engine, self.inputs)
                 loop = self.outcome("loop", mode, precise=precise)
-                weights = [w[m] for w in weights_of(loop.values)]
-                plain = run_plain(plain_member(engine, m), inputs, mode, weights, backward=self.backward)
-                return _own_part(loop, engine, m), _own_part(plain, engine, None)
+                own = _own_part(loop if self._has_backward(m, mode) else replace(loop, gradients={}), self.engine, m)
+                return own, _own_part(self._plain(m, mode, precise), self.engine, None)
 
-            if differs := self.decided(pair):
+            differs = self.decided(pair)
+            self._outcomes = {key: value for key, value in self._outcomes.items() if key[0] != m}
+            if differs:
                 return f"alone, member {m} gives another result: {differs}"
         return None
 
+    def _plain(self, m: int, mode: str, precise: bool = False) -> Outcome:
+        """Returns the outcome of member m as a plain network."""
+        key = _key(m, mode, precise=precise)
+        if key not in self._outcomes:
+            weights = [w[m] for w in weights_of(self.outcome("loop", mode, precise=precise).values)]
+            member = plain_member(self.precision[0] if precise else self.engine, m)
+            self._outcomes[key] = run_plain(member, self.batch(precise), mode, weights, self._has_backward(m, mode))
+        return self._outcomes[key]
+
+    def _has_backward(self, m: int, mode: str) -> bool:
+        """Whether member m runs backward as a plain network. Of a large network the first one does, in one mode.
+
+        If backward runs forward again, all do: it may write into buffers.
+        """
+        traits = self.engine.traits
+        if not self.large or traits.copy_per_member:
+            return self.backward
+        return self.backward and m == 0 and mode == ("train" if self.trains_apart and not traits.coupled else "eval")
+
     def learned_rows(self) -> dict[str, list[Any]]:
         """Returns the batch axes of each layer with member tensors."""
-        twin = self.copy()
-        with restored(twin.template, "eval"):
-            return learn_rows(twin, fresh_inputs(self.inputs))
+        return self._learned(learn_rows)
 
     def _output_axes(self) -> dict[str, list[Any]]:
         """Returns the batch axes of the outputs; empty if they are unclear, or the model runs at one batch size only."""
-        twin = self.copy()
         try:
-            with restored(twin.template, "eval"):
-                return {OUTPUT: learn_output(twin, fresh_inputs(self.inputs))}
+            return {OUTPUT: self._learned(learn_output)}
         except Exception:
             return {}
+
+    def _learned(self, learn: Callable[[Engine, Inputs], Any]) -> Any:
+        """Returns what a function learns from shapes: of a large engine on the meta device, if it runs there."""
+        if self.large:
+            try:
+                with Quick():
+                    thin = replace(self.engine, template=shapes_only(self.engine.template).eval())
+                    return learn(thin, without_values(self.inputs))
+            except Exception:  # values decide what runs, or batch axes are unclear
+                pass
+        twin = self.copy()
+        with restored(twin.template, "eval"):
+            return learn(twin, fresh_inputs(self.inputs))
+
+
+def _key(
+    name: str | int, mode: str, without: frozenset[str] | None = frozenset(), precise: bool = False
+) -> tuple[str | int, str, frozenset[str] | None, bool]:
+    """Returns the key of an outcome: of an executor or a plain member. `without` None stands for a run without gradients."""
+    return name, mode, without, precise
 
 
 class SharedWrite(RunError):

@@ -16,13 +16,12 @@ NAMES = ("coupled", "written_buffers", "slot_norms")
 """Traits that name parts of the network: the whole network shows its own, which must agree with those of the copy."""
 
 
-def run_whole(engine: Engine, inputs: Inputs, part: Engine, trial: Trial) -> Engine:
+def run_whole(engine: Engine, inputs: Inputs, part: Engine, same: bool) -> Engine:
     """Runs the plain members, the loop and the executors proven on `part` forward on the whole network.
 
-    They run in training mode, or in eval mode if training runs the same operations; in both if forward writes into buffers.
+    They run in training mode, or in eval mode if training runs the `same` operations; in both if forward writes into buffers.
     Returns an engine with the traits and batch axes of the whole network. Raises an error if outputs or traits differ.
     """
-    same = trial.loop("train") is trial.loop("eval") or trial.loop("train") is None
     modes = MODES if part.traits.written_buffers else ("eval",) if same else ("train",)
     whole = Trial(engine, inputs, large=True, modes=modes, backward=False)
     whole.engine.proven = dict(part.proven)
