@@ -88,6 +88,7 @@ def ens() -> mt.Ensemble:
     ("mistake", "text"),
     [
         (lambda ens: mt.ensemble(ens, mt.Deep(), X), "is an ensemble already.*ens.member"),
+        (lambda ens: mt.ensemble([network(), network()], mt.Deep(), X), r"2 models.*mt.Deep.from_models\(\["),
         (lambda ens: mt.ensemble(mt.Deep(), network(), X), r"the model comes first.*ensemble\(model, Deep\("),
         (lambda ens: mt.ensemble(network(), network(), X), "^a Sequential is not a method: .*Packed"),
         (lambda ens: mt.ensemble(network(), mt.Deep(), X[0]), r"\[6\] is one example, not a batch: .*x\[None\]"),
@@ -133,7 +134,7 @@ def ens() -> mt.Ensemble:
         (lambda ens: converted(network(), PAIRS), r"is a TensorDataset, .*next\(iter\(DataLoader\(dataset,"),
         (lambda ens: converted(network(), X.double()), r"Give a batch that the model takes, x.float\(\)$"),
         (lambda ens: mt.predict(ens, X.double()), r"converted for .*: x.float\(\) \("),
-        (lambda ens: mt.fit(ens, TensorDataset(X.double(), Y)), r"converted for .*\(x.float\(\)\): "),
+        (lambda ens: mt.fit(ens, TensorDataset(X.double(), Y)), r"the training set has .*converted for .*: x.float\(\) \("),
         (lambda ens: mt.fit(with_norm(), DataLoader(PAIRS, batch_size=7)), "two rows or more.*drop_last=True"),
         (lambda ens: mt.predict(ens, X).in_original_units(PAIRS), r"takes the Data .*not a TensorDataset: .*pred.mean \* std"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.check import self_check
-from multitudes.conversion.draft import Draft, make_draft
+from multitudes.conversion.draft import UNUSED, Draft, make_draft
 from multitudes.conversion.last_operation import warn_of_last_operation
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
@@ -99,6 +100,9 @@ def ensemble(
         if draft.plan.refused:
             raise ConversionError(_refusal_text(draft.plan))
         _check_outputs(draft, task)
+        for note in draft.plan.notes:
+            if note.startswith(UNUSED):
+                warnings.warn(note, stacklevel=3)
         step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
