@@ -141,6 +141,10 @@ class Feed(Reader):
         """Returns the number of rows of a whole step of so many parts, over all processes."""
         return self.size * parts
 
+    def rows_in(self, batches: int) -> int:
+        """Returns the number of rows of so many batches, over all processes."""
+        return self.size * batches
+
     def example(self, epoch: int, batch: int, m: int, row: int) -> int:
         """Returns the number of an example in the training set, from its row in member m's share of a batch of an epoch."""
         return int(self._pieces(epoch, m % self.orders, None)[batch][row])

@@ -66,6 +66,8 @@ class Run:
     """Number of epochs done."""
     stopped: str = ""
     """Why training ended before the last epoch: the patience ran out, or a callback said so; "" if it did not."""
+    left_out: int = 0
+    """Number of examples that each epoch leaves out, others each time: those after the last whole step."""
     path: Path | None = None
 
     def use_best(self) -> Ensemble:
@@ -78,6 +80,7 @@ class Run:
 
     def __repr__(self) -> str:
         parts = [str(self.ensemble.method), f"{self.done} of {self.recipe.epochs} epochs"]
+        parts += [f"{self.left_out} examples left out of each"] if self.left_out else []
         parts += [] if self.best_epoch is None else [f"best epoch {self.best_epoch}"]
         last = self.metrics[-1] if self.metrics else {}
         names = {"loss": _loss_name(self.ensemble), **{name: name for name in last if name.startswith("val_")}}
@@ -328,6 +331,7 @@ def _set_up(
     guard = StepGuard(ensemble, recipe, feed, criterion, fabric, optimizer.optimizer)
     watch = LossWatch(ensemble, criterion)
     setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard, watch, schedule)
+    run.left_out = feed.count - feed.rows_in(setup.steps * recipe.accumulate)
     setup.own_optimizer = given.optimizer is not None
     if validator is not None:
         validator.check(ensemble)
@@ -365,6 +369,11 @@ def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
     if not restored:
         size = f"{setup.steps} steps on {setup.feed.count} examples"
         setup.log(f"{ensemble.method}: {recipe.epochs} epochs of {size}, {setup.fabric.device}")
+        if setup.run.left_out:
+            setup.log(
+                f"each epoch leaves out {setup.run.left_out} of {setup.feed.count} examples, others each time: they do not fill "
+                "a step"
+            )
         _save(setup, folder, 0)
 
 
@@ -377,6 +386,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     run.ensemble.train()
     total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()
     below = _curves(run.metrics)
+    without = f" without {run.left_out} of {setup.feed.count} examples" if run.left_out else ""
     batches = setup.feed.epoch(epoch)
     setup.guard.start_epoch(epoch, f"; the folder has the checkpoint of epoch {run.done}" if setup.folder and run.done else "")
     for step in range(steps):
@@ -392,7 +402,11 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             setup.guard.look()
             setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
-            shown = {"epoch": f"{epoch}/{recipe.epochs}", _loss_name(run.ensemble): f"{float(loss):.4f}", "steps/s": speed}
+            shown = {
+                "epoch": f"{epoch}/{recipe.epochs}{without}",
+                _loss_name(run.ensemble): f"{float(loss):.4f}",
+                "steps/s": speed,
+            }
             tell(0, below=below, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")

@@ -40,7 +40,8 @@ class Recipe(Settings):
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
     epochs: Count = 10
-    """Passes over the training set, each in another order. A pass drops the examples after its last whole batch."""
+    """Passes over the training set, each in another order. A pass leaves out the examples after its last whole
+    batch, others each time: `run.left_out` says how many."""
 
     batch: Count = 128
     """Examples of one optimiser step, over all processes and accumulated parts."""
