@@ -175,6 +175,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         plan=_planned(source, about, method),
         compact=bool(about.get("compact")),
     )
+    ens.class_axis = about.get("class_axis")
     ens.calibrator = Calibrator(**about["calibrator"]) if about.get("calibrator") else None
     if "generator" in about:
         ens.generator.set_state(torch.frombuffer(bytearray.fromhex(about["generator"]), dtype=torch.uint8))
@@ -214,6 +215,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
         "output": ensemble.selected_output,
+        "class_axis": ensemble.class_axis,
         "seed": ensemble.seed,
         "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
         "generator": ensemble.generator.get_state().numpy().tobytes().hex(),

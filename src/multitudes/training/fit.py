@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.batches import Unpack
+from multitudes.data.dataset import ignore_of
 from multitudes.engine import tree
 from multitudes.engine.seeds import seed_all
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
@@ -35,7 +36,7 @@ from multitudes.training.fabric import (
     replay_log,
     torch_settings,
 )
-from multitudes.training.feed import Feed, explain_single_rows, ignore_of, seed_of
+from multitudes.training.feed import Feed, explain_single_rows, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
 from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks, checked_recipe
@@ -148,7 +149,8 @@ def fit(
     progress    whether to show a progress bar; by default only in a terminal
     unpack      function that takes a batch of the dataloader apart into (input, targets)
     output      name of the output tensor for the task's criterion and the validation, if the model returns several
-    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's, and
+                remembered there for `predict`
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
                 it affects only the validation: your criterion must ignore these entries itself
     calibrate   fits `ens.calibrator` on val after training: temperature, or factor of the variances. `run.use_best()` and
@@ -160,10 +162,12 @@ def fit(
     check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
+    class_axis = ensemble.class_axis if class_axis is None else class_axis
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, unpack)
     check_held_out(ensemble, recipe, validator, calibrate)
+    ensemble.class_axis = class_axis
     folder = None if out is None else RunFolder(out)
     given = OwnParts(optimizer, scheduler, scheduler_by)
     with folder or contextlib.nullcontext(), torch_settings(recipe), _same_layout(ensemble):
@@ -370,10 +374,8 @@ def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
         size = f"{setup.steps} steps on {setup.feed.count} examples"
         setup.log(f"{ensemble.method}: {recipe.epochs} epochs of {size}, {setup.fabric.device}")
         if setup.run.left_out:
-            setup.log(
-                f"each epoch leaves out {setup.run.left_out} of {setup.feed.count} examples, others each time: they do not fill "
-                "a step"
-            )
+            count = f"{setup.run.left_out} of {setup.feed.count} examples"
+            setup.log(f"each epoch leaves out {count}, others each time: they do not fill a step")
         _save(setup, folder, 0)
 
 

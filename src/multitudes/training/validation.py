@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from multitudes.data.batches import Unpack, batched
-from multitudes.data.dataset import Data
+from multitudes.data.dataset import Data, ignore_of
 from multitudes.data.labels import IGNORED, UNLABELLED, as_classes, check_finite, first_not_finite, labelled
 from multitudes.engine.inputs import axes, count_rows
 from multitudes.engine.sharding import full_tensor
@@ -29,7 +29,6 @@ from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.feed import ignore_of
 from multitudes.training.recipe import Recipe
 
 
@@ -135,7 +134,7 @@ class Validator:
             check_finite(targets)
             return
         marked = self.criterion.mark_ignored(targets.cpu(), maybe_probabilities=False)
-        if bool((as_classes(marked, classes, UNLABELLED) == IGNORED).all()):
+        if bool((as_classes(marked, classes, None) == IGNORED).all()):
             raise InputError("all its targets are ignored labels: give examples with other labels")
 
 
