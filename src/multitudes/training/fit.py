@@ -23,6 +23,7 @@ from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
+from multitudes.files.old_settings import current_metrics
 from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
@@ -551,7 +552,7 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
             "To choose by the task's proper score, start a new run"
         )
     run.done, run.best_epoch, run.best_state = int(about["epoch"]), setup.best.epoch, setup.best.state or None
-    run.metrics = about["metrics"]
+    run.metrics = [current_metrics(line) for line in about["metrics"]]
     if setup.is_first:
         folder.write_metrics(run.metrics)  # the file may be damaged, or behind the checkpoint
         replay_log(setup.fabric, run.metrics)
