@@ -249,6 +249,7 @@ def test_a_run_tells_of_a_leap_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("always")
         run = fit(ens, TRAIN, recipe, val=VAL, out=tmp_path)
     told = [str(one.message) for one in caught if "leapt" in str(one.message)]
+    assert {one.filename for one in caught if "leapt" in str(one.message)} == {__file__}
     assert len(told) == 1
     assert f"in epoch 7, from {min(line['val_nll'] for line in run.metrics[:6]):.4g} at its best" in told[0]
     assert (tmp_path / "log.txt").read_text().count(told[0]) == 1

@@ -203,8 +203,9 @@ def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
 
 
 def _is_set(one: Any) -> bool:
-    """Checks whether an entry of a list is a dataset, not an example."""
-    return hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, (tuple, list, str, Tensor, Mapping))
+    """Checks whether an entry of a list is a dataset, not an example or an array."""
+    indexed = hasattr(one, "__getitem__") and hasattr(one, "__len__") and not hasattr(one, "__array__")
+    return indexed and not isinstance(one, (tuple, list, str, Tensor, Mapping))
 
 
 def _sets(data: Any, members: int) -> list[Any]:

@@ -283,7 +283,7 @@ class _Setup:
         if text and not self.has_warned:
             self.has_warned = True
             self.log(text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
 
     @property
     def is_first(self) -> bool:
