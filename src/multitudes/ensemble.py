@@ -68,6 +68,8 @@ class Ensemble(nn.Module):
         self.engine = engine
         self._plan = plan
         self.calibrator: Calibrator | None = None
+        self.class_axis: int | None = None
+        """The axis of the classes in one network's output, 1 or -1; None if nobody said, which means 1."""
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
         self._warned = False
@@ -356,7 +358,7 @@ class Ensemble(nn.Module):
         counts = self.plan.counts and self.plan.counts.with_fewer(self.members - len(chosen))
         planned = replace(self.plan, method=method, counts=counts)
         new = Ensemble(engine, method, task=self.task, seed=self.seed, base=self.base, plan=planned, compact=self.is_compact)
-        new.calibrator = self.calibrator and self.calibrator.subset(chosen)
+        new.calibrator, new.class_axis = self.calibrator and self.calibrator.subset(chosen), self.class_axis
         return new
 
     @undisturbed
@@ -372,16 +374,16 @@ class Ensemble(nn.Module):
                 "compact() cannot cut weights that forward reads outside the layers that hold them: use the ensemble as it is"
             )
         new = self.method.compact(self)
-        new.calibrator = self.calibrator
+        new.calibrator, new.class_axis = self.calibrator, self.class_axis
         return new
 
-    def average(self, output: str | None = None, class_axis: int = 1) -> nn.Module:
+    def average(self, output: str | None = None, class_axis: int | None = None) -> nn.Module:
         """Wraps the ensemble as a module that returns ``[B, K]``: the log of the mean probability, or for regression the mean.
 
         output      the tensor to average, by name, if the model returns several
-        class_axis  the axis of the classes; -1 for tokens ``[B, T, K]``
+        class_axis  the axis of the classes, -1 for tokens ``[B, T, K]``; by default the ensemble's
         """
-        return Average(self, output, class_axis)
+        return Average(self, output, class_axis or self.class_axis or 1)
 
     @clean_autograd()
     def load_base(self, state_dict: Mapping[str, Tensor], start: str = "copies") -> None:

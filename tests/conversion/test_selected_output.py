@@ -86,6 +86,21 @@ def test_methods_look_at_this_output_only() -> None:
     assert [entry.name for entry in mt.plan(Talkative(), mt.MultiHead(members=2), X).converted] != ["out"]
 
 
+def test_the_plan_says_that_several_outputs_keep_their_widths() -> None:
+    notes = mt.plan(Talkative(), mt.Packed(members=2, alpha=1), X).notes
+    assert any("returns logits, hidden: their widths stay" in note and "output='logits'" in note for note in notes)
+    assert any("output=0" in note for note in mt.plan(Talkative(kind="tuple"), mt.Deep(members=2), X).notes)
+    assert not any("widths stay" in note for note in mt.plan(Talkative(), mt.Deep(members=2), X, output="logits").notes)
+
+
+def test_resize_and_recommend() -> None:
+    assert mt.resize(Talkative(), 0.5, X)(X)["hidden"].shape == (6, 16)
+    thin = mt.resize(Talkative(), 0.5, X, output="logits")
+    assert thin(X).shape == (6, 2) and thin.second.weight.shape == (8, 8)  # type: ignore[union-attr]
+    found = mt.recommend(Talkative(kind="tuple"), X, methods=[mt.Packed(members=2, alpha=1)], output=1, repeats=1)
+    assert found.candidates[0].fits and found.candidates[0].code.endswith(", x, output=1)")
+
+
 @pytest.mark.parametrize("factory", [lambda ratio: Talkative(round(16 * ratio)), lambda: Talkative(16)])
 def test_factories(factory: Any, tmp_path: Path) -> None:
     ens = mt.ensemble(factory, mt.Packed(members=2, alpha=1), X, output="logits", check=False).eval()

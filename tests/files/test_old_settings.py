@@ -15,6 +15,7 @@ import multitudes as mt
 from multitudes.files.old_settings import current_settings, current_text
 from multitudes.report.row import Row
 from multitudes.shell.told import Told
+from multitudes.storage import load_tensors, save_tensors
 
 WRITTEN = Path(__file__).parent / "written"
 
@@ -74,6 +75,28 @@ def test_an_unfinished_run_goes_on(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"branch_at"', '"split"'))
     with pytest.raises(mt.FileError, match=r"settings\.branch_at was '2' and is '0'"):
         fit(3, "0")
+
+
+def test_an_unfinished_run_of_densities_goes_on(tmp_path: Path) -> None:
+    """Its best epoch was that of the highest log density, which is that of the lowest NLL."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))
+
+    def fit(epochs: int, folder: Path) -> mt.Run:
+        ens = mt.ensemble(nn.Linear(4, 2), mt.Deep(members=2), torch.randn(2, 4), seed=0, task="gaussian")
+        recipe = mt.Recipe(epochs=epochs, batch=8, best_by="nll", schedule="constant")
+        return mt.fit(ens, data, recipe, val=data, out=folder, resume=True, progress=False)
+
+    new = fit(2, tmp_path / "new")
+    fit(1, tmp_path / "old")
+    config, newest = tmp_path / "old" / "config.json", max((tmp_path / "old" / "checkpoints").iterdir())
+    config.write_text(config.read_text().replace('"best_by": "nll"', '"best_by": "lpd"'))
+    about, tensors = load_tensors(newest, "checkpoint")
+    about["best"]["score"], about["metrics"][0]["val_lpd"] = "lpd", -about["metrics"][0].pop("val_nll")
+    save_tensors(newest, "checkpoint", about, tensors)
+    old = fit(2, tmp_path / "old")
+    assert [line["val_nll"] for line in old.metrics] == [line["val_nll"] for line in new.metrics]
+    assert old.best_epoch == new.best_epoch and "val_lpd" not in (tmp_path / "old" / "metrics.jsonl").read_text()
 
 
 def test_rows_and_commands_of_the_shell(tmp_path: Path) -> None:

@@ -253,3 +253,26 @@ def test_narrow_layers_can_have_masks_with_fewest() -> None:
     with pytest.raises(mt.ConversionError, match=r"Masksembles\(fewest=2\) masks narrower layers"):
         mt.ensemble(net, mt.Masksembles(members=2), x)
     mt.ensemble(net, mt.Masksembles(members=2, fewest=2), x)
+
+
+class Series(nn.Module):
+    """A recurrent network of a few numbers per step."""
+
+    def __init__(self, kind: type[nn.RNNBase], inputs: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, inputs)
+        self.cells = kind(inputs, 12, batch_first=True, bidirectional=True)
+        self.last = nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.cells(self.first(x))[0][:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [(nn.LSTM, 12), (nn.GRU, 1)])
+def test_recurrent_networks_can_be_moved(kind: type[nn.RNNBase], inputs: int) -> None:
+    """Torch reads the weights again when it moves them; and one number per step has no channel to drop."""
+    x = torch.randn(6, 4, inputs)
+    ens = mt.ensemble(Series(kind, inputs), mt.Masksembles(members=2), x, seed=0, check=False).eval()
+    before = ens(x)
+    torch.testing.assert_close(ens.to("cpu")(x), before)
+    torch.testing.assert_close(ens.double()(x.double())[1], ens.member(1)(x.double()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,22 @@ def test_what_stands_for_no_label(ignore: int) -> None:
     """Any number, and −1 afterwards; a class that is to be ignored is too."""
     assert checked_targets(CLASSES, [0, ignore, 2, ignore], ignore).tolist() == [0, -1, 2, -1]
     assert checked_targets(CLASSES, [0, 1, 2, 0], 0).tolist() == [-1, 1, 2, -1]
+
+
+def test_no_label_of_the_prediction(tmp_path: Path) -> None:
+    """−100 is always none, as in training; a number of the dataset goes along, also through a file and parts."""
+    assert checked_targets(CLASSES, [0, -100, 2, 1]).tolist() == [0, -1, 2, 1]
+    pred = mt.Prediction(logits=torch.zeros(2, 4, 3), targets=torch.tensor([0, 255, -100, 1]), ignore=255)
+    pred.save(tmp_path / "p.safetensors")
+    for one in (
+        pred,
+        mt.Prediction.load(tmp_path / "p.safetensors"),
+        pred.subset([1]),
+        mt.Prediction.cat([pred[:2], pred[2:]]),
+    ):
+        assert checked_targets(one).tolist() == [0, -1, -1, 1]
+    with pytest.raises(mt.InputError, match="ignored label"):
+        mt.Prediction.cat([pred, mt.Prediction(logits=torch.zeros(2, 4, 3))])
 
 
 def test_those_that_travelled_along() -> None:

@@ -44,6 +44,18 @@ def test_other_texts_are_refused(text: str) -> None:
         Budget.read(text)
 
 
+def test_seconds_of_several_inputs_and_of_pixels_without_a_label() -> None:
+    class Both(torch.nn.Linear):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return super().forward(a + b)
+
+    several = torch.utils.data.TensorDataset(DATA.inputs, DATA.inputs, DATA.targets)
+    pixels = Data(torch.randn(8, 3, 4, 4, generator=G), torch.full((8, 4, 4), 255), ignore=255)
+    for network, own in ((lambda: Both(6, 3), several), (lambda: torch.nn.Conv2d(3, 2, 1), pixels)):
+        job = replace(JOB, network=network, train=own, test=own)
+        assert Budget(5, "seconds").epochs(job.ensemble(mt.Deep(members=2), 0), job, job.recipe) > 1
+
+
 def test_epochs_are_epochs() -> None:
     assert Budget(5, "epochs").epochs(converted(mt.Deep()), JOB, JOB.recipe) == 5
 

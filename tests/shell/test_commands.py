@@ -104,6 +104,7 @@ def test_a_plan() -> None:
     assert "Linear" in typed("plan", "jobs_of_shell:own", "--example", "2,6", "--method", "packed(alpha=2)")
     found = json.loads(typed("plan", "jobs_of_shell:own", "--example", "2,6", "--method", "multihead", "--json"))
     assert found["converted"] == ["2"]
+    assert json.loads(typed("plan", *JOB, "--method", "multihead", "--json"))["refused"] == []
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,8 @@ def test_a_plan() -> None:
         (["init", "jobs_of_shell.py"], 1, "jobs_of_shell.py exists already: .*--force, or choose another name $"),
         (["plan", "jobs_of_shell:own", "--example", "two"], 2, "--example 'two'"),
         (["plan", "jobs_of_shell:owm", "--example", "2,6"], 2, "'owm'.*'own'"),
+        (["plan"], 2, "MODULE:FACTORY is missing: .*--example, or --job"),
+        (["plan", "jobs_of_shell:own"], 2, "--example is missing"),
         (["plan", "jobs_of_shell:x", "--example", "2,6"], 2, "jobs_of_shell:x .*Module"),
     ],
 )

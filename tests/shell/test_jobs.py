@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,13 +149,25 @@ NUMBERS, KINDS, LABELS = torch.zeros(6, 2), torch.zeros(6, 1, dtype=torch.long),
         [((number, kind), label) for number, kind, label in zip(NUMBERS, KINDS, LABELS, strict=True)],
         [((number[0], number[1]), label) for number, label in zip(NUMBERS, LABELS, strict=True)],
         [({"number": number, "kind": kind}, label) for number, kind, label in zip(NUMBERS, KINDS, LABELS, strict=True)],
+        [(mt.Inputs(number, kind=kind), label) for number, kind, label in zip(NUMBERS, KINDS, LABELS, strict=True)],
+        [{"number": n, "kind": kind, "labels": label} for n, kind, label in zip(NUMBERS, KINDS, LABELS, strict=True)],
     ],
-    ids=["three", "pair", "scalars", "dict"],
+    ids=["three", "pair", "scalars", "dict", "inputs", "labels"],
 )
-def test_several_inputs_are_refused_with_what_to_do(several: object) -> None:
-    one = data.Data(NUMBERS, LABELS)
-    with pytest.raises(mt.InputError, match=r"test= has items of several inputs.*join .* in one tensor.*mt\.fit"):
-        Job(name="few", network=lambda: MLP(2, (4,), 2), train=one, test=several)  # type: ignore[arg-type]
+def test_several_inputs_stay_as_they_are(several: Any) -> None:
+    job = Job(name="few", network=lambda: MLP(2, (4,), 2), train=several, test=several, ood={"far": several})
+    assert job.test is several and job.classes is None and not job.has_images
+    parts = job.inputs(3)
+    tensors = parts.tensors() if isinstance(parts, mt.Inputs) else [*(parts.values() if isinstance(parts, dict) else parts)]
+    assert len(tensors) == 2 and all(len(one) == 3 for one in tensors)
+    with pytest.raises(mt.InputError, match="corruptions= are for images"):
+        replace(job, corruptions=("fog",))
+
+
+def test_targets_of_a_dict_have_a_name() -> None:
+    items = [{"number": number, "answer": label} for number, label in zip(NUMBERS, LABELS, strict=True)]
+    with pytest.raises(mt.InputError, match=r"items of test= have no targets: .*labels.*they have number, answer"):
+        Job(name="few", network=lambda: MLP(2, (4,), 2), train=items, test=items).inputs(2)  # type: ignore[arg-type]
 
 
 def test_a_list_of_numbers_is_one_input() -> None:

@@ -42,6 +42,21 @@ def small():
                validation=Data(x[96:], y[96:]), ood={"far": Data(x[:20] + 9, y[:20])},
                recipe=mt.Recipe(epochs=2, batch=16, lr=0.05))
 
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kind, self.first, self.last = nn.Embedding(4, 6), nn.Linear(12, 16), nn.Linear(16, 3)
+
+    def forward(self, numbers, kind):
+        hidden = self.first(torch.cat([numbers, self.kind(kind)], 1)).relu()
+        return {"hidden": hidden, "logits": self.last(hidden)}
+
+def both():
+    items = [{"numbers": row, "kind": torch.tensor(int(label) % 2), "labels": label} for row, label in zip(x, y)]
+    return Job(name="both", network=Both, train=items[:64], test=items[64:96], validation=items[96:],
+               ood={"far": torch.utils.data.TensorDataset(x[:20] + 9, y[:20] % 2, y[:20])}, output="logits",
+               recipe=mt.Recipe(epochs=1, batch=16))
+
 def numbers():
     data = Data(x, x[:, :3])
     return Job(name="numbers", network=network, train=data, test=data, task="regression", tau_output=4.0)
@@ -90,6 +105,18 @@ def test_training_leaves_a_row_of_the_test_set() -> None:
         "multitudes train --job jobs_of_road:small --method 'deep(members=2)' --seed 0 --epochs 3 --out runs/a"
     )
     assert Row.load("runs/b").name == "heads"
+
+
+def test_a_job_of_several_inputs() -> None:
+    """From its plan to its tables, with a network that returns hidden states too."""
+    words = ("--job", "jobs_of_road:both")
+    assert json.loads(typed("plan", *words, "--method", "multihead", "--json"))["converted"] == ["last"]
+    typed("train", *words, "--method", "packed(members=2, alpha=1)", "--out", "both")
+    typed("predict", "both", "--out", "both.csv")
+    typed("predict", "both", "--data", "far", "--out", "far.csv")
+    assert [len(Path(name).read_text().splitlines()) for name in ("both.csv", "far.csv")] == [33, 21]
+    row = Row.load(Path("both"))
+    assert "far/auroc/entropy" in row.scores and row.cost["latency"] > 0
 
 
 def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes import data
+from multitudes.data.dataset import ignore_of
 from multitudes.training import validation
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.feed import ignore_of
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
@@ -76,6 +77,29 @@ def test_classes_last() -> None:
     run = fit(words(), WORDS, LONG, val=WORDS, class_axis=-1)
     assert run.metrics[-1]["val_accuracy"] == 1
     assert run.metrics[-1]["val_nll"] == pytest.approx(run.metrics[-1]["loss"] / 2, rel=0.5)
+
+
+def test_classes_last_are_said_once(tmp_path: Path) -> None:
+    """To the conversion, or to fit: predictions, averages, parts and files know it."""
+    first = mt.ensemble(Tokens(), mt.Deep(members=2), WORDS.tensors[0][:2], seed=0, class_axis=-1, check=False)
+    second = words()
+    for ens in (first, second):
+        fit(ens, WORDS, LONG, val=WORDS, **({"class_axis": -1} if ens is second else {}))
+        mt.save(ens, tmp_path / "a.multitude")
+        for one in (ens, mt.load(tmp_path / "a.multitude", Tokens()), ens.subset([0]), copy.deepcopy(ens)):
+            assert mt.score(mt.predict(one, WORDS))["accuracy"] == 1
+            assert one.average().class_axis == -1
+    with pytest.raises(mt.InputError, match="class_axis"):
+        mt.ensemble(Tokens(), mt.Deep(members=2), WORDS.tensors[0][:2], class_axis=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"moments_only": True}])
+def test_predictions_know_what_the_dataset_ignores(options: dict[str, Any]) -> None:
+    pred = mt.predict(pixels(), BOUNDARY, **options)
+    assert pred.ignore == 255
+    assert mt.score(pred)["accuracy"] == mt.score(pred, ignore=255)["accuracy"]
+    assert mt.predict(pixels(), IMAGES, ignore=7, **options).ignore == 7
+    assert mt.predict(words(), WORDS, **options).ignore is None
 
 
 def test_classes_last_of_a_criterion_of_ones_own() -> None:

@@ -523,12 +523,27 @@ def test_a_run_is_shown_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     told: set[str] = set()
     bar = contextlib.nullcontext(lambda count=1, below="", **shown: told.update(shown))
     monkeypatch.setattr("multitudes.training.fit.bar", lambda *_: bar)
-    run = fit(made(), TRAIN, Recipe(epochs=2, batch=60), val=VAL)
+    run = fit(made(), TRAIN, Recipe(epochs=2, batch=50), val=VAL)
     last, members = run.metrics[-1], run.ensemble.members
     summed = f"loss (sum of {members} members)"
     start = f"Run({run.ensemble.method}, 2 of 2 epochs, best epoch {run.best_epoch}, {summed} {last['loss']:.4g}, "
     assert repr(run).startswith(start) and f"val_nll {last['val_nll']:.4g}" in repr(run)
     assert "\n" not in repr(run) and "tensor" not in repr(run)
     assert told == {"epoch", summed, "steps/s"}
-    mean = fit(made(mt.Deep(members=2, reduction="mean")), TRAIN, Recipe(epochs=1, batch=60))
+    mean = fit(made(mt.Deep(members=2, reduction="mean")), TRAIN, Recipe(epochs=1, batch=50))
     assert f"1 of 1 epochs, loss {mean.metrics[-1]['loss']:.4g})" in repr(mean)
+
+
+def test_a_run_says_how_many_examples_an_epoch_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    bar = contextlib.nullcontext(lambda count=1, below="", **shown: told.append(str(shown.get("epoch"))))
+    monkeypatch.setattr("multitudes.training.fit.bar", lambda *_: bar)
+    count = len(TRAIN)
+    run = fit(made(), TRAIN, Recipe(epochs=1, batch=count // 2 + 1), out=tmp_path / "a")
+    assert run.left_out == count - count // 2 - 1 and f"{run.left_out} examples left out of each" in repr(run)
+    assert f"leaves out {run.left_out} of {count} examples, others each time" in (tmp_path / "a" / "log.txt").read_text()
+    assert f"1/1 without {run.left_out} of {count} examples" in told
+    parts = fit(made(), DataLoader(TRAIN, 10, drop_last=True), Recipe(epochs=1, accumulate=8))
+    assert parts.left_out == 10 * (count // 10 % 8)
+    whole = fit(made(), TRAIN, Recipe(epochs=1, batch=count))
+    assert not whole.left_out and "left out" not in repr(whole)

@@ -52,10 +52,10 @@ def test_scores_of_numbers() -> None:
     density = stats.norm(mean, variance**0.5).pdf(targets)
     assert found == {
         "val_rmse": pytest.approx(((targets - mean.mean(0)) ** 2).mean() ** 0.5),
-        "val_lpd": pytest.approx(np.log(density.mean(0)).mean()),
+        "val_nll": pytest.approx(-np.log(density.mean(0)).mean()),
     }
     assert each["val_rmse"].tolist() == pytest.approx((((targets - mean) ** 2).mean(1) ** 0.5).tolist())
-    assert each["val_lpd"].tolist() == pytest.approx(np.log(density).mean(1).tolist())
+    assert each["val_nll"].tolist() == pytest.approx((-np.log(density).mean(1)).tolist())
     found, each = validate(mt.Prediction(mean=mean, targets=torch.tensor(targets)))
     assert found.keys() == each.keys() == {"val_rmse"}
 
@@ -71,12 +71,12 @@ def filled(value: float, method: mt.Method | None = None, task: str = "classes")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("score", "values"), [("accuracy", [0.5, 0.5, 0.6, 0.1]), ("nll", [0.5, 0.5, 0.3, 2.0]), ("lpd", [-3.0, -3.0, 1.5, 1.2])]
+    ("score", "values"), [("accuracy", [0.5, 0.5, 0.6, 0.1]), ("nll", [0.5, 0.5, 0.3, 2.0]), ("rmse", [3.0, 3.0, 1.5, 1.6])]
 )
 def test_the_best_of_the_ensemble(score: str, values: list[float]) -> None:
     """The first of equal ones, by the score that is asked for; weights are copied."""
     best = Best("ensemble", score)
-    other = {"val_accuracy": 0.1, "val_nll": 0.1, "val_lpd": 0.1}
+    other = {"val_accuracy": 0.1, "val_nll": 0.1, "val_rmse": 0.1}
     found = [best.update(filled(n), n, {**other, f"val_{score}": v}, {}) for n, v in enumerate(values, 1)]
     assert found == [True, False, True, False]
     assert best.epoch == 3
@@ -105,16 +105,16 @@ LABELS, EMP = ("classes", "binary", "multilabel"), mt.EMP(members=2, tau_output=
     ("task", "method", "proper", "others"),
     [
         *((task, None, "nll", ("accuracy",)) for task in LABELS),
-        ("gaussian", None, "lpd", ("rmse",)),
+        ("gaussian", None, "nll", ("rmse",)),
         ("regression", None, "rmse", ()),
-        ("regression", EMP, "lpd", ("rmse",)),
+        ("regression", EMP, "nll", ("rmse",)),
     ],
 )
 def test_what_is_best(task: str, method: mt.Method | None, proper: str, others: tuple[str, ...]) -> None:
     """By default the proper score of the task; scores that it does not have are refused."""
     ens = filled(0, method, task)
     assert score_of(ens, Recipe()) == proper
-    for score in ("nll", "accuracy", "lpd", "rmse"):
+    for score in ("nll", "accuracy", "rmse"):
         if score in (proper, *others):
             assert score_of(ens, Recipe(best_by=score)) == score
         else:
@@ -124,7 +124,7 @@ def test_what_is_best(task: str, method: mt.Method | None, proper: str, others: 
 
 def test_a_score_that_the_task_lacks_is_refused_before_training() -> None:
     ens = made()
-    for recipe in (Recipe(epochs=1, best_by="lpd"), Recipe(epochs=1, best="members", best_by="rmse")):
+    for recipe in (Recipe(epochs=1, best_by="rmse"), Recipe(epochs=1, best="members", best_by="rmse")):
         with pytest.raises(mt.InputError, match="take 'nll' or 'accuracy'"):
             fit(ens, TRAIN, recipe, val=VAL)
     with pytest.raises(mt.InputError, match="best_by must be 'nll'"):
@@ -202,14 +202,14 @@ def lines(values: list[float], name: str = "nll") -> list[dict[str, float]]:
 FALLING = [2.3, 1.4, 0.9, 0.8, 0.7, 0.66, 0.64]
 
 
-@pytest.mark.parametrize("score", ["nll", "accuracy", "lpd", "rmse"])
+@pytest.mark.parametrize("score", ["nll", "accuracy", "rmse"])
 def test_a_leap_is_told(score: str) -> None:
-    """Epoch, score, the best before and what to type; for the log density downwards."""
-    name, sign = "nll" if score == "accuracy" else score, -1 if score == "lpd" else 1
-    history = lines([sign * value for value in [*FALLING, 30.0]], name)
+    """Epoch, score, the best before and what to type."""
+    name = "nll" if score == "accuracy" else score
+    history = lines([*FALLING, 30.0], name)
     assert leap(history[:-1], score) == ""
     told = leap(history, score)
-    assert f"{name.upper()} leapt to {sign * 30} in epoch 8, from {sign * 0.64} at its best" in told
+    assert f"{name.upper()} leapt to 30 in epoch 8, from 0.64 at its best" in told
     assert all(word in told for word in ("lr", "clip=", "warmup="))
 
 
@@ -249,6 +249,7 @@ def test_a_run_tells_of_a_leap_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("always")
         run = fit(ens, TRAIN, recipe, val=VAL, out=tmp_path)
     told = [str(one.message) for one in caught if "leapt" in str(one.message)]
+    assert {one.filename for one in caught if "leapt" in str(one.message)} == {__file__}
     assert len(told) == 1
     assert f"in epoch 7, from {min(line['val_nll'] for line in run.metrics[:6]):.4g} at its best" in told[0]
     assert (tmp_path / "log.txt").read_text().count(told[0]) == 1

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.data.batches import batched
+from multitudes.data.dataset import ignore_of
 from multitudes.data.labels import UNLABELLED
 from multitudes.engine import tree
 from multitudes.engine.batch_norm import estimate_norms
@@ -35,7 +36,6 @@ from multitudes.prediction.values import CLASSES
 from multitudes.settings import Count, at_least, check_value
 from multitudes.terminal import bar
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.feed import ignore_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -311,7 +311,8 @@ class Judge:
 
     def __init__(self, ensemble: Ensemble, data: Any, criterion: Criterion | None, batch_size: int) -> None:
         checked = None if criterion is None else ReductionCheck()(criterion)
-        self.criterion = TaskCriterion(ensemble.task, checked, ignore=ignore_of(data))
+        axis: Any = ensemble.class_axis
+        self.criterion = TaskCriterion(ensemble.task, checked, class_axis=axis, ignore=ignore_of(data))
         self.has_classes = ensemble.task in CLASSES
         device = next(tensor.device for tensor in ensemble.parameters())
         self.inputs: list[Inputs] = []
@@ -334,7 +335,11 @@ class Judge:
                 counts.append(len(target))
                 continue
             scores = output_of(output, None)
-            labels = scores.argmax(1) if self.criterion.task == "classes" else (scores > 0).long().view_as(target)
+            labels = (
+                scores.argmax(self.criterion.class_axis or 1)
+                if self.criterion.task == "classes"
+                else (scores > 0).long().view_as(target)
+            )
             counts.append(int((target != UNLABELLED).sum()))
             right += int((labels == target).sum())
             predicted.append(labels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,11 +24,12 @@ from multitudes.conversion.anatomy.structure import heads
 from multitudes.conversion.arguments import check_method
 from multitudes.conversion.convert import ensemble
 from multitudes.conversion.cost import cost
-from multitudes.conversion.draft import make_draft
+from multitudes.conversion.draft import UNUSED, make_draft
 from multitudes.engine import tree
 from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs, take_rows
 from multitudes.engine.modules import Factory, detached_copy, inside, owning_module
+from multitudes.engine.selected_output import selected, selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, MultitudesError
@@ -127,6 +129,7 @@ def recommend(
     training: str = "scratch",
     methods: Sequence[Method] | None = None,
     batch_axis: BatchAxis = 0,
+    output: str | int | None = None,
     repeats: int = 10,
     progress: bool | None = None,
 ) -> Recommendation:
@@ -137,6 +140,8 @@ def recommend(
     training    "none": keep the weights; "head": train the last layers; "finetune": train all, from the given weights;
                 "scratch": train all, from new weights
     methods     methods to try, [mt.Packed(members=8, alpha=3), ...]; None tries all, each with a few settings
+    batch_axis  the batch axis of the inputs, as in `ensemble`
+    output      the one output that ensembles return, if the model returns several, as in `ensemble`
     repeats     number of timed calls; the latency is their median
     progress    whether to show a progress bar; None shows it in a terminal
 
@@ -152,9 +157,11 @@ def recommend(
         near = get_close_matches(str(training), LEVELS, n=1, cutoff=0.0)
         raise InputError(f"training={training!r} must be one of {', '.join(LEVELS)}; did you mean {near[0]!r}?")
     check_value("repeats", repeats, Count)
-    search = Search.of(model, example, batch_axis, training, limits, repeats)
+    check_model(model)
+    search = Search.of(selected(model, output), example, batch_axis, training, limits, repeats)
     todo = search.variants(methods)
-    with bar("recommend", len(todo), progress, "candidates") as advance:
+    with bar("recommend", len(todo), progress, "candidates") as advance, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", UNUSED)  # `needs` says which training that takes
         candidates = []
         for position, (method, variant) in enumerate(todo):
             candidates += [(position, candidate) for candidate in search.try_method(method, variant)]
@@ -195,7 +202,6 @@ class Search:
     @classmethod
     def of(cls, model: Any, example: Any, axis: BatchAxis, training: str, limits: Any, repeats: int) -> Search:
         """Checks the arguments and observes the network."""
-        check_model(model)
         whole = call_of(model if isinstance(model, nn.Module) else build(model, 1.0, 0), example)
         if any(tensor.is_meta for tensor in whole.tensors()):
             raise InputError(
@@ -249,7 +255,9 @@ class Search:
 
     def try_method(self, method: Method, variant: Variant) -> list[Candidate]:
         """Tries a method. Returns a candidate, and another if the method compacts or if fewer draws meet the latency limit."""
-        candidate = Candidate(method, "refused", "", start=variant.start, nll=variant.nll, axis=self.axis)
+        candidate = Candidate(
+            method, "refused", "", start=variant.start, nll=variant.nll, axis=self.axis, output=selection_of(self.single)
+        )
         try:
             needs, new = self.needed(method, variant.start)
             candidate = replace(candidate, needs=needs)

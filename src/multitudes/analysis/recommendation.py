@@ -96,6 +96,8 @@ class Candidate:
     distance: float | None = None
     """Distance of untrained members from the network's outputs, relative to the outputs."""
     axis: Any = 0
+    output: str | None = None
+    """The one output that the ensemble returns; None for all."""
 
     @property
     def fits(self) -> bool:
@@ -127,6 +129,8 @@ class Candidate:
         more = (f", start={self.start!r}" if self.start != "fresh" else "") + (
             f", batch_axis={self.axis!r}" if self.axis else ""
         )
+        if self.output is not None:
+            more += f", output={int(self.output) if self.output.isdigit() else self.output!r}"
         return f"mt.ensemble(model, {prefix}{self.label}, x{more})" + ("  # train it, then .compact()" if self.compact else "")
 
 

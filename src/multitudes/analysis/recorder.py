@@ -38,7 +38,7 @@ class Trajectories:
     With `Recipe(ema=...)` it records the weights of the training, not their average.
     """
 
-    def __init__(self, ensemble: Ensemble, x: Any, *, output: str | None = None, class_axis: int = 1) -> None:
+    def __init__(self, ensemble: Ensemble, x: Any, *, output: str | None = None, class_axis: int | None = None) -> None:
         """Prepares to record predictions on `x`, a tensor, mt.Inputs or a dataset; the options are those of `mt.predict`."""
         if not isinstance(ensemble, Ensemble):
             raise InputError(f"Trajectories takes an ensemble, not a {type(ensemble).__name__}: make one with mt.ensemble(...)")

@@ -16,7 +16,7 @@ from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, Inputs, checked_example
 from multitudes.engine.modules import names_matching
 from multitudes.engine.seeds import checked_seed
-from multitudes.engine.selected_output import selected, selected_factory
+from multitudes.engine.selected_output import selected
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
@@ -39,9 +39,9 @@ def checked_arguments(
     check_method(model, method)
     check_options(start, chunk, keep)
     seed = checked_seed(seed)
-    name = checked_output(output)
-    factory = None if isinstance(model, nn.Module) else selected_factory(model, name)
-    net = selected(model, name) if isinstance(model, nn.Module) else build(factory, 1.0, seed)  # type: ignore[arg-type]
+    model = selected(model, output)
+    factory = None if isinstance(model, nn.Module) else model
+    net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, call_of(net, example), batch_axis)
@@ -65,6 +65,11 @@ def check_method(model: Any, method: Any) -> None:
         raise InputError(f"{shown} is not a method: give an instance of one of {known}")
     if isinstance(getattr(model, "engine", None), Engine):
         raise InputError("the model is an ensemble already: give the network itself, or a member of it, ens.member(0)")
+    if isinstance(model, (list, tuple)) and model and all(isinstance(one, nn.Module) for one in model):
+        raise InputError(
+            f"{len(model)} models are given, and {type(method).__name__} takes one. To make an ensemble of models that are "
+            "trained already: mt.Deep.from_models([model_1, model_2], x)"
+        )
     check_model(model)
 
 
@@ -80,15 +85,6 @@ def check_rows(model: nn.Module, inputs: Inputs, example: Any) -> None:
         outputs = copy.deepcopy(model).eval()(tensor[:-1])
     if not isinstance(outputs, Tensor) or not outputs.ndim or len(outputs) != len(tensor) - 1:
         raise InputError(f"the example {list(example.shape)} is one example, not a batch: give rows first, x[None]")
-
-
-def checked_output(output: Any) -> str | None:
-    """Checks the type of `output`. Returns the name of the output tensor; a place in a tuple, as text, is such a name."""
-    if output is None or isinstance(output, str):
-        return output
-    if isinstance(output, bool) or not isinstance(output, int) or output < 0:
-        raise InputError(f"output={output!r}: give the output's name, such as 'logits', or its place in a tuple, from 0 on")
-    return str(output)
 
 
 def check_options(start: str, chunk: int | None, keep: Sequence[str]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.check import self_check
-from multitudes.conversion.draft import Draft, make_draft
+from multitudes.conversion.draft import UNUSED, Draft, make_draft
 from multitudes.conversion.last_operation import warn_of_last_operation
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove
@@ -24,6 +25,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Method
 from multitudes.prediction.tasks import checked_task, unlike_task
+from multitudes.settings import check_value
 from multitudes.terminal import step, steps
 
 
@@ -63,6 +65,7 @@ def ensemble(
     batch_axis: BatchAxis = 0,
     chunk: int | None = None,
     output: str | int | None = None,
+    class_axis: int | None = None,
     check: bool = True,
 ) -> Ensemble:
     """Turns a model into an ensemble; the given model is left untouched.
@@ -84,6 +87,8 @@ def ensemble(
     output      the one output that the ensemble returns, if the model returns several, such as hidden states beside logits:
                 its name ("logits"), or its place in a tuple (0). Methods then look at this output only: the widths of others
                 may change. None returns all
+    class_axis  the axis of the classes in the model's output: 1, or -1 for tokens ``[B, T, K]``; `fit`, `predict` and others
+                use it
     check       whether to prove the laws of `mt.check` on the example; False saves time for very large models
 
     >>> import torch, multitudes as mt
@@ -93,12 +98,16 @@ def ensemble(
     torch.Size([4, 5, 3])
     """
     checked_task(task)
+    check_value("class_axis", class_axis, Literal[1, -1, None])
     with steps(f"converting by {type(method).__name__}") as timed:
         options: Any = {"keep": keep, "at": at, "start": start, "batch_axis": batch_axis, "chunk": chunk, "output": output}
         draft = make_draft(model, method, example, seed=seed, **options)
         if draft.plan.refused:
             raise ConversionError(_refusal_text(draft.plan))
         _check_outputs(draft, task)
+        for note in draft.plan.notes:
+            if note.startswith(UNUSED):
+                warnings.warn(note, stacklevel=3)
         step("the members' tensors")
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
@@ -107,6 +116,7 @@ def ensemble(
         base = on_meta(draft.given.model)
         planned = replace(proved, seconds=timed.seconds)  # steps that follow are added to these
         ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=planned)
+        ens.class_axis = class_axis
         if not draft.on_meta:
             _check_step(draft, ens)
     return ens

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals, untie
 from multitudes.conversion.anatomy.structure import Structure, own_tensors
+from multitudes.conversion.anatomy.trained import trained_layer
 from multitudes.conversion.anatomy.training_run import TrainingRun, may_write, run_in_training
 from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
@@ -37,6 +38,9 @@ from multitudes.engine.state import Engine
 from multitudes.errors import InputError
 from multitudes.method import Given, Layout, Method
 from multitudes.terminal import step
+
+UNUSED = "the given weights look trained"
+"""How the note begins on weights that training left, and that members do not start with."""
 
 
 @dataclass(frozen=True)
@@ -354,13 +358,42 @@ def _entries(draft: Draft, layout: Layout, owned: frozenset[str], left_out: Mapp
             shared.append(entry(draft.network, name, layout.because.get(name, usual)))
     notes = (*draft.plan.notes, *([layout.note] if layout.note else []))
     new_weights = owned and not draft.method.keeps_weights and (draft.start == "fresh" or not draft.full_width)
-    if new_weights and draft.start == "copies":
+    trained = new_weights and not draft.given.factory and trained_layer(draft.given.model, [e.name for e in converted])
+    if trained:
+        notes += (f"{UNUSED}, since {trained}, but {_unused(draft)}",)
+    elif new_weights and draft.start == "copies":
         notes += ("members start as copies of one network of their width, initialised anew: the given weights are not used",)
     elif new_weights and draft.given.factory is None:
         instead = " (start='copies' keeps them)" if draft.full_width else ""
         notes += (f"converted layers are initialised anew: their given weights are not used{instead}",)
+    notes += _several_outputs(draft.given.structure)
     notes += tuple(f"the output {name} ({kind}) is left out: it is no tensor" for name, kind in left_out.items())
     return replace(draft.plan, converted=tuple(converted), shared=tuple(shared), refused=tuple(refused), notes=notes)
+
+
+def _several_outputs(structure: Structure) -> tuple[str, ...]:
+    """Says that a network returns several tensors, whose widths stay, and which one to choose."""
+    names = list(structure.output_shapes)
+    if len(names) < 2:
+        return ()
+    likely = "logits" if "logits" in names else names[0]
+    option = int(likely) if likely.isdigit() else likely
+    what = "their widths stay as given, and the layers that make them count as last layers"
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return (f"the model returns {', '.join(names[:4])}{more}: {what}. If one is enough, choose it: output={option!r}",)
+
+
+def _unused(draft: Draft) -> str:
+    """Says that the given weights are not used, and what to type to keep them."""
+    method = type(draft.method)
+    keeping = ", ".join(kind.__name__ for kind in Method.all() if kind.shares_weights)
+    copies = "start='copies' (and Recipe(batches='own'), or members stay equal)" if draft.full_width else ""
+    pretrained = f"{method.__name__}(pretrained=True)" if "pretrained" in draft.method.settings() else ""
+    instead = " or ".join(filter(None, [copies, pretrained]))
+    return (
+        f"{method.__name__} starts converted layers anew. To keep the weights: {instead}{', or ' if instead else ''}a method "
+        f"that keeps them ({keeping}). If a new start is meant, give a factory: ensemble(lambda: Net(), ...)"
+    )
 
 
 def _format(tensor: Tensor) -> torch.memory_format:

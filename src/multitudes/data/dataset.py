@@ -206,14 +206,31 @@ def target_std_of(data: Any) -> Tensor | None:
 
     Looks into dataloaders, subsets and concatenations, whose parts must agree.
     """
+    stds = [part.target_std for part in parts_of(data)]
+    if len({None if std is None else tuple(std.tolist()) for std in stds}) > 1:
+        raise InputError("the parts of this dataset have targets in different units: predict each part by itself")
+    return stds[0] if stds else None
+
+
+def ignore_of(data: Any) -> int | None:
+    """Returns the `ignore` label of a dataset or a list of them; None if it has none. Refuses parts with different ones."""
+    labels = {part.ignore for part in parts_of(data)}
+    if len(labels) > 1:
+        raise InputError(
+            f"datasets ignore different labels, {' and '.join(sorted(map(str, labels)))}: pass one for all, ignore=..."
+        )
+    return next(iter(labels), None)
+
+
+def parts_of(data: Any) -> list[Data]:
+    """Returns each Data inside a dataset, a dataloader, a subset, a concatenation or a list of datasets."""
     if isinstance(data, Data):
-        return data.target_std
+        return [data]
+    if isinstance(data, (list, tuple)):
+        return [one for part in data if isinstance(part, Dataset) for one in parts_of(part)]
     if hasattr(data, "datasets"):
-        stds = [target_std_of(part) for part in data.datasets]
-        if len({None if std is None else tuple(std.tolist()) for std in stds}) > 1:
-            raise InputError("the parts of this dataset have targets in different units: predict each part by itself")
-        return stds[0] if stds else None
-    return target_std_of(data.dataset) if hasattr(data, "dataset") else None
+        return [one for part in data.datasets for one in parts_of(part)]
+    return parts_of(data.dataset) if hasattr(data, "dataset") else []
 
 
 def _check_same_settings(first: Data, second: Data) -> None:

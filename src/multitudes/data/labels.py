@@ -87,14 +87,16 @@ def check_finite(target: Tensor) -> None:
 
 
 def as_classes(targets: Tensor, classes: int, ignore: int | None) -> Tensor:
-    """Returns labels as int64, with −1 in place of `ignore`. Labels may also be floats that are whole numbers."""
+    """Returns labels as int64, with −1 in place of −100 and `ignore`. Labels may also be floats that are whole numbers."""
     targets = targets.long() if targets.dtype == torch.bool else targets
     if targets.is_complex() or not bool((targets.isfinite() & (targets == targets.floor())).all()):
         raise InputError("class labels must be whole numbers, but some targets are fractional, NaN, infinite or complex")
     labels = targets.long()
     hint = "; if this number marks a missing label, pass it as ignore=" if ignore in (None, UNLABELLED) else ""
-    check_range(labels, classes, () if ignore is None else (ignore,), hint=hint)
-    return labels if ignore is None else torch.where(labels == ignore, IGNORED, labels)
+    marks = (UNLABELLED, UNLABELLED if ignore is None else ignore)
+    check_range(labels, classes, marks, hint=hint)
+    missing = (labels == marks[0]) | (labels == marks[1])
+    return torch.where(missing, IGNORED, labels)
 
 
 def reshape_like(targets: Tensor, shape: Sequence[int], outputs: str, hint: str = "") -> Tensor:

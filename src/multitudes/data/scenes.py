@@ -35,8 +35,8 @@ def scenes(split: str = "train", *, examples: int | None = None, size: int = 48,
     """Segmentation of discs, squares, triangles and rings: images ``[N, 3, size, size]``, labels ``[N, size, size]``.
 
     Shapes are rotated, overlap, and have any colour on a shaded ground. One pixel on either side of a border has the label 255,
-    to be left out of losses and scores (`score(..., ignore=255)`). By default "train" has 400 examples, "validation" and "test"
-    100 each. Images are normalised to about mean 0 and deviation 1.
+    which losses and scores leave out. By default "train" has 400 examples, "validation" and "test" 100 each. Images are
+    normalised to about mean 0 and deviation 1.
 
     >>> scenes(examples=2)
     Data(scenes train: 2 × [3, 48, 48] uint8, 5 classes)

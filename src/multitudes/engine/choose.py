@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from multitudes.engine.fold import batch_coupled
-from multitudes.engine.modules import hooked, named_tensors
+from multitudes.engine.modules import hooked
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError
 
@@ -52,8 +52,8 @@ def vmap_is_right(engine: Engine, per_member: bool) -> bool:
     chunked = engine.chunk is not None and engine.chunk < engine.members
     in_chunks = chunked and engine.shares and training and not engine.traits.coupled
     proven = "vmap" in engine.proven["train" if training else "eval"] and (engine.traits.vmap_per_member or not per_member)
-    device = next((tensor.device.type for _, tensor in named_tensors(engine.template)), "cpu")
-    return proven and not is_exporting() and not in_chunks and not unsupported and not torch.is_autocast_enabled(device)
+    autocast = torch.is_autocast_enabled(engine.device_type)
+    return proven and not is_exporting() and not in_chunks and not unsupported and not autocast
 
 
 def draws_in_trunk(engine: Engine) -> bool:

@@ -51,6 +51,14 @@ class Formed:
         value = super().__getattr__(key)  # type: ignore[misc]
         return self.form(key, value) if key in vars(self).get("formed_keys", ()) else value
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves or converts the stored tensors. A recurrent layer reads them again, and they have an axis of members."""
+        keys, self.formed_keys = self.formed_keys, ()
+        try:
+            return super()._apply(fn, recurse)  # type: ignore[misc]
+        finally:
+            self.formed_keys = keys
+
     def formed(self) -> dict[str, Tensor]:
         """Returns the member's value of every formed weight, by name."""
         return {key: getattr(self, key) for key in self.formed_keys}

@@ -20,7 +20,6 @@ from multitudes.engine.inputs import Inputs, add_row, count_rows, join_slots, ro
 from multitudes.engine.loop import OUTPUT, output_axes, slices
 from multitudes.engine.modules import (
     batch_norms,
-    has_attention,
     inside,
     named_tensors,
     owning_module,
@@ -169,7 +168,7 @@ def _row_axis(name: str, small: tuple[int, ...], large: tuple[int, ...], count: 
 
 def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = False) -> Tree:
     total = sum(len(place) for place in places)
-    guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
+    guard = plain_attention() if engine.has_attention else contextlib.nullcontext()
     if engine.traits.mutates:
         inputs = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
     with guard, _folded(engine, places, total), _counted_once(engine) if tiled else contextlib.nullcontext():

@@ -47,6 +47,8 @@ class Inputs:
 
     def refill(self, values: list[Tensor]) -> Inputs:
         """Returns the same call with other tensors."""
+        if not self.kwargs and all(isinstance(arg, Tensor) for arg in self.args):
+            return Inputs(*values)
         args, kwargs = tree.refill((self.args, self.kwargs), values)
         return Inputs(*args, **kwargs)
 

@@ -111,12 +111,12 @@ def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]
 
 def hooked(module: nn.Module) -> list[str]:
     """Returns the names of modules with forward or backward hooks that may see values."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [
-        name
-        for name, part in named_parts(module)
-        if any(getattr(hook, "sees_members", True) for kind in kinds for hook in getattr(part, kind).values())
-    ]
+    names = []
+    for name, part in named_parts(module):
+        kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        if any(kinds) and any(getattr(hook, "sees_members", True) for hooks in kinds for hook in hooks.values()):
+            names.append(name)
+    return names
 
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "_FabricModule": "module"}

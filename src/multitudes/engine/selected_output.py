@@ -44,6 +44,15 @@ def output_of(outputs: Any, name: str | None) -> Tensor:
     return tensors[name]
 
 
+def checked_output(output: Any) -> str | None:
+    """Checks the type of `output`. Returns the name of the output tensor; a place in a tuple, as text, is such a name."""
+    if output is None or isinstance(output, str):
+        return output
+    if isinstance(output, bool) or not isinstance(output, int) or output < 0:
+        raise InputError(f"output={output!r}: give the output's name, such as 'logits', or its place in a tuple, from 0 on")
+    return str(output)
+
+
 def selection_of(model: nn.Module) -> str | None:
     """Returns the name of the output that a model was told to return; None if it returns all."""
     return next((hook.name for hook in model._forward_hooks.values() if isinstance(hook, SelectOutput)), None)
@@ -56,19 +65,20 @@ def selecting(model: nn.Module, output: str | None) -> nn.Module:
     return model
 
 
-def selected(model: nn.Module, output: str | None) -> nn.Module:
-    """Returns a copy of a model that returns this output only and has the same tensors; the model itself for None."""
-    return model if output is None else selecting(copy_with(model, {}), output)
+def selected(model: nn.Module | Factory, output: str | int | None) -> nn.Module | Factory:
+    """Returns a copy of a model that returns this output only and has the same tensors; the model itself for None.
 
+    Of a factory, returns one of the same signature whose networks return this output only.
+    """
+    name = checked_output(output)
+    if name is None:
+        return model
+    if isinstance(model, nn.Module):
+        return selecting(copy_with(model, {}), name)
 
-def selected_factory(factory: Factory, output: str | None) -> Factory:
-    """Returns a factory of the same signature whose networks return this output only."""
-    if output is None:
-        return factory
-
-    @functools.wraps(factory)
+    @functools.wraps(model)
     def make(*args: Any, **kwargs: Any) -> Any:
-        model = factory(*args, **kwargs)
-        return selecting(model, output) if isinstance(model, nn.Module) else model
+        made = model(*args, **kwargs)
+        return selecting(made, name) if isinstance(made, nn.Module) else made
 
     return make

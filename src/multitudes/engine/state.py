@@ -18,6 +18,7 @@ from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import (
     copy_with,
     empty_dicts,
+    has_attention,
     is_channels_last,
     join_name,
     named_parts,
@@ -123,6 +124,7 @@ class Engine:
         self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.caches = empty_dicts(self.template)
+        self.has_attention = has_attention(self.template)
         self.lock = threading.RLock()  # a call swaps tensors of the template, so only one thread may call at a time
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,6 +133,14 @@ class Engine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.__post_init__()
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device of the template's first tensor."""
+        if torch.compiler.is_compiling():
+            return next((tensor.device.type for _, tensor in named_tensors(self.template)), "cpu")
+        places = self.parameter_places or self.buffer_places
+        return next((register[key].device.type for register, key in places.values()), "cpu")
 
     @property
     def shares(self) -> bool:

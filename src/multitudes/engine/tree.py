@@ -74,7 +74,13 @@ def tensors(tree: Tree) -> list[Tensor]:
     """Returns the tensors in a nested value, in order."""
     if isinstance(tree, Tensor):
         return [tree]
-    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+    if type(tree) in (tuple, list):
+        values = tree
+    elif type(tree) is dict:
+        values = tree.values()
+    else:
+        values = [value for _, value in parts(tree) or ()]
+    return [tensor for value in values for tensor in tensors(value)]
 
 
 def refill(tree: Tree, values: Iterable[Tensor]) -> Tree:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -16,12 +18,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@contextlib.contextmanager
+def _without_torch_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.")
+        warnings.filterwarnings("ignore", r"(?s).*\(Triggered internally at")  # from C++, in the name of whoever called
+        yield
+
+
 def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function that runs networks on trial: it neither depends on torch's modes nor moves randomness.
 
-    Inside, gradients are on, and autocast and inference mode are off. Afterwards the global generators of python, numpy and
-    torch are as before, also after an error. The one draw that remains is the documented one of seed=None, if the function
-    returns.
+    Inside, gradients are on, and autocast and inference mode are off, and torch's warnings of the user's network are not shown:
+    they come when the user makes or calls it. Afterwards the global generators of python, numpy and torch are as before, also
+    after an error. The one draw that remains is the documented one of seed=None, if the function returns.
     """
     draws_seed = "seed" in inspect.signature(function).parameters
 
@@ -31,7 +41,7 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
         try:
             if draws_seed:
                 kwargs["seed"] = checked_seed(kwargs.get("seed"))  # type: ignore[arg-type]
-            with clean_autograd(), kept_randomness():
+            with clean_autograd(), kept_randomness(), _without_torch_warnings():
                 return function(*args, **kwargs)
         except BaseException:
             torch.set_rng_state(before)

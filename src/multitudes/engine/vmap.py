@@ -21,7 +21,7 @@ from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.inputs import Inputs, axes, each_row, slot
 from multitudes.engine.loop import output_axes
-from multitudes.engine.modules import has_attention, plain_attention
+from multitudes.engine.modules import plain_attention
 from multitudes.engine.state import Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -34,7 +34,7 @@ DEVICE_MEMORY = 4 * 2**30
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
-    guard = plain_attention() if has_attention(engine.template) else contextlib.nullcontext()
+    guard = plain_attention() if engine.has_attention else contextlib.nullcontext()
     slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
     noise = SharedNoise() if engine.shares and engine.template.training and not slots else contextlib.nullcontext()
     coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled
@@ -108,18 +108,22 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
     values = [t.clone() if engine.traits.mutates else t for t in inputs.tensors()]
     values = [t[chunk] if dim == 0 else t for t, dim in zip(values, dims, strict=True)]
+    split_values = [t for t, dim in zip(values, dims, strict=True) if dim == 0]
     structure: list[Tree] = []
     names: list[str] = []
 
-    def run_member(tensors: dict[str, Tensor], values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        output, changed = call(engine, {**tensors, **counts}, inputs.refill(values))
+    def run_member(*tensors: Tensor) -> tuple[Tensor, ...]:  # a flat tuple: torch takes long for nested arguments
+        mine, slots = dict(zip(stacked, tensors, strict=False)), iter(tensors[len(stacked) :])
+        own = [t if dim is None else next(slots) for t, dim in zip(values, dims, strict=True)]
+        output, changed = call(engine, {**mine, **counts}, inputs.refill(own))
         structure[:], names[:] = [output], list(changed)
-        return tree.tensors(output), list(changed.values())
+        return *tree.tensors(output), *changed.values()
 
     alike = size == 1 or (engine.summed and per_member)  # one member, or one trunk after summed inputs: noise is drawn once
     noise = "same" if alike else "different"
-    outputs, changed = torch.func.vmap(run_member, in_dims=(0, dims), randomness=noise)(stacked, values)
+    results = torch.func.vmap(run_member, randomness=noise)(*stacked.values(), *split_values)
     tree.plain(structure[0])
+    outputs, changed = results[: len(results) - len(names)], results[len(results) - len(names) :]
     shared = [name for name in names if name not in engine.owned]
     if shared:
         raise RunError(

@@ -27,7 +27,7 @@ from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, on_meta, owning_module
 from multitudes.engine.proof.executors import ALL
 from multitudes.engine.proof.outcome import clean_autograd
-from multitudes.engine.selected_output import selected, selected_factory
+from multitudes.engine.selected_output import selected
 from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
@@ -104,13 +104,9 @@ def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor])
 
 def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
     """Returns the base model, and the network of one member as the method prepares it."""
-    output = about.get("output")
-    factory: Factory | None = None
-    if isinstance(model, nn.Module):
-        base = selected(model, output)
-    else:
-        factory = selected_factory(model, output)
-        base = build(factory, 1.0, int(about["seed"]))
+    model = selected(model, about.get("output"))
+    factory = None if isinstance(model, nn.Module) else model
+    base = model if isinstance(model, nn.Module) else build(model, 1.0, int(about["seed"]))
     if type(method).prepare is Method.prepare:
         return base, base
     if wrong := _other_settings(about, base):
@@ -179,6 +175,7 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
         plan=_planned(source, about, method),
         compact=bool(about.get("compact")),
     )
+    ens.class_axis = about.get("class_axis")
     ens.calibrator = Calibrator(**about["calibrator"]) if about.get("calibrator") else None
     if "generator" in about:
         ens.generator.set_state(torch.frombuffer(bytearray.fromhex(about["generator"]), dtype=torch.uint8))
@@ -218,6 +215,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
         "output": ensemble.selected_output,
+        "class_axis": ensemble.class_axis,
         "seed": ensemble.seed,
         "calibrator": ensemble.calibrator and ensemble.calibrator.settings(),
         "generator": ensemble.generator.get_state().numpy().tobytes().hex(),

@@ -23,6 +23,20 @@ def current_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]
     return {name: REPLACED[name].get(value, value) if name in REPLACED else value for name, value in renamed.items()}
 
 
+def current_score(name: str) -> str:
+    """Returns the present name of the score that selects an epoch. Densities were log densities, now they are an NLL."""
+    return "nll" if name == "lpd" else name
+
+
+def current_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of an epoch by the names that they have now.
+
+    >>> current_metrics({"epoch": 1, "val_lpd": -0.5})
+    {'epoch': 1, 'val_nll': 0.5}
+    """
+    return {"val_nll" if name == "val_lpd" else name: -v if name == "val_lpd" else v for name, v in line.items()}
+
+
 def current_text(text: str) -> str:
     """Returns the text of a method, or of a command that names one, as it is typed now.
 

@@ -166,6 +166,8 @@ class Masksembles(Method):
             return int(layer._parameters[key].shape[axis])
         if isinstance(layer, nn.MultiheadAttention):
             return layer.embed_dim
+        if isinstance(layer, nn.RNNBase):  # its one input has no channel to drop
+            return layer.input_size
         return channels(layer)[0 if self.position == "before" else 1]
 
     def start(self, given: Given, network: nn.Module, m: int) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.data.batches import NOTHING, Unpack, batched
-from multitudes.data.dataset import target_std_of
+from multitudes.data.dataset import ignore_of, target_std_of
 from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, cast_advice, count_rows
@@ -41,7 +41,8 @@ def predict(
     progress: bool | None = None,
     task: str | None = None,
     output: str | None = None,
-    class_axis: int = 1,
+    class_axis: int | None = None,
+    ignore: int | None = None,
     moments_only: bool = False,
     draws: int | None = None,
     tau_output: float | None = None,
@@ -59,7 +60,9 @@ def predict(
     progress      whether to show a progress bar; by default on a terminal only
     task          meaning of the outputs; by default the ensemble's task
     output        the name of the output tensor to use, if the network returns several
-    class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``
+    class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's
+    ignore        label that marks entries without a target, besides -100, which the prediction remembers for `score` and
+                  others; by default the dataset's `ignore`
     moments_only  stores the mixture and its uncertainty, not each member's outputs: saves memory with many members. For a
                   regression with targets it also stores the log density at them, for `nll`
     draws         for methods that draw, the number of draws in place of the members; the first are the members. With
@@ -76,7 +79,10 @@ def predict(
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, unpack, ensemble.call_form)
     noise = noise_of(ensemble, data, task, tau_output)
-    collector: Collector = (MomentsOnly if moments_only else AllMembers)(ensemble, task, output, class_axis, total, noise)
+    class_axis = class_axis or ensemble.class_axis or 1
+    ignore = ignore_of(data) if ignore is None else ignore
+    kind = MomentsOnly if moments_only else AllMembers
+    collector: Collector = kind(ensemble, task, output, class_axis, ignore, total, noise)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
@@ -188,10 +194,12 @@ class Collector:
         task: str,
         output: str | None,
         class_axis: int,
+        ignore: int | None,
         total: int | None,
         noise: Tensor | None,
     ) -> None:
         self.ensemble, self.task, self.output, self.class_axis, self.total = ensemble, task, output, class_axis, total
+        self.ignore = ignore if task in CLASSES else None
         self.noise = noise
         self.targets: list[Tensor] = []
         self.seen = 0
@@ -277,6 +285,7 @@ class AllMembers(Collector):
             **values,
             task=self.task,
             class_axis=self.class_axis,
+            ignore=self.ignore,
             targets=self.all_targets,
             calibrator=self.ensemble.calibrator,
         )
@@ -310,6 +319,7 @@ class MomentsOnly(Collector):
             **{name: value.cpu() for name, value in values.items()},
             task=self.task,
             class_axis=self.class_axis,
+            ignore=self.ignore,
             calibrator=self.ensemble.calibrator,
         )
 
@@ -317,7 +327,7 @@ class MomentsOnly(Collector):
         """Returns the prediction without members."""
         labelled = [{n: v for n, v in part.items() if n != "log_density" or not self.unlabelled} for part in self.parts]
         whole = Prediction.cat([Prediction.of_moments(self.task, self.count, part) for part in labelled])
-        whole.targets, whole.calibrator = self.all_targets, self.ensemble.calibrator
+        whole.targets, whole.calibrator, whole.ignore = self.all_targets, self.ensemble.calibrator, self.ignore
         return whole
 
 

@@ -46,7 +46,8 @@ class Prediction:
 
     Pass either `logits` or `probs` for classification: ``[M, N, K, ...]`` for task 'classes' (`class_axis` is the class axis of
     one member's output), ``[M, N, ...]`` for 'binary' and 'multilabel'. Pass `mean`, and `variance` if there is one, for
-    regression: ``[M, N, ...]``. Further axes are pixels or tokens. `targets` ``[N, ...]`` are optional.
+    regression: ``[M, N, ...]``. Further axes are pixels or tokens. `targets` ``[N, ...]`` are optional; a label `ignore` marks
+    entries of them that do not count, as -100 always does.
 
     >>> pred = Prediction(logits=torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]))
     >>> pred
@@ -54,6 +55,9 @@ class Prediction:
     >>> pred.labels.tolist(), pred.disagreement.tolist()
     ([0, 0], [0.0, 1.0])
     """
+
+    ignore: int | None = None
+    """Label of targets that do not count, besides -100; `predict` takes it from the dataset."""
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Prediction:
         task: str | None = None,
         class_axis: int = 1,
         targets: Any = None,
+        ignore: int | None = None,
         calibrator: Calibrator | None = None,
     ) -> None:
         arguments = {"logits": logits, "probs": probs, "mean": mean, "variance": variance}
@@ -81,6 +86,7 @@ class Prediction:
             }
         for name, value in values.items():
             check_values(name, value, self.task)
+        self.ignore = ignore
         self.calibrator = calibrator
         self.temperature = 1.0
         if calibrator is not None:
@@ -252,10 +258,12 @@ class Prediction:
     @classmethod
     def cat(cls, parts: Sequence[Prediction]) -> Prediction:
         """Concatenates predictions of the same members along the examples."""
-        kinds = {(p.task, p.count, p.calibrator, *p._values, p.shape[1:], p.task in CLASSES and p.classes) for p in parts}
+        kinds = {
+            (p.task, p.count, p.calibrator, p.ignore, *p._values, p.shape[1:], p.task in CLASSES and p.classes) for p in parts
+        }
         if len(kinds) != 1:
             raise InputError(
-                "cat needs predictions of the same task, members, calibrator and shape"
+                "cat needs predictions of the same task, members, calibrator, ignored label and shape"
                 + (f"; parts= mixes {len(kinds)} different kinds" if kinds else ", but parts= is empty")
             )
         targets = [part.targets for part in parts]
@@ -294,6 +302,7 @@ class Prediction:
     def to_tensors(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns the settings (for JSON) and the tensors from which `from_tensors` rebuilds this prediction."""
         about = {"task": self.task, "count": self.count, "temperature": self.temperature, "members": self.has_members}
+        about["ignore"] = self.ignore
         about["calibrator"] = None if self.calibrator is None else self.calibrator.settings()
         repeated = {"probs"} if "logs" in self._computed else set()
         tensors = self._values or {name: value for name, value in self._computed.items() if name not in repeated}
@@ -307,7 +316,7 @@ class Prediction:
             new = cls(**values, task=about["task"], targets=tensors.get("targets"))  # type: ignore[arg-type]
         else:
             new = cls.of_moments(about["task"], about["count"], values, tensors.get("targets"))
-        new.temperature = float(about["temperature"])
+        new.temperature, new.ignore = float(about["temperature"]), about.get("ignore")
         new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
         return new
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | None = None) -> Tensor:
-    """Returns the targets in the shape of the prediction; class labels as int64, with `ignore` replaced by −1.
+    """Returns the targets in the shape of the prediction; class labels as int64, with −100 and `ignore` replaced by −1.
 
-    `targets` defaults to `prediction.targets`, the targets of the predicted dataset.
+    `targets` and `ignore` default to those of the prediction, which are those of the predicted dataset.
     """
     if targets is None and prediction.targets is None:
         raise InputError("there are no targets: pass targets=, or predict a dataset of pairs (input, target)")
@@ -31,7 +31,7 @@ def checked_targets(prediction: Prediction, targets: Any = None, ignore: int | N
     if prediction.task not in CLASSES:
         check_finite(tensor)
         return tensor.double() if tensor.dtype == torch.float64 else tensor.float()
-    return as_classes(tensor, prediction.classes, ignore)
+    return as_classes(tensor, prediction.classes, prediction.ignore if ignore is None else ignore)
 
 
 def check_prediction(value: Any, verb: str) -> None:

@@ -102,7 +102,7 @@ def combine(members: Tensor, task: str, factor: float = 1.0) -> Tensor:
 class Average(nn.Module):
     """A module that returns the mixture of an ensemble's members in the form of one network's output."""
 
-    def __init__(self, ensemble: Ensemble, output: str | None, class_axis: int = 1) -> None:
+    def __init__(self, ensemble: Ensemble, output: str | None, class_axis: int) -> None:
         super().__init__()
         self.ensemble = ensemble
         self.output = output

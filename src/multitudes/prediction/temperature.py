@@ -131,7 +131,7 @@ def calibrate(
 
     targets   labels or numbers ``[N, ...]``; by default those of the predicted dataset
     of        "mixture" for one temperature or factor of the ensemble, "members" for one temperature per member
-    ignore    the label of entries that do not count
+    ignore    the label of entries that do not count, besides -100; by default the prediction's, from its dataset
 
     >>> calibrator = mt.calibrate(mt.predict(ens, validation))            # doctest: +SKIP
     >>> ens.calibrator = calibrator                                       # doctest: +SKIP

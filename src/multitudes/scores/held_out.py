@@ -30,7 +30,7 @@ def threshold(
     targets   labels ``[N, ...]``; by default those of the predicted dataset
     error     the largest allowed share of errors among answered examples; returns the lowest threshold that allows it
     coverage  the smallest share of examples to answer; returns the highest threshold that reaches it
-    ignore    the label of entries that do not count
+    ignore    the label of entries that do not count, besides -100; by default the prediction's, from its dataset
 
     >>> answered = mt.predict(ens, test)                                  # doctest: +SKIP
     >>> answered[answered.confidence >= mt.threshold(held_out, error=0.01)]  # doctest: +SKIP

@@ -46,7 +46,7 @@ def score(
     bins       the number of bins of the calibration errors
     drop       leaves bins with at most this many examples out of ECE and MCE. The EMP paper uses bins=20, drop=5
     level      the probability of the intervals that coverage and width are computed for
-    ignore     the label of entries that do not count
+    ignore     the label of entries that do not count, besides -100; by default the prediction's, from its dataset
     intervals  the number of bootstrap samples for 95 % confidence intervals; 0 for no intervals
     seed       the seed of the bootstrap
 

@@ -6,17 +6,19 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from multitudes.data.dataset import ignore_of
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.shell.jobs import Job
+from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import optimizer_for
 from multitudes.training.feed import Feed
-from multitudes.training.losses import CRITERIA
+from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.recipe import Recipe
 
 UNITS = {
@@ -60,7 +62,7 @@ class Budget:
         """Returns the number of whole epochs that this ensemble can train within the budget. Raises if it is below one."""
         if self.unit == "epochs":
             return int(self.amount)
-        steps = max(1, len(job.train) // recipe.batch)
+        steps = max(1, len(job.train) // recipe.batch)  # type: ignore[arg-type]
         cost = steps * (_seconds(ensemble, job, recipe) if self.unit == "seconds" else _operations(ensemble, job, recipe))
         if cost > self.amount:
             name = type(ensemble.method).__name__
@@ -78,10 +80,10 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def _step(ensemble: Ensemble, job: Job, feed: Feed, optimizer: torch.optim.Optimizer) -> None:
+def _step(ensemble: Ensemble, criterion: TaskCriterion, feed: Feed | LoaderFeed, optimizer: torch.optim.Optimizer) -> None:
     """Runs one training step of the method. The caller restores the weights."""
     inputs, targets = next(feed.epoch(0))
-    ensemble.loss(inputs, targets, CRITERIA[job.task], per_member=feed.own).backward()
+    ensemble.loss(inputs, criterion.mark_ignored(targets), criterion, per_member=feed.own).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -89,22 +91,16 @@ def _step(ensemble: Ensemble, job: Job, feed: Feed, optimizer: torch.optim.Optim
 def _measured(ensemble: Ensemble, job: Job, recipe: Recipe, measure: Measure) -> float:
     """Applies `measure` to a training step, then restores weights, mode and random state of the ensemble."""
     device = next(ensemble.parameters()).device
-    feed = Feed(
-        job.train,
-        batch=recipe.batch,
-        seed=0,
-        members=ensemble.members,
-        own=recipe.batches == "own",
-        device=device,
-        augment=recipe.augment,
-    )
+    feed = feed_for(ensemble, job.train, replace(recipe, seed=0, accumulate=1), device, None)
+    axis: Any = ensemble.class_axis
+    criterion = TaskCriterion(ensemble.task, class_axis=axis, ignore=ignore_of(job.train))
     weights = {name: value.clone() for name, value in ensemble.state_dict().items()}
     generator, training = ensemble.generator.get_state(), ensemble.training
     with torch.random.fork_rng():
         try:
             ensemble.train()
             optimizer = optimizer_for(ensemble, recipe, device)
-            return measure(lambda: _step(ensemble, job, feed, optimizer))
+            return measure(lambda: _step(ensemble, criterion, feed, optimizer))
         finally:
             ensemble.load_state_dict(weights)
             ensemble.generator.set_state(generator)

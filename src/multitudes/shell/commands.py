@@ -255,9 +255,9 @@ def predict(
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
     calibrator = calibrator_of(run, job.epoch) if calibrated else None
     ensemble = load_ensemble(run, job, told)
-    prediction = run_ensemble(ensemble, datasets[data], tau_output=job.tau_output).in_original_units(job.test)
+    prediction = job.in_original_units(run_ensemble(ensemble, datasets[data], tau_output=job.tau_output))
     prediction = prediction if calibrator is None else prediction.calibrated(calibrator)
-    save_prediction(prediction, out, job.test.classes, with_targets=data not in job.ood)
+    save_prediction(prediction, out, job.classes, with_targets=data not in job.ood)
     if as_json:
         _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
     else:
@@ -365,14 +365,19 @@ def report(
 
 @app.command()
 def plan(
-    factory: Annotated[str, typer.Argument(help="MODULE:FACTORY, a function that returns your network")],
+    factory: Annotated[
+        str | None, typer.Argument(help="MODULE:FACTORY, a function that returns your network; default: that of --job")
+    ] = None,
     example: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="shape of an input, batch first: 2,3,32,32. With a type, and for ids the number of different ones: "
-            "8x16:int64:30000. Repeat it for several inputs; NAME=SHAPE for one that is passed by name"
+            "8x16:int64:30000. Repeat it for several inputs; NAME=SHAPE for one that is passed by name. Default: of --job"
         ),
-    ],
+    ] = None,
+    job_name: Annotated[
+        str | None, typer.Option("--job", help=f"network and data: {JOB_NAMES}", autocompletion=_complete_job)
+    ] = None,
     method: Method = "packed",
     as_json: Json = False,
 ) -> None:
@@ -380,14 +385,26 @@ def plan(
 
     multitudes plan mynets:make --example 2,3,32,32 --method 'packed(alpha=2)'
 
+    multitudes plan --job myjob:job --method 'packed(alpha=2)'
+
     multitudes plan mynets:bert --example 8x16:int64:30000 --example mask=8x16:bool
     """
+    if job_name is None and (factory is None or not example):
+        missing = "MODULE:FACTORY" if factory is None else "--example"
+        raise InputError(f"{missing} is missing: type MODULE:FACTORY with --example, or --job MODULE:FUNCTION")
+
     from multitudes.conversion.convert import plan as make_plan
     from multitudes.shell import parse
+    from multitudes.shell.jobs import find_job
     from multitudes.shell.steps import make_network
 
-    inputs = parse.example(example)
-    made = make_plan(make_network(factory), parse.method(method), inputs)
+    inputs = parse.example(example) if example else None
+    job = None if job_name is None else find_job(job_name)
+    network = job.network() if job is not None and factory is None else make_network(str(factory))
+    if job is None:
+        made = make_plan(network, parse.method(method), inputs)
+    else:
+        made = make_plan(network, job.method(method), job.example if inputs is None else inputs, output=job.output)
     if as_json:
         entries = {kind: [entry.name for entry in getattr(made, kind)] for kind in ("converted", "shared", "refused")}
         _print_json({"method": repr(made.method), **entries})

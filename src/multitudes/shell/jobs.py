@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from multitudes import data, models
+from multitudes.conversion.convert import ensemble as convert
 from multitudes.data import Data
+from multitudes.engine.call_form import LABELS
+from multitudes.engine.inputs import Inputs
+from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Method
+from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import Settings, check_value, explained
@@ -30,7 +36,8 @@ class Job(Settings):
     """A network and datasets to compare methods on.
 
     To use your own, write a function that returns a Job and type `--job MODULE:FUNCTION`; `multitudes init` writes one to
-    start from. Datasets may be Data, or torch datasets of pairs (input, target) with one input.
+    start from. Datasets may be Data, or torch datasets of pairs (input, target); where the network takes several inputs, torch
+    datasets as `mt.fit` takes them: TensorDataset(x1, x2, y), pairs ((x1, x2), y), items {"x1": ..., "x2": ..., "labels": ...}.
     """
 
     name: str
@@ -39,20 +46,20 @@ class Job(Settings):
     network: Callable[[], nn.Module]
     """Makes the network that methods turn into ensembles."""
 
-    train: Data
+    train: Data | Dataset[Any]
     """Dataset that methods are trained on."""
 
-    test: Data
+    test: Data | Dataset[Any]
     """Dataset that methods are scored on."""
 
-    validation: Data | None = None
+    validation: Data | Dataset[Any] | None = None
     """Dataset on which the best epoch is chosen and a temperature is fitted, which the page shows beside the scores without it,
     and which `predict --calibrated` and `score --calibrated` apply. None: the last epoch is used, without a temperature."""
 
     epoch: Literal["best", "last"] = "best"
     """Which epoch the scores are of. With a validation set the report shows the other one beside it."""
 
-    ood: Mapping[str, Data] = field(default_factory=dict)
+    ood: Mapping[str, Data | Dataset[Any]] = field(default_factory=dict)
     """Out-of-distribution sets by name. They have the normalisation of training: `data.notmnist("test").like(train)`."""
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -60,6 +67,12 @@ class Job(Settings):
 
     task: str = "classes"
     """What the network's outputs mean: "classes", "binary", "multilabel", "gaussian" or "regression", as in `mt.ensemble`."""
+
+    output: str | int | None = None
+    """The one output of the network that counts, if it returns several: its name or place, as in `mt.ensemble`."""
+
+    class_axis: int | None = None
+    """The axis of the classes in the network's output: 1, or -1 for tokens ``[B, T, K]``, as in `mt.ensemble`."""
 
     tau_output: float | None = None
     """For task "regression", the precision of an observation in the targets' own units, with which all methods score `nll`."""
@@ -91,12 +104,16 @@ class Job(Settings):
         self._check_normalisation()
         if self.corruptions and self.task not in CLASSES:
             raise InputError(f"corruptions= need a classification, but the task is {self.task}: leave corruptions= out")
+        if self.corruptions and not self.has_images:
+            raise InputError("corruptions= are for images, and the inputs of test= are none: leave corruptions= out")
 
     def _check_normalisation(self) -> None:
         """Refuses a dataset that is normalised otherwise than train: the network would see other inputs than in training."""
         sets = {"validation": self.validation, "test": self.test, **{f"ood[{name!r}]": one for name, one in self.ood.items()}}
         for name, dataset in sets.items():
-            if dataset is not None and not _same_normalisation(dataset, self.train):
+            if not isinstance(dataset, Data) or not isinstance(self.train, Data):
+                continue
+            if not _same_normalisation(dataset, self.train):
                 mine, trained = (f"mean {_numbers(one.mean)}, std {_numbers(one.std)}" for one in (dataset, self.train))
                 raise InputError(
                     f"{name} is normalised otherwise than train: {mine}; in train {trained}. Type {dataset.name}.like(train), "
@@ -104,9 +121,36 @@ class Job(Settings):
                 )
 
     @property
-    def example(self) -> Tensor:
+    def example(self) -> Any:
         """The first two test inputs."""
-        return self.test.batch(slice(0, 2))[0]
+        return self.inputs(2)
+
+    def inputs(self, count: int) -> Any:
+        """Returns the first test inputs as a batch: a tensor, or for several inputs what the dataset has, without targets."""
+        if isinstance(self.test, Data):
+            return self.test.batch(slice(0, count))[0]
+        return _without_targets(next(iter(DataLoader(self.test, count))))
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """The names of the classes, if the test set has them."""
+        return self.test.classes if isinstance(self.test, Data) else None
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the test inputs are images ``[C, H, W]``."""
+        return is_of_images(self.test)
+
+    def ensemble(self, method: Method, seed: int, network: nn.Module | None = None) -> Ensemble:
+        """Converts the job's network, or another one, and moves it to the GPU if there is one."""
+        torch.manual_seed(seed)
+        options: dict[str, Any] = {"task": self.task, "output": self.output, "class_axis": self.class_axis}
+        made = convert(self.network() if network is None else network, method, self.example, seed=seed, **options)
+        return made.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def in_original_units(self, prediction: Prediction) -> Prediction:
+        """Undoes the standardisation of the test set's targets, if they are standardised."""
+        return prediction.in_original_units(self.test) if isinstance(self.test, Data) else prediction
 
     def method(self, text: str) -> Method:
         """Makes a method from its text in the shell, with this job's settings as defaults."""
@@ -118,8 +162,13 @@ class Job(Settings):
         return sorted(methods_by_name(), key=lambda name: (name != "single", name))
 
 
+def is_of_images(dataset: Any) -> bool:
+    """Whether the inputs of a dataset are images ``[C, H, W]``."""
+    return isinstance(dataset, Data) and len(dataset.shape) == 3
+
+
 def _as_data(name: str, dataset: Any) -> Any:
-    """Returns a dataset of pairs as Data; None stays None."""
+    """Returns a dataset of pairs as Data; None, and a dataset of several inputs, stay as they are."""
     if dataset is None or isinstance(dataset, Data):
         return dataset
     if isinstance(dataset, (Tensor, str, Mapping)) or not hasattr(dataset, "__getitem__"):
@@ -127,21 +176,30 @@ def _as_data(name: str, dataset: Any) -> Any:
             f"{name} must be a dataset, not a {type(dataset).__name__}: multitudes.data.Data(inputs, targets), or a torch "
             "dataset of pairs"
         )
-    if hasattr(dataset, "__len__") and len(dataset) and _has_several_inputs(dataset[0]):
-        raise InputError(
-            f"{name} has items of several inputs, and a Job takes one input: join the inputs in one tensor, which your network "
-            "takes apart, or use mt.fit and mt.predict in Python, which take such datasets as they are"
-        )
-    return data.of(dataset)
+    several = hasattr(dataset, "__len__") and len(dataset) and _has_several_inputs(dataset[0])
+    return dataset if several else data.of(dataset)
 
 
 def _has_several_inputs(item: Any) -> bool:
-    """Whether an item of a dataset is (input, input, target), or ((input, input), target)."""
+    """Whether an item of a dataset is (input, input, target), ((input, input), target), (Inputs, target) or a dict."""
+    if isinstance(item, Mapping):
+        return True
     if not isinstance(item, (tuple, list)) or len(item) < 2:
         return False
     first = item[0]
     parts = isinstance(first, (tuple, list)) and any(hasattr(one, "shape") for one in first)
-    return len(item) > 2 or parts or isinstance(first, Mapping)
+    return len(item) > 2 or parts or isinstance(first, (Mapping, Inputs))
+
+
+def _without_targets(batch: Any) -> Any:
+    """Returns the inputs of a batch of several: a tuple, dict or Inputs, as `mt.ensemble` takes an example."""
+    if not isinstance(batch, Mapping):
+        return batch[0] if len(batch) == 2 else tuple(batch[:-1])
+    keys = [key for key in LABELS if key in batch]
+    if len(keys) != 1:
+        found = f"{' and '.join(keys)}, and" if keys else "no targets:"
+        raise InputError(f"items of test= have {found} a Job takes one of {', '.join(LABELS)}: they have {', '.join(batch)}")
+    return {key: value for key, value in batch.items() if key != keys[0]}
 
 
 def _same_normalisation(one: Data, other: Data) -> bool:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from multitudes.files.old_settings import current_metrics
 from multitudes.report.row import Row
 from multitudes.shell.trial import Trial
 
@@ -73,7 +74,7 @@ def _progress(trial: Trial) -> tuple[dict[str, Any], int]:
         epochs = int(json.loads((trial.folder / "config.json").read_text(encoding="utf-8"))["recipe"]["epochs"])
         with contextlib.suppress(OSError, ValueError, IndexError):
             metrics = json.loads((trial.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-            return metrics | ({"val_nll": -metrics["val_lpd"]} if "val_lpd" in metrics else {}), epochs
+            return current_metrics(metrics), epochs
         return {}, epochs
     return {}, 0
 

@@ -83,7 +83,9 @@ def _scored_epochs(run: Run, job: Job) -> Row:
 def _scored_once(ensemble: Ensemble, job: Job, test: Prediction, shift: Shifted) -> Row:
     """Scores predictions of the test set and of corrupted images, predicts out-of-distribution sets, measures the cost."""
     ood = {name: predicted(ensemble, data, job) for name, data in job.ood.items()}
-    batch = job.test.batch(slice(0, COST_BATCH))[0].to(next(ensemble.parameters()).device)
+    device = next(ensemble.parameters()).device
+    call = ensemble.call_form.inputs(job.inputs(COST_BATCH))
+    batch = call.refill([tensor.to(device) for tensor in call.tensors()])
     return Row(
         name=job.name,
         method=repr(ensemble.method),
@@ -99,6 +101,7 @@ def corrupted(job: Job) -> Mapping[str, Mapping[int, Data]]:
     """Returns the job's test images under each of its corruptions, by name and severity; cached for a sweep's other trials."""
     if not job.corruptions:
         return {}
+    assert isinstance(job.test, Data)
     clean = job.test.subset(range(min(job.corrupted, len(job.test)))).in_memory()
     assert isinstance(clean.inputs, Tensor)
     return {
@@ -107,9 +110,9 @@ def corrupted(job: Job) -> Mapping[str, Mapping[int, Data]]:
     }
 
 
-def predicted(ensemble: Ensemble, data: Data, job: Job) -> Prediction:
+def predicted(ensemble: Ensemble, data: Any, job: Job) -> Prediction:
     """Predicts a dataset, in the original units of the job's targets."""
-    return predict(ensemble, data, progress=False, tau_output=job.tau_output).in_original_units(job.test)
+    return job.in_original_units(predict(ensemble, data, progress=False, tau_output=job.tau_output))
 
 
 def _losses(scores: Scores) -> Tensor | None:

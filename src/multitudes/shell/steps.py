@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from multitudes.conversion.convert import ensemble as convert
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError
 from multitudes.files.ensemble_file import load
 from multitudes.prediction.temperature import Calibrator
 from multitudes.report import report
 from multitudes.report.row import Row, load_rows, without_row
-from multitudes.shell.jobs import Job, find_job
+from multitudes.shell.jobs import Job, find_job, is_of_images
 from multitudes.shell.parse import import_by_name
 from multitudes.shell.scoring import COST_BATCH, scored_row
 from multitudes.shell.told import FILE, Told, check_one_run, remove_run
@@ -40,9 +39,7 @@ def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ense
     """Converts the job's network, or the one that `factory` names, and moves it to the GPU if there is one."""
     made = job.method(method)
     torch.manual_seed(seed)
-    network = job.network() if factory is None else make_network(factory)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return convert(network, made, job.example, seed=seed, task=job.task).to(device)
+    return job.ensemble(made, seed, None if factory is None else make_network(factory))
 
 
 def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = False) -> tuple[Run, Row]:
@@ -137,11 +134,12 @@ def write_report(folders: Sequence[Path], out: Path, job: Job | None, title: str
             notes.append(f"there are no images and class names, since the runs' job cannot be made: {error}. Give --job")
     options: dict[str, Any] = {}
     if job is not None:
-        options = {"classes": job.test.classes, "title": _title(rows, job)}
+        options = {"classes": job.classes, "title": _title(rows, job)}
         shown = _images(rows, job)
         options.update(shown)
-        if len(job.test.shape) == 3 and not shown:
-            notes.append(f"there are no images: the test set of the job has {len(job.test)}, and the runs predicted others")
+        if job.has_images and not shown:
+            count = len(job.test)  # type: ignore[arg-type]
+            notes.append(f"there are no images: the test set of the job has {count}, and the runs predicted others")
     if title is not None:
         options["title"] = title
     return Page(report(rows, out, **options), notes)
@@ -149,12 +147,13 @@ def write_report(folders: Sequence[Path], out: Path, job: Job | None, title: str
 
 def _images(rows: Sequence[Row], job: Job) -> dict[str, Any]:
     """Returns the images of the job's sets as options of `report`: of those sets with one image for each prediction."""
-    if len(job.test.shape) != 3 or any(row.prediction is None or len(row.prediction) != len(job.test) for row in rows):
+    test: Any = job.test
+    if not job.has_images or any(row.prediction is None or len(row.prediction) != len(test) for row in rows):
         return {}
-    far = {name: data for name, data in job.ood.items() if len(data.shape) == 3}
+    far: dict[str, Any] = {name: data for name, data in job.ood.items() if is_of_images(data)}
     fitting = {name: data for name, data in far.items() if all(len(row.ood.get(name, ())) == len(data) for row in rows)}
     ood = {name: data.raw(slice(None)) for name, data in fitting.items()}
-    return {"images": job.test.raw(slice(None)), "ood_images": ood}
+    return {"images": test.raw(slice(None)), "ood_images": ood}
 
 
 def _title(rows: Sequence[Row], job: Job) -> str:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from multitudes.conversion.convert import ensemble as convert
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError
 from multitudes.method import Method
@@ -65,9 +62,7 @@ class Trial:
         return row
 
     def _train_and_score(self, job: Job) -> Row:
-        torch.manual_seed(self.seed)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        ensemble = convert(job.network(), self.method, job.example, seed=self.seed, task=job.task).to(device)
+        ensemble = job.ensemble(self.method, self.seed)
         recipe = replace(job.recipe, seed=self.seed)
         recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, job, recipe)))
         self._check_epochs(recipe.epochs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from multitudes.data.augment import Augment as Augmentation
 from multitudes.data.batches import ONE_TENSOR, Unpack, unpack_batch
@@ -141,6 +141,10 @@ class Feed(Reader):
         """Returns the number of rows of a whole step of so many parts, over all processes."""
         return self.size * parts
 
+    def rows_in(self, batches: int) -> int:
+        """Returns the number of rows of so many batches, over all processes."""
+        return self.size * batches
+
     def example(self, epoch: int, batch: int, m: int, row: int) -> int:
         """Returns the number of an example in the training set, from its row in member m's share of a batch of an epoch."""
         return int(self._pieces(epoch, m % self.orders, None)[batch][row])
@@ -199,8 +203,9 @@ def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
 
 
 def _is_set(one: Any) -> bool:
-    """Checks whether an entry of a list is a dataset, not an example."""
-    return hasattr(one, "__getitem__") and hasattr(one, "__len__") and not isinstance(one, (tuple, list, str, Tensor, Mapping))
+    """Checks whether an entry of a list is a dataset, not an example or an array."""
+    indexed = hasattr(one, "__getitem__") and hasattr(one, "__len__") and not hasattr(one, "__array__")
+    return indexed and not isinstance(one, (tuple, list, str, Tensor, Mapping))
 
 
 def _sets(data: Any, members: int) -> list[Any]:
@@ -225,25 +230,6 @@ def _sets(data: Any, members: int) -> list[Any]:
             f"cannot train on a {type(data).__name__}: give a dataset with a length, as TensorDataset(x, y), or a DataLoader"
         )
     return [data]
-
-
-def ignore_of(data: Any) -> int | None:
-    """Returns the `ignore` label of the datasets, or None. Raises an error if datasets have different ones."""
-    labels = {one.ignore for one in _data_of(data)}
-    if len(labels) > 1:
-        shown = " and ".join(sorted(map(str, labels)))
-        raise InputError(f"datasets ignore different labels, {shown}: pass one for all, fit(..., ignore=...)")
-    return next(iter(labels), None)
-
-
-def _data_of(data: Any) -> list[Data]:
-    """Returns each Data inside a dataset, a subset or a list of them."""
-    if isinstance(data, Data):
-        return [data]
-    if isinstance(data, (Subset, DataLoader)):
-        return _data_of(data.dataset)
-    parts = data if isinstance(data, (list, tuple)) else data.datasets if isinstance(data, ConcatDataset) else ()
-    return [one for part in parts if isinstance(part, Dataset) for one in _data_of(part)]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from multitudes.data.batches import Unpack
+from multitudes.data.dataset import ignore_of
 from multitudes.engine.seeds import kept_randomness, seed_all
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -21,7 +22,7 @@ from multitudes.settings import Count, above, check_value
 from multitudes.terminal import bar, curve
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import device_of, optimizer_for
-from multitudes.training.feed import ignore_of, seed_of
+from multitudes.training.feed import seed_of
 from multitudes.training.fit_arguments import check_ensemble
 from multitudes.training.loader_feed import feed_for
 from multitudes.training.one_vs_all import recipe_loss
@@ -88,7 +89,7 @@ def find_lr(
     criterion   loss(output, target) with mean reduction; by default the recipe's loss
     unpack      function that takes a batch apart into (input, targets)
     output      name of the output tensor, if the model returns several
-    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`
     progress    whether to show a progress bar; by default only in a terminal
     """
@@ -101,7 +102,8 @@ def find_lr(
         raise InputError(f"low={low:g} must be below high={high:g}")
     ignore = ignore_of(train) if ignore is None else ignore
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
-    loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
+    axis = ensemble.class_axis if class_axis is None else class_axis
+    loss = TaskCriterion(ensemble.task, criterion, output, axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     rates = [low * (high / low) ** (step / max(steps - 1, 1)) for step in range(steps)]
     with kept_randomness(), bar("find_lr", steps, progress, "steps") as tell:

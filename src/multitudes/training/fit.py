@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from multitudes.data.batches import Unpack
+from multitudes.data.dataset import ignore_of
 from multitudes.engine import tree
 from multitudes.engine.seeds import seed_all
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import save
+from multitudes.files.old_settings import current_metrics
 from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
@@ -35,7 +37,7 @@ from multitudes.training.fabric import (
     replay_log,
     torch_settings,
 )
-from multitudes.training.feed import Feed, explain_single_rows, ignore_of, seed_of
+from multitudes.training.feed import Feed, explain_single_rows, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
 from multitudes.training.fit_arguments import check_ensemble, check_held_out, check_units, checked_callbacks, checked_recipe
@@ -66,6 +68,8 @@ class Run:
     """Number of epochs done."""
     stopped: str = ""
     """Why training ended before the last epoch: the patience ran out, or a callback said so; "" if it did not."""
+    left_out: int = 0
+    """Number of examples that each epoch leaves out, others each time: those after the last whole step."""
     path: Path | None = None
 
     def use_best(self) -> Ensemble:
@@ -78,6 +82,7 @@ class Run:
 
     def __repr__(self) -> str:
         parts = [str(self.ensemble.method), f"{self.done} of {self.recipe.epochs} epochs"]
+        parts += [f"{self.left_out} examples left out of each"] if self.left_out else []
         parts += [] if self.best_epoch is None else [f"best epoch {self.best_epoch}"]
         last = self.metrics[-1] if self.metrics else {}
         names = {"loss": _loss_name(self.ensemble), **{name: name for name in last if name.startswith("val_")}}
@@ -145,7 +150,8 @@ def fit(
     progress    whether to show a progress bar; by default only in a terminal
     unpack      function that takes a batch of the dataloader apart into (input, targets)
     output      name of the output tensor for the task's criterion and the validation, if the model returns several
-    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``
+    class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's, and
+                remembered there for `predict`
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
                 it affects only the validation: your criterion must ignore these entries itself
     calibrate   fits `ens.calibrator` on val after training: temperature, or factor of the variances. `run.use_best()` and
@@ -157,10 +163,12 @@ def fit(
     check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
+    class_axis = ensemble.class_axis if class_axis is None else class_axis
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
     loss.from_recipe = recipe_loss(recipe, ensemble.task, criterion)
     validator = None if val is None else Validator(val, loss, unpack)
     check_held_out(ensemble, recipe, validator, calibrate)
+    ensemble.class_axis = class_axis
     folder = None if out is None else RunFolder(out)
     given = OwnParts(optimizer, scheduler, scheduler_by)
     with folder or contextlib.nullcontext(), torch_settings(recipe), _same_layout(ensemble):
@@ -275,7 +283,7 @@ class _Setup:
         if text and not self.has_warned:
             self.has_warned = True
             self.log(text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
 
     @property
     def is_first(self) -> bool:
@@ -328,6 +336,7 @@ def _set_up(
     guard = StepGuard(ensemble, recipe, feed, criterion, fabric, optimizer.optimizer)
     watch = LossWatch(ensemble, criterion)
     setup = _Setup(run, net, optimizer, fabric, feed, criterion, validator, folder, average, best, guard, watch, schedule)
+    run.left_out = feed.count - feed.rows_in(setup.steps * recipe.accumulate)
     setup.own_optimizer = given.optimizer is not None
     if validator is not None:
         validator.check(ensemble)
@@ -365,6 +374,9 @@ def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
     if not restored:
         size = f"{setup.steps} steps on {setup.feed.count} examples"
         setup.log(f"{ensemble.method}: {recipe.epochs} epochs of {size}, {setup.fabric.device}")
+        if setup.run.left_out:
+            count = f"{setup.run.left_out} of {setup.feed.count} examples"
+            setup.log(f"each epoch leaves out {count}, others each time: they do not fill a step")
         _save(setup, folder, 0)
 
 
@@ -377,6 +389,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     run.ensemble.train()
     total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()
     below = _curves(run.metrics)
+    without = f" without {run.left_out} of {setup.feed.count} examples" if run.left_out else ""
     batches = setup.feed.epoch(epoch)
     setup.guard.start_epoch(epoch, f"; the folder has the checkpoint of epoch {run.done}" if setup.folder and run.done else "")
     for step in range(steps):
@@ -392,7 +405,11 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             setup.guard.look()
             setup.warn_once(setup.watch.look(float(loss), epoch, step + 1))
             speed = f"{(step + 1) / (time.perf_counter() - start):.1f}"
-            shown = {"epoch": f"{epoch}/{recipe.epochs}", _loss_name(run.ensemble): f"{float(loss):.4f}", "steps/s": speed}
+            shown = {
+                "epoch": f"{epoch}/{recipe.epochs}{without}",
+                _loss_name(run.ensemble): f"{float(loss):.4f}",
+                "steps/s": speed,
+            }
             tell(0, below=below, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
@@ -535,7 +552,7 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
             "To choose by the task's proper score, start a new run"
         )
     run.done, run.best_epoch, run.best_state = int(about["epoch"]), setup.best.epoch, setup.best.state or None
-    run.metrics = about["metrics"]
+    run.metrics = [current_metrics(line) for line in about["metrics"]]
     if setup.is_first:
         folder.write_metrics(run.metrics)  # the file may be damaged, or behind the checkpoint
         replay_log(setup.fabric, run.metrics)

@@ -100,6 +100,10 @@ class LoaderFeed(Reader):
         """Returns the number of rows of a whole step of so many parts, over all processes."""
         return count_rows(call, self.batch_axis) * parts * self.ranks
 
+    def rows_in(self, batches: int) -> int:
+        """Returns about the number of rows of so many batches, over all processes."""
+        return self.count * batches // self.batches
+
     def example(self, epoch: int, batch: int, m: int, row: int) -> int | None:
         """Returns None: a dataloader does not say which examples are in a batch."""
         return None

@@ -40,7 +40,8 @@ class Recipe(Settings):
     """How to train: for `mt.fit(ens, train, Recipe(epochs=75, lr=0.05))`."""
 
     epochs: Count = 10
-    """Passes over the training set, each in another order. A pass drops the examples after its last whole batch."""
+    """Passes over the training set, each in another order. A pass leaves out the examples after its last whole
+    batch, others each time: `run.left_out` says how many."""
 
     batch: Count = 128
     """Examples of one optimiser step, over all processes and accumulated parts."""
@@ -121,9 +122,9 @@ class Recipe(Settings):
     """Best epoch by the ensemble's validation score, or for each member by its own (only if members share no weights). The
     score is `best_by`."""
 
-    best_by: Literal["nll", "accuracy", "lpd", "rmse"] | None = None
-    """Score that makes an epoch the best: the lowest NLL, the highest accuracy, the highest log density (LPD), or the lowest
-    RMSE. None takes the task's proper score: NLL for labels, LPD for numbers with a variance, otherwise RMSE."""
+    best_by: Literal["nll", "accuracy", "rmse"] | None = None
+    """Score that makes an epoch the best: the lowest NLL, the highest accuracy, or the lowest RMSE. None takes the task's
+    proper score: NLL for labels and for numbers with a variance, otherwise RMSE."""
 
     patience: Count | None = None
     """Stops training after so many epochs in a row without a better validation score (`best_by`); needs val=. None trains for

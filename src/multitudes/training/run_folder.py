@@ -25,7 +25,7 @@ from torch import Tensor
 
 from multitudes.engine.sharding import full_tensor, shard_like
 from multitudes.errors import FileError
-from multitudes.files.old_settings import current_settings
+from multitudes.files.old_settings import current_score, current_settings
 from multitudes.storage import UNFINISHED, load_tensors, save_tensors, write
 from multitudes.training.recipe import Recipe
 
@@ -121,6 +121,8 @@ class RunFolder:
             there = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(there, dict) and isinstance(there.get("settings"), dict):
                 there["settings"] = current_settings(str(there.get("method")), there["settings"])
+            if isinstance(there, dict) and isinstance(recipe := there.get("recipe"), dict) and "best_by" in recipe:
+                recipe["best_by"] = current_score(recipe["best_by"])
             old = _flat(there)
         except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from multitudes.data.batches import Unpack, batched
-from multitudes.data.dataset import Data
+from multitudes.data.dataset import Data, ignore_of
 from multitudes.data.labels import IGNORED, UNLABELLED, as_classes, check_finite, first_not_finite, labelled
 from multitudes.engine.inputs import axes, count_rows
 from multitudes.engine.sharding import full_tensor
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
+from multitudes.files.old_settings import current_score
 from multitudes.prediction.predict import predict, refuse_batches
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import checked_targets
@@ -29,7 +30,6 @@ from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.feed import ignore_of
 from multitudes.training.recipe import Recipe
 
 
@@ -135,7 +135,7 @@ class Validator:
             check_finite(targets)
             return
         marked = self.criterion.mark_ignored(targets.cpu(), maybe_probabilities=False)
-        if bool((as_classes(marked, classes, UNLABELLED) == IGNORED).all()):
+        if bool((as_classes(marked, classes, None) == IGNORED).all()):
             raise InputError("all its targets are ignored labels: give examples with other labels")
 
 
@@ -154,9 +154,9 @@ def validate(prediction: Prediction, ignore: int | None = None) -> tuple[dict[st
     scores, each = {"val_rmse": _mean(columns["squares"]) ** 0.5}, {}
     each["val_rmse"] = columns["member_squares"].double().mean(0).sqrt()
     if "log_density" in columns:
-        scores["val_lpd"] = _mean(columns["log_density"])
+        scores["val_nll"] = -_mean(columns["log_density"])
         mean, variance = (prediction.members[name].double().cpu() for name in ("mean", "variance"))
-        each["val_lpd"] = log_normal(targets.double(), mean, variance).flatten(1).mean(1)
+        each["val_nll"] = -log_normal(targets.double(), mean, variance).flatten(1).mean(1)
     return scores, each
 
 
@@ -164,7 +164,7 @@ def _mean(column: Tensor) -> float:
     return float(column.double().mean())
 
 
-RISING = {"nll": False, "accuracy": True, "lpd": True, "rmse": False}
+RISING = {"nll": False, "accuracy": True, "rmse": False}
 """The scores by which an epoch can be the best, and whether larger ones are better."""
 
 
@@ -176,10 +176,10 @@ def has_density(ensemble: Ensemble) -> bool:
 
 def score_of(ensemble: Ensemble, recipe: Recipe) -> str:
     """Returns the score that selects the best epoch: `recipe.best_by`, or the proper score of the task."""
-    densities = ["lpd"] if has_density(ensemble) else []
+    densities = ["nll"] if has_density(ensemble) else []
     known = ["nll", "accuracy"] if ensemble.task in CLASSES else [*densities, "rmse"]
     if recipe.best_by is not None and recipe.best_by not in known:
-        rest = " without variances" if recipe.best_by == "lpd" and ensemble.task == "regression" else ""
+        rest = " without variances" if recipe.best_by == "nll" and ensemble.task == "regression" else ""
         others = " or ".join(map(repr, known))
         raise InputError(f"Recipe(best_by={recipe.best_by!r}): task {ensemble.task!r}{rest} has no such score: take {others}")
     return recipe.best_by or known[0]
@@ -234,8 +234,7 @@ def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -
     start     the epochs of warm-up, which do not count
     """
     name = "nll" if score == "accuracy" else score
-    sign = -1 if RISING[name] else 1
-    values = [sign * line[f"val_{name}"] for line in history[math.ceil(start) :]]
+    values = [line[f"val_{name}"] for line in history[math.ceil(start) :]]
     if len(values) < 2:
         return ""
     *before, last = values
@@ -243,7 +242,7 @@ def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -
     if not _is_lost(last, best, name) and not (len(values) > CALM and _is_sudden(before, last, best, name)):
         return ""
     return (
-        f"the validation {name.upper()} leapt to {sign * last:.4g} in epoch {history[-1]['epoch']}, from {sign * best:.4g} at "
+        f"the validation {name.upper()} leapt to {last:.4g} in epoch {history[-1]['epoch']}, from {best:.4g} at "
         "its best: training may be diverging. Try a smaller lr, clip= or warmup= in the Recipe"
     )
 
@@ -298,4 +297,5 @@ def empty_best(ensemble: Ensemble, recipe: Recipe) -> Best:
 
 def restored_best(about: Mapping[str, Any], state: dict[str, Tensor], task: str) -> Best:
     """Returns the Best of a checkpoint. In checkpoints of runs from before `best_by`, it was chosen by accuracy or RMSE."""
-    return Best(**{"score": "accuracy" if task in CLASSES else "rmse", **about}, state=state)
+    best = Best(**{"score": "accuracy" if task in CLASSES else "rmse", **about}, state=state)
+    return replace(best, score=current_score(best.score))

@@ -16,7 +16,7 @@ has no norms, only matrices are compared. For a resized model the comparison is 
 
 A parameter that was not drawn keeps its value, since authors initialise such parameters so: a constant (zeros, ones, a layer
 scale); and, if no rule fits, one whose values repeat (an identity) or that is frozen (sines and cosines). Buffers keep their
-values too, except for running statistics, which are reset.
+values too, except for running statistics, which are reset unless the norm is frozen.
 
 Tensors that start as copies of each other, as a target network or a stored start does, start so again.
 """
@@ -192,7 +192,7 @@ def reinitialised(
         for name, part in parts:
             if isinstance(part, ParametrizationList):
                 _start_parametrization(name, part, rules)
-            if isinstance(part, _NormBase):
+            if isinstance(part, _NormBase) and not _is_frozen(part):
                 part.reset_running_stats()
                 rules.update((join_name(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
         for name, copies in copies_in(start.given).items():
@@ -224,6 +224,12 @@ def _copy_again(name: str, copies: Sequence[str], values: Mapping[str, Tensor], 
         if tensors[other].shape == value.shape and not tensors[other].is_meta and not value.is_meta:
             tensors[other].copy_(value)
             rules[other] = f"a copy of {name}, as in the given model"
+
+
+def _is_frozen(norm: nn.Module) -> bool:
+    """Whether a norm keeps its scale and shift, since they do not train: its statistics belong to them."""
+    parameters = list(norm.parameters(recurse=False))
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
 def _start_parametrization(name: str, part: ParametrizationList, rules: dict[str, str]) -> None:

@@ -279,9 +279,11 @@ def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
         floats = [tensor for tensor in inputs.tensors() if tensor.is_floating_point()]
         dtypes = {parameter.dtype for parameter in model.parameters()}
         cast = cast_advice(floats, [*dtypes] * len(floats)) if len(dtypes) == 1 and "dtype" in str(error) else ""
+        rows = "rows first: x[None] for one example"
+        rows += ", x[:, None] for images without an axis of channels" if "channels" in str(error) else ""
         raise InputError(
-            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes"
-            f"{f', {cast}' if cast else ', rows first: x[None] for one example'}"
+            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes, "
+            f"{cast or rows}"
         ) from error
 
 

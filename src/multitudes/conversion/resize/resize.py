@@ -46,7 +46,7 @@ from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import checked_example
 from multitudes.engine.modules import Factory, copy_with, named_tensors, owning_module
 from multitudes.engine.seeds import checked_seed, seeded
-from multitudes.engine.selected_output import selecting, selection_of
+from multitudes.engine.selected_output import selected, selecting, selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
@@ -86,11 +86,19 @@ class Resizing:
 
 @undisturbed
 def resize(
-    model: nn.Module | Factory, ratio: float, example: Any, *, seed: int | None = None, search_seconds: float = SECONDS
+    model: nn.Module | Factory,
+    ratio: float,
+    example: Any,
+    *,
+    seed: int | None = None,
+    search_seconds: float = SECONDS,
+    output: str | int | None = None,
 ) -> nn.Module:
     """Returns a freshly initialised model with every hidden width times `ratio`. Its attribute `resizing` lists rounded widths.
 
-    `search_seconds` limits the search for channels to remove, where the constructor is not known.
+    search_seconds  limits the search for channels to remove, where the constructor is not known
+    output          the one output that the model returns then, if it returns several: its name ("logits"), or its place in a
+                    tuple. Widths of the others may change. None returns all, and keeps their widths
 
     >>> import torch, multitudes as mt
     >>> from multitudes.models import ResNet
@@ -102,6 +110,7 @@ def resize(
     check_value("search_seconds", search_seconds, Annotated[float, above(0)])
     check_model(model)
     seed = checked_seed(seed)
+    model = selected(model, output)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     if reasons := refusals(net):
         raise ConversionError(
