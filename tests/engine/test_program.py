@@ -102,3 +102,17 @@ class TestDecisions:
             assert not torch.tensor(1) < 0
         with pytest.raises(RuntimeError, match="values decide"):
             decisions.on_meta()
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_without_values_have_the_shapes_of_those_with_values(mode: str, dtype: torch.dtype) -> None:
+    """On the meta device they are not decomposed."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False)).to(dtype)
+    inputs = mt.Inputs(torch.randn(2, 3, 8, 8, dtype=dtype))
+    with_values = Tracer(net)
+    with_values.network, with_values.on_meta = net, False
+    program, expected = Tracer(net).program(inputs, mode), with_values.program(inputs, mode)
+    assert program.outputs == expected.outputs
+    norms = [(a[0], b[0]) for n, a, b in zip(program.names, program.shapes, expected.shapes, strict=False) if "norm" in n]
+    assert len(norms) == 2 and all(a == b for a, b in norms)

@@ -20,6 +20,7 @@ from multitudes.engine import EXECUTORS, MODES, tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, take_rows
 from multitudes.engine.loop import run_loop
+from multitudes.engine.modules import detached_copy
 from multitudes.engine.proof.executors import first_members
 from multitudes.engine.proof.independence import leaks, quick_leaks
 from multitudes.engine.proof.outcome import (
@@ -188,7 +189,8 @@ def _neutral(draft: Draft) -> Iterator[Law]:
     """Compares members that start as copies, under neutral settings, with the given model."""
     neutral, example, large = draft.neutral(), draft.given.small.inputs, draft.given.small.large
     step("neutral settings")
-    engine, base = without_dropout(neutral.stack(neutral.method.members, light=draft.light)), trainable_copy(draft.given.model)
+    engine = without_dropout(neutral.stack(neutral.method.members, light=draft.light))
+    base = trainable_copy(draft.given.model if draft.light else detached_copy(draft.given.model, {}))
     for part in base.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0

@@ -30,6 +30,4 @@ def run_operation(func: Any, args: Any, kwargs: Any) -> Any:
     if func is not aten.native_batch_norm.default or not args[0].is_meta:
         return func(*args, **kwargs)
     x, statistics = args[0], args[0].new_empty(args[0].shape[1], dtype=torch.promote_types(args[0].dtype, torch.float32))
-    if any(tensor is not None and tensor.shape != statistics.shape for tensor in args[1:5]):
-        return func(*args, **kwargs)  # raises an error
     return torch.empty_like(x), statistics, torch.empty_like(statistics)

@@ -62,7 +62,7 @@ def members(
         if seed is not None:
             seed_all(seed + m)
         if replay is None:
-            yield call(engine, {**shared, **tensors}, mine)
+            yield call(engine, {**shared, **tensors} if shared else tensors, mine)
             continue
         try:
             with member_turn(replay, m):

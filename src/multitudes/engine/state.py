@@ -215,7 +215,8 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
 
     Outputs that cannot be stacked over members and carry no result, such as caches, are None (`tree.without_objects`).
     """
-    used = {**engine.shared_buffers(), **tensors}
+    buffers = engine.shared_buffers()
+    used = {**buffers, **tensors} if buffers else tensors
     traced, written = torch.compiler.is_compiling(), engine.traits.written_buffers
     marks = {name: None if traced else _mark(used[name]) for name in written if name in used}
     if traced and not written:
@@ -225,7 +226,7 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
         output, after = member(*inputs.args, **inputs.kwargs), dict(member.named_buffers())
     else:
         output, after = _call_with(engine, used, inputs)
-    changed = {n: tensor for n, tensor in after.items() if n in used and tensor is not used[n]}
+    changed = {n: tensor for n, tensor in after.items() if n in used and tensor is not used[n]} if after else {}
     for name, mark in marks.items():
         if name in after and (traced or _mark(after[name]) != mark):
             changed[name] = after[name]
@@ -240,21 +241,28 @@ def _mark(tensor: Tensor) -> Any:
 
 
 def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:
-    """Works like torch.func.functional_call, and also returns the tensors that modules hold after forward, by name."""
-    stored = []
-    registers = engine.registers
-    recurrent = _without_flattening(engine.recurrent) if engine.recurrent else contextlib.nullcontext()
+    """Works like torch.func.functional_call, and also returns tensors that modules hold after forward, by name.
+
+    These are the tensors that forward replaced, and the buffers that it may have written into.
+    """
+    places, stored = engine.registers, []
+    written, after = engine.traits.written_buffers, {}
     try:
         for name, tensor in tensors.items():
-            for register, key in registers[name]:
-                stored.append((register, key, register[key]))
+            for register, key in places[name]:
+                stored.append((name, register, key, register[key], tensor))
                 register[key] = tensor
-        with recurrent:
+        if engine.recurrent:
+            with _without_flattening(engine.recurrent):
+                output = engine.template(*inputs.args, **inputs.kwargs)
+        else:
             output = engine.template(*inputs.args, **inputs.kwargs)
-        after = {name: registers[name][0][0][registers[name][0][1]] for name in tensors}
+        for name, register, key, _, tensor in stored:
+            if (register[key] is not tensor or name in written) and name not in after:
+                after[name] = register[key]
     finally:
-        for register, key, tensor in stored:
-            register[key] = tensor
+        for _, register, key, before, _ in stored:
+            register[key] = before
         for attributes, key in engine.caches:  # what forward computed from this member's weights is not the next one's
             if type(attributes[key]) is dict and tensors_in(attributes[key]):
                 attributes[key].clear()

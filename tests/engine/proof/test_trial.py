@@ -15,8 +15,8 @@ from zoo import ZOO, refusal
 
 import multitudes as mt
 from multitudes.engine import EXECUTORS, run_vmap, tree
-from multitudes.engine.proof import slots, smaller
-from multitudes.engine.proof.executors import ALL, LATER
+from multitudes.engine.proof import slots, smaller, trial
+from multitudes.engine.proof.executors import ALL, LATER, first_members
 
 PAIRS = [
     (label, name)
@@ -172,3 +172,77 @@ def test_double_precision_decides_where_rounding_errors_are_large(method: mt.Met
     monkeypatch.setitem(EXECUTORS, "vmap", lambda *args: tree.apply(lambda t: 1.01 * t, run_vmap(*args)))
     with pytest.raises(mt.CheckError, match=r"vmap, eval: output differs"):
         mt.check(ens, x)
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+class TestSharedNorms:
+    """In training, vmap and fold of a large network with shared norms are compared with each other."""
+
+    def test_both_are_proven(self) -> None:
+        ens = mt.ensemble(normed(), mt.BatchEnsemble(members=2), torch.randn(8, 4))
+        assert ens.engine.traits.coupled
+        assert ens.plan.proven == {"train": ("loop", "vmap", "fold"), "eval": ("loop", "vmap", "fold")}
+
+    @pytest.mark.parametrize(("wrong", "right"), [("vmap", "fold"), ("fold", "vmap")])
+    @pytest.mark.parametrize("gradients_only", [False, True])
+    def test_a_wrong_one_is_found(self, wrong: str, right: str, gradients_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = trial.RUNS[wrong]
+
+        def spoilt(engine: Any, *args: Any, **options: Any) -> Any:
+            factor = 1.05 if engine.template.training else 1.0
+            return tree.apply(
+                lambda t: factor * t + (1 - factor) * t.detach() if gradients_only else factor * t,
+                run(engine, *args, **options),
+            )
+
+        monkeypatch.setitem(trial.RUNS, wrong, spoilt)
+        ens = mt.ensemble(normed(), mt.BatchEnsemble(members=2), torch.randn(8, 4))
+        assert wrong in ens.plan.proven["eval"]
+        assert wrong not in ens.plan.proven["train"]
+        assert right in ens.plan.proven["train"]
+
+    def test_gradients_of_fold_in_eval_mode_are_proved_if_it_cannot_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
+
+        def spoilt(engine: Any, *args: Any, **options: Any) -> Any:
+            if engine.template.training:
+                raise RuntimeError("it does not train")
+            return tree.apply(Tensor.detach, fold(engine, *args, **options))
+
+        fold = trial.RUNS["fold"]
+        monkeypatch.setitem(trial.RUNS, "fold", spoilt)
+        ens = mt.ensemble(normed(), mt.MultiHead(members=2), torch.randn(8, 4))
+        assert ens.plan.proven == {"train": ("loop", "vmap"), "eval": ("loop", "vmap")}
+
+
+class TestMemory:
+    """Trials of a few members share the memory of parameters that no forward writes into."""
+
+    class Bounded(nn.Module):
+        """An embedding that forward writes into."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(7, 4, max_norm=0.1), nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            y: Tensor = self.out(self.table(ids).mean(1))
+            return y
+
+    def test_what_forward_writes_does_not_reach_the_model(self) -> None:
+        net, ids = self.Bounded(), torch.randint(7, (B, 5))
+        before = net.table.weight.detach().clone()
+        ens = mt.ensemble(net, mt.MultiHead(members=2), ids)
+        assert torch.equal(net.table.weight, before)
+        assert torch.equal(ens.state_dict()["table.weight"], before)
+
+    def test_shared_parameters_are_not_copied(self) -> None:
+        ens = mt.ensemble(normed(), mt.MultiHead(members=M), torch.randn(8, 4))
+        light, whole = (first_members(ens.engine, 2, light=light).parameters() for light in (True, False))
+        shared, own = "0.weight", "3.weight"
+        stored = ens.engine.parameters()
+        assert light[shared].data_ptr() == stored[shared].data_ptr() != whole[shared].data_ptr()
+        assert light[own].data_ptr() != stored[own].data_ptr()
+        assert torch.equal(light[own], stored[own][:2])
