@@ -34,10 +34,16 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
 
     `make` is the user's factory without arguments. Raises ConversionError if the constructor makes another network.
     """
-    model, kind = structure.model, type(structure.model)
+    recipe = first_recipe(structure.model, make)
+    guessed = not is_known(structure.model, make) and make is None
+    return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
+
+
+def first_recipe(model: nn.Module, make: Callable[[], nn.Module] | None = None) -> Recipe | None:
+    """Returns what a model was built with as far as it is recorded; None if nothing is. The arguments may not be all right."""
+    kind = type(model)
     if kind.__module__.startswith("torch.nn."):
         return None
-    guessed = False
     if make is not None:
         recipe = recorded(make, kind)
     elif is_transformers(model):
@@ -45,10 +51,8 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
     elif name := timm_architecture(model):
         recipe = timm_recipe(name, kind)
     else:
-        recipe, guessed = _stored(model), True
-    return (
-        None if recipe is None else _Fit(dataclasses.replace(recipe, output=selection_of(model)), structure, guessed).fitted()
-    )
+        recipe = _stored(model)
+    return recipe and dataclasses.replace(recipe, output=selection_of(model))
 
 
 def is_known(model: nn.Module, make: Any = None) -> bool:
@@ -117,16 +121,16 @@ class _Fit:
 
     def fitted(self) -> Recipe:
         """Returns the recipe that builds the given model to the last shape."""
-        recipe, lost = self._best(self.recipe, [self.recipe, _without_defaults(self.recipe)])
+        recipe, lost = self._best(self.recipe, [self.recipe, self.recipe.without_defaults()])
         if lost:
             stored = dict(self._stored(recipe))
-            recipe, lost = self._best(recipe, [_with(recipe, stored)], lost)
+            recipe, lost = self._best(recipe, [recipe.with_values(stored)], lost)
         before = 0
         while lost and len(lost) != before and time.thread_time() < self.started + SECONDS:
             before = len(lost)
             for likely in (True, False):  # the likely values of all arguments are tried first
                 for name in [*recipe.arguments, *recipe.added]:
-                    trials = (_with(recipe, {name: value}) for value in self._candidates(recipe, name, likely))
+                    trials = (recipe.with_values({name: value}) for value in self._candidates(recipe, name, likely))
                     recipe, lost = self._best(recipe, trials, lost)
         if lost:
             raise ConversionError(f"its constructor does not make the given network again: {'; '.join(lost[:2])}")
@@ -254,17 +258,6 @@ def _trained(net: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
             return tree.tensors(detached_copy(net, {}).train()(*call.args, **call.kwargs))
     except Exception:  # one row is too few for BatchNorm
         return []
-
-
-def _with(recipe: Recipe, values: Arguments) -> Recipe:
-    arguments = {name: values.get(name, value) for name, value in recipe.arguments.items()}
-    added = {name: values.get(name, value) for name, value in recipe.added.items()}
-    return dataclasses.replace(recipe, arguments=arguments, added=added)
-
-
-def _without_defaults(recipe: Recipe) -> Recipe:
-    """Returns a recipe that passes on the given keywords alone."""
-    return dataclasses.replace(recipe, added={name: value for name, value in recipe.added.items() if name in recipe.given})
 
 
 def _plain(value: Any) -> bool:

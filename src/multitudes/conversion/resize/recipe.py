@@ -53,6 +53,20 @@ class Recipe:
     """Functions that run while the network is built, whose numbers count as arguments (`with_code`)."""
     output: str | None = None
     """The output that the network was told to return; None for all."""
+    fitted: dict[str, Any] = field(default_factory=dict)
+    """Arguments that were found by trying, where others were recorded or are the default."""
+    bare: bool = False
+    """Whether it passes on the given keywords alone."""
+
+    def with_values(self, values: Mapping[str, Any]) -> Recipe:
+        """Returns the recipe with other values of some arguments."""
+        arguments = {name: values.get(name, value) for name, value in self.arguments.items()}
+        added = {name: values.get(name, value) for name, value in self.added.items()}
+        return replace(self, arguments=arguments, added=added, fitted={**self.fitted, **values})
+
+    def without_defaults(self) -> Recipe:
+        """Returns a recipe that passes on the given keywords alone."""
+        return replace(self, added={name: value for name, value in self.added.items() if name in self.given}, bare=True)
 
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""
