@@ -296,6 +296,25 @@ def changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
             yield f"{name or 'the model'} would be {shown[0]} instead of {shown[1]}"
 
 
+def changed_sizes(model: nn.Module, same: nn.Module) -> Iterator[tuple[int, int]]:
+    """Yields the whole numbers, among attributes and shapes, in which the model differs from `same`: its own, and the other."""
+    before, after = _described(model), _described(same)
+    for name in before.keys() & after.keys():
+        for key in before[name].keys() & after[name].keys():
+            ours, theirs = (list(_whole(values[name][key])) for values in (before, after))
+            if len(ours) == len(theirs):
+                yield from ((a, b) for a, b in zip(ours, theirs, strict=True) if a != b and a > 0 and b > 0)
+
+
+def _whole(value: Any) -> Iterator[int]:
+    """Yields the whole numbers of an attribute: itself, or those in a list."""
+    if type(value) is int:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _whole(part)
+
+
 def _shown(key: str, values: dict[str, Any]) -> str:
     """Writes one entry of a description, at most 80 characters."""
     text = f"{key}={values.get(key)!r}" if key else str(values[""])
