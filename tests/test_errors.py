@@ -185,3 +185,9 @@ def test_a_name_near_a_public_one_is_suggested() -> None:
     for wrong, right in (("packed", "Packed"), ("Pakced", "Packed"), ("ensembl", "ensemble"), ("mimo", "MIMO")):
         with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
             getattr(mt, wrong)
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    """A text names the first, and says how many there are."""
+    assert errors.listed(["b", "a"]) == "a, b"
+    assert errors.listed({"e", "d", "c", "b", "a"}) == "a, b, c and 2 more"

@@ -10,6 +10,8 @@ MultitudesError
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class MultitudesError(Exception):
     """Base class of all errors that multitudes raises."""
@@ -33,3 +35,9 @@ class RunError(MultitudesError, RuntimeError):
 
 class FileError(MultitudesError):
     """A file that is missing, damaged, not written by multitudes, or of another architecture."""
+
+
+def listed(names: Collection[str], most: int = 3) -> str:
+    """Writes names for a text: the first ones, and how many there are beside them."""
+    first = ", ".join(sorted(names)[:most])
+    return first if len(names) <= most else f"{first} and {len(names) - most} more"

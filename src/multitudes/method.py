@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.formed_weights import unknown_layers
 from multitudes.conversion.anatomy.structure import Structure as Structure
 from multitudes.conversion.anatomy.structure import run_example
+from multitudes.conversion.resize.resize import Resizing
 from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
 from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
@@ -66,6 +67,8 @@ class Given:
     at: Mapping[str, Any] = field(default_factory=dict)
     """For the modules that at= matches, by name: the method with other settings."""
     batch_axis: BatchAxis = 0
+    resizing: Resizing | None = None
+    """How the network of one member was made, if a file says so: then it is made so again."""
 
     @functools.cached_property
     def small(self) -> SmallExample:

@@ -36,3 +36,12 @@ def test_slots_without_a_proof_do_not_run() -> None:
     ens.engine.traits = replace(ens.engine.traits, vmap_per_member=False)
     with pytest.raises(mt.RunError, match=r"cannot train with different inputs per member.*Convert the model again"):
         ens(X, per_member=True)
+
+
+def test_norms_that_members_own_count_a_batch_once() -> None:
+    """The first slot runs to the end before its turn, to see which layers are first: that is no batch."""
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3)).double()
+    ens = mt.ensemble(net, mt.MIMO(members=2), X[0], seed=0, check=False).train()
+    assert "3.running_mean" in ens.engine.owned
+    run_slots_in_turn(ens.engine, mt.Inputs(X))
+    assert ens.template[3].num_batches_tracked.tolist() == [1, 1]

@@ -161,7 +161,7 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
         other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(
             f"{method} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it fails: "
-            f"{' '.join(str(error).split())[:200]}. Run every member on all rows: {type(method).__name__}({other})"
+            f"{' '.join(str(error).split())[:400]}. Run every member on all rows: {type(method).__name__}({other})"
         ) from error
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from multitudes.engine.fold import batch_coupled
 from multitudes.engine.modules import hooked
 from multitudes.engine.state import Engine
-from multitudes.errors import RunError
+from multitudes.errors import RunError, listed
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Dropout modules. Comparisons of executors may switch them off, because their noise only multiplies the input."""
@@ -28,7 +28,7 @@ def choose(engine: Engine, per_member: bool = False) -> str:
             return "vmap"
         if not right:
             raise RunError(
-                f"BatchNorm {', '.join(coupled)} is shared by members, so in training it must see all their rows at once. "
+                f"BatchNorm {listed(coupled)} is shared by members, so in training it must see all their rows at once. "
                 f"That needs fold, which cannot run this model: {engine.why.get('fold', 'not tried')}. "
                 "Let each member own this BatchNorm (leave it out of keep=), or put it into eval mode"
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from multitudes.engine.listening import Listening, run_operation
+from multitudes.engine.listening import Listening, result_of
 from multitudes.engine.modules import plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -33,7 +33,7 @@ class _Counter(Listening):
         if formula is None:
             with self:
                 parts = func.decompose(*args, **kwargs)
-            return parts if parts is not NotImplemented else run_operation(func, args, kwargs)
+            return parts if parts is not NotImplemented else result_of(func, args, kwargs)
         result = func(*args, **kwargs)
         self.flops += int(formula(*args, **kwargs, out_val=result))
         return result

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.listening import Listening, run_operation
+from multitudes.engine.listening import Listening, result_of
 from multitudes.engine.modules import as_same_kind, duplicate, kept_tensors, light_copy, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -155,7 +155,7 @@ class _Recorder(Listening):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = run_operation(func, args, kwargs)
+        result = result_of(func, args, kwargs)
         if str(func) not in LAYOUT:
             self.names.append(str(func))
             self.shapes.append(tuple(tuple(t.shape) for t in tree.tensors(result)))

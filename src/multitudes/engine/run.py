@@ -25,7 +25,7 @@ from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.modules import is_channels_last
 from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
-from multitudes.errors import InputError, RunError
+from multitudes.errors import InputError, RunError, listed
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -78,7 +78,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
         raise RunError(
-            f"BatchNorm {', '.join(shared)} is shared by members, so in training it must see all rows at once. "
+            f"BatchNorm {listed(shared)} is shared by members, so in training it must see all rows at once. "
             f"That needs fold, which cannot run this model: {why}. Put this BatchNorm into eval mode"
         )
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members)

@@ -52,12 +52,16 @@ def run_slots_in_turn(engine: Engine, inputs: Inputs, per_member: bool = True) -
 
 
 def sums_of_slots(engine: Engine, inputs: Inputs, buffers: dict[str, Tensor], noise: Any) -> list[Tree]:
-    """Returns the sum over slots for each call of a first layer, in order. Shared buffers stay as they are."""
+    """Returns the sum over slots for each call of a first layer, in order. Buffers stay as they are.
+
+    The first slot runs to the end, since it is not known which call is the last: what it counts there is not counted.
+    """
     products: list[list[Tree]] = []
     for m, tensors in enumerate(slices(engine)):
         _set_noise(noise)
         count = len(products[0]) if m else None
-        products.append(_products(engine, {**_cloned(buffers), **tensors}, _slot(engine, inputs, m), m, count))
+        own = _cloned({name: tensor for name, tensor in tensors.items() if name in engine.buffers()})
+        products.append(_products(engine, {**_cloned(buffers), **tensors, **own}, _slot(engine, inputs, m), m, count))
     if any(len(other) != len(products[0]) for other in products):
         raise RunError("slots call first layers in different numbers: forward must call them equally often for every example")
     return [_total([product[k] for product in products]) for k in range(len(products[0]))]

@@ -21,6 +21,7 @@ from multitudes.conversion.anatomy.architecture import differences, settings
 from multitudes.conversion.anatomy.initialise import build
 from multitudes.conversion.cut_layers import empty_compact_network
 from multitudes.conversion.plan import Counts, Entry, Plan
+from multitudes.conversion.resize.resize import Resizing
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs
@@ -32,7 +33,7 @@ from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import FileError, InputError
+from multitudes.errors import ConversionError, FileError, InputError
 from multitudes.files.old_settings import current_settings
 from multitudes.method import Given, Method
 from multitudes.prediction.predict import checked_ensemble
@@ -113,11 +114,31 @@ def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Mod
         raise FileError(f"{source} is of another architecture: {'; '.join(wrong[:6])}. Pass a model like the saved one")
     place = next(tensor.device for _, tensor in named_tensors(base))
     inputs = Inputs.like(about["plan"]["example"], place)
-    network = method.prepare(Given(base, inputs, factory, int(about["seed"]), _at(source, about), about["batch_axis"]))
+    given = Given(base, inputs, factory, int(about["seed"]), _at(source, about), about["batch_axis"], _resizing(about))
+    network = _member(about, method, given)
     for name in about["plan"].get("keep", ()):
         method.bake(network.get_submodule(name))
     method.fit_shapes(network, inputs, about["batch_axis"])
     return base, network
+
+
+def _resizing(about: dict[str, Any]) -> Resizing | None:
+    """Returns how the network of one member was made, if the file says so."""
+    if not (saved := about.get("resizing")):
+        return None
+    return Resizing(**{**saved, "rounded": {name: tuple(pair) for name, pair in saved["rounded"].items()}})
+
+
+def _member(about: dict[str, Any], method: Method, given: Given) -> nn.Module:
+    """Returns the network of one member: made as it was, or if that gives another one, made anew."""
+    if given.resizing is not None:
+        try:
+            network = method.prepare(given)
+        except ConversionError:  # of another version of its library
+            network = None
+        if network is not None and not differences(about["member"], settings(network)):
+            return network
+    return method.prepare(dataclasses.replace(given, resizing=None))
 
 
 def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
@@ -205,6 +226,8 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
 
     engine = ensemble.engine
     modes = {name: part.training for name, part in ensemble.template.named_modules()}
+    resizing = getattr(ensemble.template, "resizing", None)
+    made = isinstance(resizing, Resizing) and bool(resizing.found)
     return {
         "format": FORMAT,
         "multitudes": __version__,
@@ -235,6 +258,8 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "training": sorted(name for name, mode in modes.items() if mode),
         "frozen": sorted(n for n, p in ensemble.template.named_parameters() if not p.requires_grad),
         "architecture": settings(ensemble.base),
+        "resizing": dataclasses.asdict(resizing) if made else None,  # type: ignore[arg-type]
+        "member": settings(ensemble.template) if made else None,
         "plan": {k: v for k, v in dataclasses.asdict(ensemble.plan).items() if k != "method"},
     }
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS
 from multitudes.conversion.anatomy.structure import Structure, block_starts
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, Chooser, pruned
-from multitudes.conversion.resize.resize import Resizing, reported, resized
+from multitudes.conversion.resize.resize import Resizing, built_again, reported, resized
 from multitudes.engine.modules import detached_copy, inside, owned_modules
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import ConversionError, InputError
@@ -81,6 +81,9 @@ class Packed(Method):
             if given.factory is not None:
                 raise InputError("Packed(pretrained=True) needs a trained model: give it instead of the factory")
             return self.start(given, given.model, 0)
+        if given.resizing is not None:
+            thin = built_again(given.model, given.factory, given.resizing, given.seed)
+            return _in_groups(thin, given.resizing.grouped)
         same = self.ratio == 1
         thin = given.model if same else resized(given.structure, given.factory, self.ratio, given.seed, self.search_seconds)
         return self._grouped(thin, given)
@@ -123,12 +126,17 @@ class Packed(Method):
         if self.gamma == 1 and not at:
             return thin
         groups = groups_of(given.with_model(thin, given.seed).structure, self.gamma, at)
-        if not groups:
-            return thin
-        resizing = getattr(thin, "resizing", None) or Resizing(1.0, "nothing")
-        new = regrouped(thin, groups)
-        new.resizing = replace(resizing, grouped=groups)  # type: ignore[assignment]
-        return new
+        return _in_groups(thin, groups)
+
+
+def _in_groups(thin: nn.Module, groups: dict[str, int]) -> nn.Module:
+    """Divides layers into groups, and notes that in the network's `resizing`."""
+    if not groups:
+        return thin
+    resizing = getattr(thin, "resizing", None) or Resizing(1.0, "nothing")
+    new = regrouped(thin, groups)
+    new.resizing = replace(resizing, grouped=groups)  # type: ignore[assignment]
+    return new
 
 
 def important_and_random(seed: int) -> Chooser:

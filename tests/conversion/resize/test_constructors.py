@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import re
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -347,3 +349,59 @@ def test_a_timm_network_that_was_changed_is_not_made_as_before(mixer: type[nn.Mo
     with pytest.raises(mt.ConversionError, match=r"by timm's constructor: .*drop.* instead of .*Sequential"):
         mt.resize(model, 2, torch.randn(2, 3, 4))
     assert len(mt.resize(model, 0.5, torch.randn(2, 3, 4)).drop) == 2
+
+
+@dataclass
+class Depth:
+    """The part of a configuration that says how deep a network is."""
+
+    depth: int = 3
+
+
+class Patched(nn.Module):
+    """Patches with positions: it stores neither the size of its images nor its configuration, but what follows from them."""
+
+    def __init__(self, cfg: Depth | None = None, img_size: tuple[int, int] = (56, 56), width: int = 8) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, width, 4, 4), nn.Linear(width, 5)
+        self.positions = nn.Parameter(torch.randn(1, (img_size[0] // 4) * (img_size[1] // 4), width))
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range((cfg or Depth()).depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x).flatten(2).transpose(1, 2) + self.positions
+        for block in self.blocks:
+            h = h + block(h).relu()
+        return self.head(h.mean(1))
+
+
+class InStages(Patched):
+    """Its depth is one number, or one for each half."""
+
+    def __init__(self, depth: int | tuple[int, int] = (3, 3), img_size: int = 56, width: int = 8) -> None:
+        super().__init__(Depth(depth if isinstance(depth, int) else sum(depth)), (img_size, img_size), width)
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for timm with both networks."""
+    importlib.import_module("torch_pruning")  # which looks for timm as it is imported
+    timm = types.ModuleType("timm")
+    for kind in (Patched, InStages):
+        monkeypatch.setattr(kind, "__module__", "timm.models.patched")
+        monkeypatch.setattr(kind, "pretrained_cfg", {"architecture": kind.__name__}, raising=False)
+    timm.create_model = lambda name: {"Patched": lambda: Patched(Depth(3)), "InStages": InStages}[name]()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", timm)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: Patched(Depth(3), (16, 16)), lambda: Patched(Depth(1)), lambda: InStages(2), lambda: InStages((2, 1), 32)],
+    ids=["size", "depth in a configuration", "one number for two", "both"],
+)
+def test_sizes_and_depths_that_no_attribute_has_are_found(patched: None, build: Callable[[], nn.Module]) -> None:
+    """A size differs as the number of positions does, or its root; depths are lengths of lists, also inside a dataclass."""
+    model = build()
+    side = 4 * math.isqrt(model.positions.shape[1])
+    thin = mt.resize(model, 0.5, torch.randn(2, 3, side, side))
+    assert thin.resizing.way == "timm's constructor"
+    assert (thin.positions.shape, len(thin.blocks)) == ((1, model.positions.shape[1], 4), len(model.blocks))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
-from multitudes.engine.listening import Listening
+from multitudes.engine.listening import Listening, result_of
 from multitudes.engine.modules import detached_copy, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -119,7 +119,7 @@ class _Shapes(Listening):
             self.maps.append((math.prod(args[0].shape[:-2]), *args[0].shape[-2:]))
         if name in CHOICES and (count := _choice(name, args)):
             self.choices.append(count)
-        result = func(*args, **(kwargs or {}))
+        result = result_of(func, args, kwargs or {})
         if name in RESHAPES and result.ndim > args[0].ndim:
             self.splits.append((tuple(args[0].shape), tuple(result.shape)))
         return result
@@ -266,17 +266,20 @@ def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tu
 
 def fails_in_training(model: nn.Module, new: nn.Module, inputs: Inputs) -> Iterator[str]:
     """Reports a resized network that does not run in training mode where the given one does."""
-    errors: list[str | None] = []
-    for net in (model, new):
-        call = fresh_inputs(inputs)
-        try:
-            with torch.no_grad(), seeded(0):
-                detached_copy(net, {}).train()(*call.args, **call.kwargs)
-            errors.append(None)
-        except Exception as error:
-            errors.append(f"{type(error).__name__}: {error}")
-    if errors[0] is None and errors[1] is not None:
-        yield f"it does not run in training mode: {errors[1]}"
+    wrong = _error_in_training(new, inputs)
+    if wrong and not _error_in_training(model, inputs):
+        yield f"it does not run in training mode: {wrong}"
+
+
+def _error_in_training(net: nn.Module, inputs: Inputs) -> str:
+    """Returns the error of a call in training mode; "" if there is none."""
+    call = fresh_inputs(inputs)
+    try:
+        with torch.no_grad(), seeded(0):
+            detached_copy(net, {}).train()(*call.args, **call.kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def kinds_of(net: nn.Module) -> dict[str, str]:
@@ -294,6 +297,25 @@ def changes_lost(model: nn.Module, same: nn.Module) -> Iterator[str]:
             keys = [""] if name not in before or name not in after else sorted(keys)[:2]
             shown = [", ".join(_shown(key, values) for key in keys) for values in (theirs, ours)]
             yield f"{name or 'the model'} would be {shown[0]} instead of {shown[1]}"
+
+
+def changed_sizes(model: nn.Module, same: nn.Module) -> Iterator[tuple[int, int]]:
+    """Yields the whole numbers, among attributes and shapes, in which the model differs from `same`: its own, and the other."""
+    before, after = _described(model), _described(same)
+    for name in before.keys() & after.keys():
+        for key in before[name].keys() & after[name].keys():
+            ours, theirs = (list(_whole(values[name][key])) for values in (before, after))
+            if len(ours) == len(theirs):
+                yield from ((a, b) for a, b in zip(ours, theirs, strict=True) if a != b and a > 0 and b > 0)
+
+
+def _whole(value: Any) -> Iterator[int]:
+    """Yields the whole numbers of an attribute: itself, or those in a list."""
+    if type(value) is int:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _whole(part)
 
 
 def _shown(key: str, values: dict[str, Any]) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import nn
 
 from multitudes.conversion.anatomy.structure import Structure, last_layers
-from multitudes.conversion.resize.audit import changes_lost, run_of, width_of, without_constants
+from multitudes.conversion.resize.audit import changed_sizes, changes_lost, run_of, width_of, without_constants
+from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.pruning import is_transformers
 from multitudes.conversion.resize.recipe import Recipe, bound, fields, holds_weights, recorded
 from multitudes.engine import tree
@@ -34,10 +38,16 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
 
     `make` is the user's factory without arguments. Raises ConversionError if the constructor makes another network.
     """
-    model, kind = structure.model, type(structure.model)
+    recipe = first_recipe(structure.model, make)
+    guessed = not is_known(structure.model, make) and make is None
+    return None if recipe is None else _Fit(recipe, structure, guessed).fitted()
+
+
+def first_recipe(model: nn.Module, make: Callable[[], nn.Module] | None = None) -> Recipe | None:
+    """Returns what a model was built with as far as it is recorded; None if nothing is. The arguments may not be all right."""
+    kind = type(model)
     if kind.__module__.startswith("torch.nn."):
         return None
-    guessed = False
     if make is not None:
         recipe = recorded(make, kind)
     elif is_transformers(model):
@@ -45,10 +55,8 @@ def recipe_of(structure: Structure, make: Callable[[], nn.Module] | None = None)
     elif name := timm_architecture(model):
         recipe = timm_recipe(name, kind)
     else:
-        recipe, guessed = _stored(model), True
-    return (
-        None if recipe is None else _Fit(dataclasses.replace(recipe, output=selection_of(model)), structure, guessed).fitted()
-    )
+        recipe = _stored(model)
+    return recipe and dataclasses.replace(recipe, output=selection_of(model))
 
 
 def is_known(model: nn.Module, make: Any = None) -> bool:
@@ -101,6 +109,8 @@ def _stored(model: nn.Module) -> Recipe | None:
     return bound(kind, (), arguments)
 
 
+LIKELY = 4
+"""How many ratios of sizes are tried."""
 COUNTED = ("depth", "layers", "blocks", "stages")
 """Words in the names of arguments that are numbers of modules, not widths."""
 
@@ -117,17 +127,20 @@ class _Fit:
 
     def fitted(self) -> Recipe:
         """Returns the recipe that builds the given model to the last shape."""
-        recipe, lost = self._best(self.recipe, [self.recipe, _without_defaults(self.recipe)])
+        recipe, lost = self._best(self.recipe, [self.recipe, self.recipe.without_defaults()])
+        lost = lost and self._after_a_call(recipe, lost)
         if lost:
             stored = dict(self._stored(recipe))
-            recipe, lost = self._best(recipe, [_with(recipe, stored)], lost)
+            recipe, lost = self._best(recipe, [recipe.with_values(stored)], lost)
         before = 0
         while lost and len(lost) != before and time.thread_time() < self.started + SECONDS:
             before = len(lost)
             for likely in (True, False):  # the likely values of all arguments are tried first
-                for name in [*recipe.arguments, *recipe.added]:
-                    trials = (_with(recipe, {name: value}) for value in self._candidates(recipe, name, likely))
+                ratios = self._ratios(recipe) if likely else []
+                for path in recipe.values():
+                    trials = (recipe.with_values({path: value}) for value in self._candidates(recipe, path, likely, ratios))
                     recipe, lost = self._best(recipe, trials, lost)
+            lost = lost and self._after_a_call(recipe, lost)
         if lost:
             raise ConversionError(f"its constructor does not make the given network again: {'; '.join(lost[:2])}")
         if self.guessed or recipe is not self.recipe:
@@ -168,13 +181,16 @@ class _Fit:
         return recipe, lost or []
 
     def _differences(self, recipe: Recipe) -> list[str]:
-        """Lists how the network of a recipe differs from the given model; what the forward pass sets is no difference."""
+        """Lists how the network of a recipe differs from the given model."""
+        return list(changes_lost(self.structure.model, recipe.build({}, META)))
+
+    def _after_a_call(self, recipe: Recipe, differences: list[str]) -> list[str]:
+        """Returns the differences that remain after a call: what the forward pass sets is no difference."""
+        if any("(tensor)" in difference for difference in differences):
+            return differences
         model, inputs = self.structure.model, self.structure.inputs
         device = next((tensor.device for _, tensor in named_tensors(model)), META)
         net = recipe.build({}, META)
-        differences = list(changes_lost(model, net))
-        if not differences or any("(tensor)" in difference for difference in differences):
-            return differences
         for place, call in {META: without_values(inputs), device: fresh_inputs(inputs)}.items():
             try:
                 with torch.no_grad(), seeded(0):
@@ -187,22 +203,25 @@ class _Fit:
                 break
         return differences
 
-    def _stored(self, recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    def _stored(self, recipe: Recipe) -> Iterator[tuple[Path, Any]]:
         """Yields arguments that the model stores under their names with another value than the recipe's."""
         for name, value in {**recipe.added, **recipe.arguments}.items():
             other = getattr(self.structure.model, name, value)
             if _plain(other) and other != value and (value is None or _alike(value, other)):
-                yield name, other
+                yield (name,), other
 
-    def _candidates(self, recipe: Recipe, name: str, likely: bool) -> Iterator[Any]:
-        """Yields other values of an argument: likely ones from attributes of that name and from outputs, or any by value."""
-        value = {**recipe.added, **recipe.arguments}[name]
+    def _candidates(self, recipe: Recipe, path: Path, likely: bool, ratios: list[Fraction]) -> Iterator[Any]:
+        """Yields other values of an argument: likely ones, or any by value.
+
+        Likely are attributes of that name, numbers of outputs or of blocks, and a size that differs as sizes in the model do.
+        """
+        value, name = recipe.values()[path], str(path[-1])
         seen: list[Any] = [value]
-        ends = self._ends() if type(value) is int else []
-        if type(value) is int and any(word in name for word in COUNTED):
-            ends = self._lengths()
-        for other in [*self._attributes(name), *ends] if likely else self._values(value):
-            if other not in seen and (value is None or _alike(value, other)):
+        counted = any(word in name for word in COUNTED) and (type(value) is int or isinstance(value, (list, tuple)))
+        ends = self._lengths() if counted else self._ends() if type(value) is int else []
+        others = [*self._attributes(name), *ends, *_scaled(value, ratios)] if likely else self._values(value)
+        for other in others:
+            if other not in seen and (value is None or _alike(value, other) or (counted and type(other) is int)):
                 seen.append(other)
                 yield other
         if not likely and isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
@@ -210,6 +229,24 @@ class _Fit:
                 for other in self._lengths():
                     if other != entry:
                         yield type(value)([*value[:index], other, *value[index + 1 :]])
+
+    def _ratios(self, recipe: Recipe) -> list[Fraction]:
+        """Lists by what sizes of the given model differ from those of the recipe's network, the most frequent first.
+
+        Numbers of tokens and entries of tables are squares of sizes, so their roots are among them.
+        """
+        try:
+            pairs = changed_sizes(self.structure.model, recipe.build({}, META))
+        except Exception:  # constructors may raise anything
+            return []
+        found: Counter[Fraction] = Counter()
+        for given, made in pairs:
+            ratio = Fraction(given, made)
+            above, below = math.isqrt(ratio.numerator), math.isqrt(ratio.denominator)
+            found[ratio] += 1
+            if (above**2, below**2) == (ratio.numerator, ratio.denominator):
+                found[Fraction(above, below)] += 1
+        return [ratio for ratio, _ in found.most_common(LIKELY)]
 
     def _attributes(self, name: str) -> Iterator[Any]:
         for part in self.structure.model.modules():
@@ -256,15 +293,12 @@ def _trained(net: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
         return []
 
 
-def _with(recipe: Recipe, values: Arguments) -> Recipe:
-    arguments = {name: values.get(name, value) for name, value in recipe.arguments.items()}
-    added = {name: values.get(name, value) for name, value in recipe.added.items()}
-    return dataclasses.replace(recipe, arguments=arguments, added=added)
-
-
-def _without_defaults(recipe: Recipe) -> Recipe:
-    """Returns a recipe that passes on the given keywords alone."""
-    return dataclasses.replace(recipe, added={name: value for name, value in recipe.added.items() if name in recipe.given})
+def _scaled(value: Any, ratios: list[Fraction]) -> Iterator[Any]:
+    """Yields a whole number, or numbers that are alike, times ratios that leave them whole."""
+    if isinstance(value, (list, tuple)) and len(value) and all(type(part) is int for part in value) and len(set(value)) == 1:
+        yield from (type(value)([scaled] * len(value)) for scaled in _scaled(value[0], ratios))
+    elif type(value) is int and value > 1:
+        yield from (int(value * ratio) for ratio in ratios if (value * ratio).denominator == 1)
 
 
 def _plain(value: Any) -> bool:

@@ -53,6 +53,32 @@ class Recipe:
     """Functions that run while the network is built, whose numbers count as arguments (`with_code`)."""
     output: str | None = None
     """The output that the network was told to return; None for all."""
+    fitted: dict[Path, Any] = field(default_factory=dict)
+    """Arguments that were found by trying, where others were recorded or are the default."""
+    bare: bool = False
+    """Whether it passes on the given keywords alone."""
+
+    def values(self) -> dict[Path, Any]:
+        """Returns the arguments by path, and the fields of those that are dataclasses or dicts."""
+        every: dict[Path, Any] = {}
+        for name, value in {**self.added, **self.arguments}.items():
+            every[name,] = value
+            if isinstance(value, dict) or dataclasses.is_dataclass(value):
+                every |= {(name, key): part for key, part in (fields(value) or {}).items() if not str(key).startswith("_")}
+        return every
+
+    def with_values(self, values: Mapping[Path, Any]) -> Recipe:
+        """Returns the recipe with other values at some paths of `values()`."""
+        arguments, added = dict(self.arguments), dict(self.added)
+        for (name, *inner), value in values.items():
+            for known in (arguments, added):
+                if name in known:
+                    known[name] = _refilled(known[name], {inner[0]: value}) if inner else value
+        return replace(self, arguments=arguments, added=added, fitted={**self.fitted, **values})
+
+    def without_defaults(self) -> Recipe:
+        """Returns a recipe that passes on the given keywords alone."""
+        return replace(self, added={name: value for name, value in self.added.items() if name in self.given}, bare=True)
 
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""

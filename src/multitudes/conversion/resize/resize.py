@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -37,6 +37,7 @@ from multitudes.conversion.resize.audit import (
 from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import is_known, recipe_of, way_of
 from multitudes.conversion.resize.counts import changed_counts, changed_tables
+from multitudes.conversion.resize.found import recipe_from, text_of
 from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import groups, is_head_count
@@ -74,6 +75,8 @@ class Resizing:
     """Layers that Packed divided into groups, and the number of groups."""
     note: str = ""
     """What else follows the width."""
+    found: str = field(default="", repr=False, compare=False)
+    """How the constructor made it, for files (`multitudes.conversion.resize.found`); "" if another way did."""
 
     def __str__(self) -> str:
         text = f"resized to {self.ratio:g} of the width by {self.way}"
@@ -258,9 +261,8 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
     replays = _replays_of(structure, factory)
     while (replay := _next(replays, failures)) is not None:
         try:
-            with seeded(seed):
-                new = replay.recipe.build(replay.changes(ratio), device)
-            new = _in_place_of(model, new, functools.partial(_built, replay.recipe, device, seed))
+            changes = replay.changes(ratio)
+            new = _in_place_of(model, functools.partial(_built, replay.recipe, device, seed), changes)
             problems = list(_replay_problems(structure, factory, replay, new, ratio))
         except ConversionError as error:
             problems = [str(error)]
@@ -269,9 +271,24 @@ def _rebuilt(structure: Structure, factory: Factory | None, ratio: float, seed: 
                 _REPLAYS[factory] = replay
             if not is_known(model, factory) and _starts_otherwise(model, new):
                 new = reinitialised(new, seed, resized_from=model)[0]
-            return reported(structure, new, ratio, way_of(model, factory), replay.widths.note)
+            found = text_of(replay.recipe, changes)
+            return reported(structure, new, ratio, way_of(model, factory), replay.widths.note, found=found)
         failures += problems[:3]
     raise ConversionError("; ".join(list(dict.fromkeys(failures))[:3]))
+
+
+def built_again(model: nn.Module, factory: Factory | None, resizing: Resizing, seed: int) -> nn.Module:
+    """Makes the network that a resizing made, from a model like the one that was resized, without a search.
+
+    Raises ConversionError where nothing is known of how it was made, or the constructor is another one now.
+    """
+    if not resizing.found:
+        raise ConversionError("it was not made by a constructor")
+    recipe, changes = recipe_from(resizing.found, model, factory)
+    device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
+    new = _in_place_of(model, functools.partial(_built, recipe, device, seed), changes)
+    new.resizing = resizing  # type: ignore[assignment]
+    return in_layout_of(model, new)
 
 
 def _next(replays: Iterator[Replay], failures: list[str]) -> Replay | None:
@@ -317,7 +334,7 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
             new, same = (selecting(model.resized(width), selection_of(model)) for width in (ratio, 1.0))
         except Exception as error:  # the constructor of a subclass may raise anything
             raise ConversionError(f"{type(error).__name__}: {error}") from error
-    thin = _in_place_of(model, new, lambda: same)
+    thin = _in_place_of(model, lambda changes: new if changes else same, {("ratio",): ratio})
     problems = list(changes_lost(model, same)) or list(_problems(structure, thin, ratio))
     if problems:
         raise ConversionError("; ".join(problems[:3]))
@@ -325,7 +342,13 @@ def _resized_network(structure: Structure, model: Network, ratio: float, seed: i
 
 
 def reported(
-    structure: Structure, new: nn.Module, ratio: float, way: str, note: str = "", wide: Collection[str] = ()
+    structure: Structure,
+    new: nn.Module,
+    ratio: float,
+    way: str,
+    note: str = "",
+    wide: Collection[str] = (),
+    found: str = "",
 ) -> nn.Module:
     """Sets the attribute `resizing` of the new model, and returns it in the memory layout of the given model.
 
@@ -339,7 +362,7 @@ def reported(
         if width != exact and name not in ends and name not in wide:
             rounded[name] = (exact, width)
     if not hasattr(new, "resizing"):  # the model may have a module of that name
-        new.resizing = Resizing(ratio, way, rounded, note=note)  # type: ignore[assignment]
+        new.resizing = Resizing(ratio, way, rounded, note=note, found=found)  # type: ignore[assignment]
     return in_layout_of(model, new)
 
 
@@ -353,20 +376,21 @@ def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
-def _built(recipe: Recipe, device: torch.device, seed: int) -> nn.Module:
-    """Builds the network of a recipe at its own width."""
+def _built(recipe: Recipe, device: torch.device, seed: int, changes: Mapping[Path, Any]) -> nn.Module:
+    """Builds the network of a recipe, with other numbers at some paths."""
     with seeded(seed):
-        return recipe.build({}, device)
+        return recipe.build(changes, device)
 
 
-def _in_place_of(model: nn.Module, new: nn.Module, same: Callable[[], nn.Module]) -> nn.Module:
-    """Moves the new model to the device, dtypes and modes of the given one, and freezes the same parameters.
+def _in_place_of(model: nn.Module, made: Callable[[Mapping[Path, Any]], nn.Module], changes: Mapping[Path, Any]) -> nn.Module:
+    """Makes the new model, with the device, dtypes and modes of the given one, and freezes the same parameters.
 
-    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values;
-    but not a buffer that the constructor computes: `same`, which builds the network at its own width, gives it the given value.
+    As in any fresh member, parameters that are constant in the given model and buffers of the same shape keep their values; but
+    not a buffer that the constructor computes: `made` without changes, the network at its own width, gives it the given value.
     """
+    new = made(changes)
     tensors = dict(named_tensors(model))
-    computed = _computed_buffers(model, new, same)
+    computed = _computed_buffers(model, new, lambda: made({}))
     for name, new_tensor in named_tensors(new):
         if name not in tensors:
             continue

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,16 @@ class Subject:
         """The ensemble's outputs in eval mode."""
         return run(self.ensemble.eval(), self.inputs)
 
+    @functools.cached_property
+    def moved(self) -> Subject:
+        """The same with a copy of the ensemble whose constants are moved (`_without_constants`)."""
+        return dataclasses.replace(self, ensemble=_without_constants(self.ensemble))
+
+    @functools.cached_property
+    def holders(self) -> dict[str, str]:
+        """How plain members hold each parameter (`holders`)."""
+        return holders(self.ensemble)
+
 
 def tensors(output: Any) -> Iterator[Tensor]:
     """Yields the tensors of an output: tuples, dicts and dataclasses of them."""
@@ -90,7 +100,11 @@ def gap(one: Tensor, other: Tensor, floor: float = 1e-12) -> float:
         return 0.0 if torch.equal(one, other) else math.inf
     if not one.numel():
         return 0.0
-    a, b = one.detach().double(), other.detach().double()
+    a, b = one.detach(), other.detach().to(one.dtype)
+    difference, largest = float((a - b).abs().max()), max(float(b.abs().max()), floor)
+    if math.isfinite(difference) and math.isfinite(largest):
+        return difference / largest
+    a, b = a.double(), b.double()
     if torch.equal(a.isfinite(), b.isfinite()) and torch.equal(a[~a.isfinite()].nan_to_num(), b[~b.isfinite()].nan_to_num()):
         a, b = a[a.isfinite()], b[b.isfinite()]
     else:
@@ -144,17 +158,16 @@ def values(subject: Subject) -> str | None:
 
 def gradients(subject: Subject, training: bool = False) -> str | None:
     """Compares the ensemble's gradients with those of its plain members, tensor by tensor, buffers included."""
-    subject = dataclasses.replace(subject, ensemble=_without_constants(subject.ensemble))
-    ensemble = subject.ensemble
+    subject = subject.moved
     if training and not _comparable_in_training(subject):
         return None
-    differs = broken(subject, functools.partial(_gradient_gaps, training=training))
+    names = formed(subject.holders)
+    differs = broken(subject, functools.partial(_gradient_gaps, training=training, skipped=names))
     if differs and training and _random_in_training(subject):
         subject.notes.append(RANDOM)
         return None
     if differs or training:
         return differs and f"{differs}{' in training mode' if training else ''}"
-    names = formed(ensemble)
     if not names:
         return None
     try:
@@ -231,12 +244,14 @@ def _gradients(network: nn.Module, inputs: Inputs, members: bool) -> dict[str, T
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), found, strict=True)}
 
 
-def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool) -> Gaps:
-    """Measures the gaps of gradients, for tensors that the members hold as the ensemble does, and of buffers after a step."""
-    members = [ensemble.member(m).train(training) for m in range(ensemble.members)]
-    expected = [_gradients(member, inputs, False) for member in members]
+def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool, skipped: Collection[str]) -> Gaps:
+    """Measures the gaps of gradients and of buffers after a step. `skipped` names tensors that no member holds as they are."""
+    expected, moved = [], []
+    for m in range(ensemble.members):
+        member = ensemble.member(m).train(training)
+        expected.append(_gradients(member, inputs, False))
+        moved.append(dict(member.named_buffers()))
     mine = _gradients(ensemble.train(training), inputs, True)
-    skipped = formed(ensemble)
     largest = max((float(g.abs().max()) for g in mine.values() if g.numel()), default=0.0)
     floor = max(largest, 1e-6) * (1e-6 if any(g.dtype == torch.float64 for g in mine.values()) else 1e-3)
     gaps: Gaps = {}
@@ -249,39 +264,40 @@ def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool) -> Gaps:
         else:
             gaps[f"the gradient of {name}"] = gap(found, sum(each[1:], each[0]), floor)
     buffers = dict(ensemble.named_buffers()) if training else {}
-    for m, member in enumerate(members):
-        for name, plain in member.named_buffers():
+    for m, plain_buffers in enumerate(moved):
+        for name, plain in plain_buffers.items():
             if name in buffers and buffers[name].shape[1:] == plain.shape and buffers[name].ndim == plain.ndim + 1:
                 gaps[f"{name} of member {m} after a step"] = gap(buffers[name][m], plain)
     return gaps
 
 
-def formed(ensemble: Ensemble) -> list[str]:
-    """Names the parameters that plain members do not hold as they are: factors, components, weights under a mask."""
-    members = [dict(ensemble.member(m).named_parameters()) for m in range(ensemble.members)]
+HELD, OWNED, FORMED = "held", "owned", "formed"
+
+
+def holders(ensemble: Ensemble) -> dict[str, str]:
+    """Says how plain members hold each parameter that trains.
+
+    HELD    every member holds the tensor
+    OWNED   member m holds entry m of it
+    FORMED  no member holds it as it is: factors, components, weights under a mask
+    """
     every = dict(ensemble.named_parameters(remove_duplicate=False))
-    names = []
-    for name, parameter in ensemble.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        plain = [member.get(name) for member in members]
-        others = {other for other, tied in every.items() if tied is parameter} - {name}
-        untied = any(other in member for other in others for member in members)
-        if untied or not (_held(parameter, plain) or _owned(parameter, plain)):
-            names.append(name)
-    return names
+    trained = {name: parameter.detach() for name, parameter in ensemble.named_parameters() if parameter.requires_grad}
+    tied = {name: {other for other, same in every.items() if same is every[name]} - {name} for name in trained}
+    found = {name: {HELD, OWNED} if p.ndim and len(p) == ensemble.members else {HELD} for name, p in trained.items()}
+    for m in range(ensemble.members):
+        plain = dict(ensemble.member(m).named_parameters())
+        for name, parameter in trained.items():
+            if name not in plain or any(other in plain for other in tied[name]):
+                found[name] = set()
+            entries = {HELD: parameter, OWNED: parameter[m] if OWNED in found[name] else None}
+            found[name] = {way for way in found[name] if torch.equal(plain[name], entries[way])}  # type: ignore[arg-type]
+    return {name: HELD if HELD in ways else OWNED if OWNED in ways else FORMED for name, ways in found.items()}
 
 
-def _held(parameter: Tensor, plain: Sequence[Tensor | None]) -> bool:
-    """Whether every member holds this tensor."""
-    return all(each is not None and torch.equal(each, parameter) for each in plain)
-
-
-def _owned(parameter: Tensor, plain: Sequence[Tensor | None]) -> bool:
-    """Whether member m holds entry m of this tensor."""
-    if parameter.ndim == 0 or len(parameter) != len(plain):
-        return False
-    return all(each is not None and torch.equal(each, mine) for each, mine in zip(plain, parameter, strict=True))
+def formed(holders: Mapping[str, str]) -> list[str]:
+    """Names the parameters that plain members do not hold as they are."""
+    return [name for name, way in holders.items() if way == FORMED]
 
 
 def _differentiable(module: nn.Module, inputs: Inputs) -> bool:
@@ -468,12 +484,11 @@ def training(subject: Subject, rows: int) -> str | None:
     if infinite:
         return f"the gradient of {infinite[0]} is not finite in a training step"
     optimizer.step()
-    plain = [dict(ensemble.member(m).named_parameters()) for m in range(ensemble.members)]
     now = {name: p.detach() for name, p in ensemble.named_parameters() if name in before}
     if not any(not torch.equal(now[name], old) for name, old in before.items()):
         return "a training step changes nothing"
     used = [name for name, p in ensemble.named_parameters() if p.grad is not None]  # an example may leave out a whole branch
-    own = [name for name in used if _owned(now[name], [member.get(name) for member in plain])]
+    own = [name for name in used if subject.moved.holders.get(name) == OWNED]
     for m in range(ensemble.members):
         if own and all(torch.equal(now[name][m], before[name][m]) for name in own):
             return f"a training step changes nothing that member {m} owns"

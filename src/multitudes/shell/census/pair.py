@@ -148,25 +148,27 @@ class Attempt:
             self.broken.append(f"{name}: {differs}")
 
     def _files(self, subject: Subject) -> str | None:
-        """Saves the ensemble, and loads it in three ways."""
+        """Saves the ensemble, and loads it in three ways into a model with other weights, which must stay as it is."""
         ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "": nullcontext, " under torch.no_grad()": torch.no_grad, " under torch.inference_mode()": torch.inference_mode
         }  # fmt: skip
         wrong = []
+        other = made(self.network, seed=5).to(self.device)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "ensemble.multitude"
             save(subject.ensemble, file)
             for words, way in ways.items():
                 try:
-                    differs = self._loaded(subject, file, way)
+                    differs = self._loaded(subject, file, other, way)
                 except MultitudesError as error:
                     differs = f"{type(error).__name__}: {error}".replace(str(file), "the file")
                 wrong += [f"loaded{words}: {differs}"] if differs else []
         return "; ".join(wrong) or None
 
-    def _loaded(self, subject: Subject, file: Path, way: Callable[[], AbstractContextManager[Any]]) -> str | None:
+    def _loaded(
+        self, subject: Subject, file: Path, other: nn.Module, way: Callable[[], AbstractContextManager[Any]]
+    ) -> str | None:
         """Loads a file into a model with other weights, and compares outputs."""
-        other = made(self.network, seed=5).to(self.device)
         before = untouched.state(other, subject.inputs)
         with way():
             ensemble = load(file, other).eval()

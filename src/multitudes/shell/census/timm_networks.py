@@ -97,7 +97,8 @@ def network(family: str, name: str, **given: Any) -> Network:
 def _input_size(model: Any, side: int | None) -> tuple[int, int, int]:
     """Returns channels and sides of the images: small ones where the network runs on them, else the registered ones."""
     registered = tuple(model.pretrained_cfg.get("input_size", (3, 224, 224)))
-    for size in (side, None if model.pretrained_cfg.get("fixed_input_size") else SMALL):
+    smallest = model.pretrained_cfg.get("min_input_size") or registered
+    for size in (side, SMALL, smallest[1]):
         if size is None or size >= registered[1]:
             continue
         try:

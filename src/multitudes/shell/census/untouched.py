@@ -53,7 +53,7 @@ def _described(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, str]]:
 def _tensor(tensor: Tensor) -> str:
     """Describes a tensor: its values, whether it trains, its gradient."""
     grad = "with a gradient" if tensor.is_leaf and tensor.grad is not None else ""
-    contents = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    contents = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() if tensor.numel() else b""
     return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad} {grad} {_digest(contents)}"
 
 
@@ -70,5 +70,6 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _digest(contents: bytes) -> str:
+def _digest(contents: Any) -> str:
+    """Returns the digest of bytes, or of an array of them."""
     return hashlib.sha1(contents).hexdigest()
