@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.modules import is_channels_last
 from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
+from multitudes.engine.vmap import SLOW
 from multitudes.errors import InputError, RunError, listed
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -51,7 +53,13 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
 def run_slots(engine: Engine, call: Inputs) -> Any:
     """Runs members with summed first layers (MIMO), each on its own inputs: by vmap, or one slot after another."""
     if engine.traits.vmap_per_member:
-        return EXECUTORS["vmap"](engine, call, per_member=True)
+        if torch.compiler.is_compiling():
+            return EXECUTORS["vmap"](engine, call, per_member=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", SLOW
+            )  # an operation without a rule, in a first layer: nothing else would be faster
+            return EXECUTORS["vmap"](engine, call, per_member=True)
     if not engine.traits.slots_in_turn:
         why = engine.why.get("vmap", "with equal inputs for all members its result differs from a plain call")
         raise RunError(

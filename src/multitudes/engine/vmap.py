@@ -31,6 +31,9 @@ MEMORY = {"cpu": 2**29}
 DEVICE_MEMORY = 4 * 2**30
 """The same limit for devices that are not in `MEMORY`."""
 
+SLOW = "There is a performance drop because we have not yet implemented the batching rule"
+"""torch's warning of an operation that vmap runs member by member."""
+
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""

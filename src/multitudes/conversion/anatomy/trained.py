@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.initialise import is_constant
-from multitudes.conversion.anatomy.structure import is_norm, own_tensors
+from multitudes.conversion.anatomy.structure import NORMS, own_tensors
 
 WRITES = 20
 """A tensor that was written to more often was written by an optimizer: initialisers write a few times."""
@@ -16,14 +16,14 @@ WRITES = 20
 def trained_layer(model: nn.Module, names: Collection[str]) -> str:
     """Names one of the layers `names` that looks trained, with the sign; "" if none does. Frozen tensors are left out.
 
-    A norm starts constant, and does not stay so. One with running statistics must have seen data too, since some constructors
-    draw its scale (DCGAN). In other layers the number of writes is the sign. Weights that were loaded from a file into a
-    network without norms show no sign.
+    A norm of torch starts constant, and does not stay so; others may start by the first batch. One with running statistics
+    must have seen data too, since some constructors draw its scale (DCGAN). In other layers the number of writes is the sign.
+    Weights that were loaded from a file into a network without norms show no sign.
     """
     for name in names:
         layer = model.get_submodule(name)
         free = [p for p in own_tensors(layer).values() if isinstance(p, nn.Parameter) and p.requires_grad]
-        if is_norm(layer) and _has_seen_data(layer) and any(not is_constant(p) for p in free):
+        if isinstance(layer, NORMS) and _has_seen_data(layer) and any(not is_constant(p) for p in free):
             return f"the norm {name} has learnt" if name else "the norm has learnt"
         if any(_writes(p) > WRITES for p in free):
             return f"an optimizer has changed {name}" if name else "an optimizer has changed it"

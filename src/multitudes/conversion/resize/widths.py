@@ -26,17 +26,13 @@ from multitudes.conversion.anatomy.structure import Structure, is_layer, last_la
 from multitudes.conversion.resize import constants
 from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of, width_of
 from multitudes.conversion.resize.constants import Path, Place
+from multitudes.conversion.resize.dims import Dims, changed_dims, output_axis, shapes_of
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import META, Decisions, without_values
 from multitudes.errors import ConversionError
 from multitudes.models.network import nearest
-
-Shapes = dict[str, tuple[int, ...]]
-Dims = dict[tuple[str, int], tuple[int, int]]
-"""Sizes that a change of arguments changes: by tensor and axis, before and after."""
-
 
 ROUNDING = 16
 """The most channels that a constructor's own rounding may add: multiples of 8 or 16 are usual."""
@@ -562,11 +558,6 @@ class Search:
         return ["its constructor fails"] if net is None else self._problems(net)
 
 
-def shapes_of(net: nn.Module) -> Shapes:
-    """Returns the shape of every tensor, by name."""
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors(net)}
-
-
 def _follows(layer: nn.Module, doubled: nn.Module) -> bool:
     """Whether a layer's width doubles, or nearly so; of a narrow layer or one of unknown width, whether any size changes."""
     width = width_of(layer)
@@ -597,21 +588,3 @@ def _is_far(value: float, scaled: float, ratio: float) -> bool:
     """Whether a rounded width is nearer to the given width than to the one that was asked for, or beyond the given width."""
     moved = math.log(scaled / value) / math.log(ratio)
     return abs(value * ratio - value) >= 1 and (abs(moved) < 0.5 or (moved < 0 and value > ROUNDING))
-
-
-def changed_dims(before: Shapes, after: Shapes) -> Dims:
-    """Returns the sizes that differ; a tensor with another number of axes counts as zero wide."""
-    dims = {}
-    for name, shape in before.items():
-        other = after[name] if len(after[name]) == len(shape) else (0,) * len(shape)
-        dims.update({(name, axis): (a, b) for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b})
-    return dims
-
-
-def output_axis(layer: nn.Module | None, key: str) -> int:
-    """Returns the axis of a layer's tensor that is the layer's width."""
-    if hasattr(layer, "embedding_dim") or (getattr(layer, "transposed", False) and key == "weight"):
-        return 1
-    if type(layer).__name__ == "Conv1D" and key == "weight":  # transformers: [inputs, outputs]
-        return 1
-    return 0

@@ -40,15 +40,12 @@ from multitudes.engine.proof.slots import different_inputs, prove_slots
 from multitudes.engine.proof.trial import RUNS, Trial, plain_member
 from multitudes.engine.proof.whole import run_whole
 from multitudes.engine.state import MODES, Engine
-from multitudes.engine.vmap import run_vmap
+from multitudes.engine.vmap import SLOW, run_vmap
 from multitudes.errors import RunError
 from multitudes.terminal import step
 
 SAME_NOISE = ("fractional_max_pool",)
 """Operations for which vmap silently draws the same noise for all members."""
-
-SLOW = "There is a performance drop because we have not yet implemented the batching rule"
-"""torch's warning of an operation that vmap runs member by member."""
 
 PER_MEMBER = "per member"
 """Stands for calls with other inputs for each member, among executors to try."""

@@ -1,0 +1,34 @@
+"""Sizes of a network's tensors, and those that change with the arguments of its constructor."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from multitudes.engine.modules import named_tensors
+
+Shapes = dict[str, tuple[int, ...]]
+Dims = dict[tuple[str, int], tuple[int, int]]
+"""Sizes that a change of arguments changes: by tensor and axis, before and after."""
+
+
+def shapes_of(net: nn.Module) -> Shapes:
+    """Returns the shape of every tensor, by name."""
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(net)}
+
+
+def changed_dims(before: Shapes, after: Shapes) -> Dims:
+    """Returns the sizes that differ; a tensor with another number of axes counts as zero wide."""
+    dims = {}
+    for name, shape in before.items():
+        other = after[name] if len(after[name]) == len(shape) else (0,) * len(shape)
+        dims.update({(name, axis): (a, b) for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b})
+    return dims
+
+
+def output_axis(layer: nn.Module | None, key: str) -> int:
+    """Returns the axis of a layer's tensor that is the layer's width."""
+    if hasattr(layer, "embedding_dim") or (getattr(layer, "transposed", False) and key == "weight"):
+        return 1
+    if type(layer).__name__ == "Conv1D" and key == "weight":  # transformers: [inputs, outputs]
+        return 1
+    return 0
