@@ -143,7 +143,10 @@ class Connected(Drawing):
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the masked weights W ∘ mask / (1 − p), by name."""
-        return {key: stored_weight(self, key) * getattr(self, _mask(key)) / (1 - self.p) for key in self.replaced}
+        return {key: self._masked(key, stored_weight(self, key)) for key in self.replaced}
+
+    def _masked(self, key: str, weight: Tensor) -> Tensor:
+        return (weight * getattr(self, _mask(key))).div_(1 - self.p)  # in place: no second copy of the weight
 
 
 class ConnectedWeights(Formed, Connected):
@@ -151,7 +154,7 @@ class ConnectedWeights(Formed, Connected):
 
     def form(self, key: str, stored: Tensor) -> Tensor:
         """Returns the masked weight W ∘ mask / (1 − p)."""
-        return stored * getattr(self, _mask(key)) / (1 - self.p)
+        return self._masked(key, stored)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module, which reads masked weights."""
@@ -164,9 +167,8 @@ class ConnectedComputed(Connected):
     @property
     def weight(self) -> Tensor:
         """The masked weight W ∘ mask / (1 − p)."""
-        layer: Any = self
         computed: Tensor = super().weight  # type: ignore[misc]
-        return computed * layer.weight_mask / (1 - self.p)
+        return self._masked("weight", computed)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer with its masked weight."""
