@@ -419,10 +419,17 @@ def plan(
     inputs = parse.example(example) if example else None
     job = None if job_name is None else find_job(job_name)
     network = job.network() if job is not None and factory is None else make_network(str(factory))
-    if job is None:
-        made = make_plan(network, parse.method(method), inputs)
-    else:
-        made = make_plan(network, job.method(method), job.example if inputs is None else inputs, output=job.output)
+    wanted = parse.method(method) if job is None else job.method(method)
+    output = None if job is None else job.output
+    try:
+        made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, output=output)
+    except InputError as error:
+        if inputs is None or not str(error).startswith("the model fails on the example"):
+            raise
+        reason = str(error).partition(". Give a batch")[0]
+        raise InputError(
+            f"{reason}. Type --example with a shape that it takes, batch first, as in 2,3,32,32, and 8x16:int64:30000 for ids"
+        ) from error
     if as_json:
         entries = {kind: [entry.name for entry in getattr(made, kind)] for kind in ("converted", "shared", "refused")}
         _print_json({"method": repr(made.method), **entries})
@@ -503,8 +510,11 @@ def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
 def in_flags(text: str, words: Sequence[str]) -> str:
     """Replaces arguments of Python in an error's text by the options of the command: `pass another out=` by `--out`.
 
-    An argument with a value stays, as in Recipe(lr=0.1): it is part of a line of Python.
+    An argument with a value stays, as in Recipe(lr=0.1): it is part of a line of Python. So does a text that begins with such a
+    line: the mistake is in a Python file.
     """
+    if re.match(r"[A-Z]\w*\(", text):
+        return text
     command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
     options = [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
     for option in options:
