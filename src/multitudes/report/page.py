@@ -19,7 +19,7 @@ from multitudes.figures.theme import LOOKS
 from multitudes.report import svg
 from multitudes.report.examples import Images, examples
 from multitudes.report.groups import Group, by_job, grouped, primary, ranked
-from multitudes.report.page_figures import drawn_groups, page_figures
+from multitudes.report.page_figures import diversity_note, drawn_groups, page_figures
 from multitudes.report.row import Row
 from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import Column, columns, glossary, legend, table, variant_columns
@@ -110,7 +110,7 @@ def _of_one_job(
         drawn[figure.section] = drawn.get(figure.section, "") + figure.html()
     several = any(len(group.rows) > 1 for group in groups)
     notes = {"cost": "All methods, averaged over seeds." if several else ""}
-    notes["diversity"] = f"The best methods with saved member predictions{'; first seed of each' if several else ''}."
+    notes["diversity"] = diversity_note(groups)
     notes["corruption"] = chosen.note(over_seeds=True)
     parts = {name: _figures(body, notes.get(name, chosen.note())) for name, body in drawn.items()}
     colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"diversity"} else {}

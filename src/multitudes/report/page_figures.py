@@ -100,8 +100,22 @@ def page_figures(groups: Sequence[Group], prefix: str = "") -> list[PageFigure]:
     drawn += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
     drawn += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
     drawn += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse")]
-    drawn += [diversity(chosen, group) for group in [g for g in chosen.groups if member_differences(g.first) is not None][:FEW]]
+    drawn += [diversity(chosen, group) for group in _with_members(chosen.groups)[:FEW]]
     return [figure for figure in drawn if figure is not None]
+
+
+def _with_members(groups: Iterable[Group]) -> list[Group]:
+    """Returns the groups whose rows have the predictions of several members."""
+    return [group for group in groups if member_differences(group.first) is not None]
+
+
+def diversity_note(groups: Sequence[Group]) -> str:
+    """Says how many of the ensembles with members' predictions have a figure of their diversity, if not all."""
+    count = len(_with_members(groups))
+    shown = f"the {FEW} best of {count} methods that have members' predictions" if count > FEW else ""
+    seeds = "first seed of each method" if any(len(group.rows) > 1 for group in groups) else ""
+    text = "; ".join(part for part in (shown, seeds) if part)
+    return f"Shown: {text}." if text else ""
 
 
 def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> PageFigure | None:
@@ -274,10 +288,11 @@ def diversity(chosen: DrawnGroups, group: Group) -> PageFigure | None:
         return None
     numbers = group.first.scores.task in ("gaussian", "regression")
     label = "Root mean square difference" if numbers else "Share of examples on which they differ"
+    name = chosen.names[group.label]
     index = [one.label for one in chosen.groups].index(group.label)
     body = svg.inline_both_themes(
-        lambda theme: figures.disagreement(matrix, label=label, theme=theme),
+        lambda theme: figures.disagreement(matrix, label=label, title=f"Members of {name}", theme=theme),
         f"{chosen.prefix}diversity-{index}",
-        f"Disagreement of the members of {chosen.names[group.label]}",
+        f"Disagreement of the members of {name}",
     )
     return PageFigure("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, for each pair of members.", body)
