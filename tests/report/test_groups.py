@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from multitudes.errors import InputError
-from multitudes.report.groups import grouped, leaders, primary, ranked, ratios
+from multitudes.report.groups import by_job, grouped, leaders, primary, ranked, ratios
 from multitudes.report.row import Row
 from multitudes.scores.scores import Scores
 
@@ -114,3 +114,12 @@ def test_infinite_scores_have_a_mean(scored: Make) -> None:
     value = group.value("nll")
     assert value is not None
     assert value.mean == math.inf
+
+
+def test_jobs_differ_in_task_data_or_name(scored: Make) -> None:
+    a, b = scored("a", accuracy=1, settings={"data": "x"}), scored("a", accuracy=1, settings={"data": "y"})
+    jobs = by_job(grouped([a, b]))
+    assert {name: [group.label for group in groups] for name, groups in jobs.items()} == {"x": ["a"], "y": ["a"]}
+    number = scored("c", task="gaussian", rmse=1, settings={"data": "x"})
+    assert list(by_job(grouped([a, number]))) == ["x (classes)", "x (gaussian)"]
+    assert len(by_job(grouped([a, scored("b", accuracy=1)]))) == 1, "a row that does not say its data is compared"

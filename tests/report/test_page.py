@@ -74,7 +74,7 @@ def checked(path: Path) -> Checked:
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the figures, which take most of the time."""
-    monkeypatch.setattr(import_module("multitudes.report.page"), "page_figures", lambda groups: [])
+    monkeypatch.setattr(import_module("multitudes.report.page"), "page_figures", lambda *_: [])
 
 
 FULL = [pytest.param(task, marks=pytest.mark.slow) for task in ("binary", "multilabel", "regression")]
@@ -100,6 +100,40 @@ def test_plain_scores_are_enough(tmp_path: Path) -> None:
     found = checked(report([Scores({"accuracy": math.nan}, task="classes")], tmp_path / "page.html"))
     assert "NaN" in found.text
     assert "reliability" not in found.ids
+
+
+def several_jobs(made: Make) -> list[Row]:
+    """A single network and an ensemble on wine, and the same ensemble on two other jobs."""
+    wine, text = ({"job": f"{name}:job", "data": name} for name in ("wine", "text"))
+    single = made("single", method="Single()", settings=wine)
+    return [
+        made("packed", settings=wine, seed=1),
+        made("packed", settings=text, seed=2),
+        single,
+        made("packed", "gaussian", settings=text),
+    ]
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_jobs_are_not_compared(made: Make, tmp_path: Path) -> None:
+    """Each has its own part, with a table, a verdict and labels of its own."""
+    path = report(several_jobs(made), tmp_path / "page.html", images=torch.rand(30, 3, 5, 4), classes=["a", "b", "c"])
+    found, page = checked(path), path.read_text(encoding="utf-8")
+    assert "3 jobs: wine (wine:job, classes), text (text:job, classes) and text (text:job, gaussian). Each" in found.text
+    assert {"job-1-table", "job-2-table", "job-3-table"} <= set(found.ids)
+    assert "packed (2)" not in found.text
+    above = page[page.index("</h1>") : page.index("<nav")]
+    assert "best" not in above.lower()
+    assert "<strong>" not in above
+    second = page[page.index('<section id="job-2"') : page.index('<section id="job-3"')]
+    assert "<td" in second
+    assert "<strong>" not in second.split("<tbody>")[1].split("</tbody>")[0], "one row is not the best of anything"
+    assert "the single network" not in second
+
+
+def test_figures_of_jobs_have_ids_of_their_own(made: Make, tmp_path: Path) -> None:
+    first, second, *_ = several_jobs(made)
+    assert {"job-1-reliability", "job-2-reliability"} <= set(checked(report([first, second], tmp_path / "page.html")).ids)
 
 
 @pytest.mark.slow
@@ -171,9 +205,9 @@ def test_the_page_shows_how_to_reproduce_a_row(made: Make, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_rows_of_different_tasks_are_shown_with_a_warning(made: Make, tmp_path: Path) -> None:
+def test_rows_of_different_tasks_are_shown_apart(made: Make, tmp_path: Path) -> None:
     found = checked(report([made("a"), made("b", "gaussian")], tmp_path / "page.html"))
-    assert "different tasks" in found.text
+    assert "2 jobs: classes and gaussian." in found.text
 
 
 @pytest.mark.usefixtures("without_figures")

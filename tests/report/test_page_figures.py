@@ -10,7 +10,16 @@ import pytest
 
 from multitudes.report import svg
 from multitudes.report.groups import grouped
-from multitudes.report.page_figures import RUNS, corruption, cost_quality, diversity, drawn_groups, ood, page_figures
+from multitudes.report.page_figures import (
+    RUNS,
+    corruption,
+    cost_quality,
+    diversity,
+    diversity_note,
+    drawn_groups,
+    ood,
+    page_figures,
+)
 from multitudes.report.row import Row
 
 Make = Callable[..., Row]
@@ -127,3 +136,18 @@ def test_the_caption_of_diversity_names_the_group(made: Make) -> None:
     captions = [figure.caption for group in chosen.groups if (figure := diversity(chosen, group))]
     assert captions[0].startswith("a: share of examples")
     assert captions[1].startswith("b: root mean square")
+
+
+def test_the_note_of_diversity_says_how_many_are_shown(made: Make) -> None:
+    rows = [made(f"m{index}", seed=index) for index in range(5)]
+    assert diversity_note(grouped(rows)) == "Shown: the 3 best of 5 methods that have members' predictions."
+    assert diversity_note(grouped(rows[:3])) == ""
+    assert diversity_note(grouped([made("a", seed=0), made("a", seed=1)])) == "Shown: first seed of each method."
+
+
+def test_a_figure_of_diversity_has_its_method_as_title(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svg, "inline_both_themes", lambda draw, name, label: draw("light").axes[0].get_title("left"))
+    chosen = drawn_groups(grouped([made("packed")]))
+    found = diversity(chosen, chosen.groups[0])
+    assert found is not None
+    assert found.body == "Members of packed"

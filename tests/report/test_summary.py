@@ -69,8 +69,7 @@ def test_highlights_have_a_card_for_each_kind_of_score(scored: Make) -> None:
     assert highlights(groups[:1], columns(groups)[0]) == ""
 
 
-def test_different_tasks_and_data_give_a_warning(scored: Make) -> None:
-    a, b = scored("a", accuracy=1, settings={"data": "x"}), scored("b", accuracy=1, settings={"data": "<y>"})
-    assert "different data (x, &lt;y&gt;)" in warning(grouped([a, b]))
-    assert "different tasks (classes, gaussian)" in warning(grouped([a, scored("c", task="gaussian", rmse=1)]))
+def test_different_budgets_give_a_warning(scored: Make) -> None:
+    a, b = scored("a", accuracy=1, settings={"budget": "x"}), scored("b", accuracy=1, settings={"budget": "<y>"})
+    assert "different budgets (x, &lt;y&gt;)" in warning(grouped([a, b]))
     assert warning(grouped([a])) == ""

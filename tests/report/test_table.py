@@ -21,12 +21,12 @@ def cells(text: str, row: str) -> list[str]:
     return re.findall(r"<td.*?</td>", line)
 
 
-def test_main_scores_come_first_then_costs_detection_and_other_scores(made: Make) -> None:
+def test_main_scores_come_first_then_detection_costs_and_other_scores(made: Make) -> None:
     row = made(cost={"parameters": 3, "single_parameters": 1, "watts": 2, "latency": 1.0, "step": 2.0}, seconds=3.0)
     row = Row(**{**vars(row), "scores": mt.score(row.prediction, ood={"svhn": row.prediction})})
     first, rest = columns(grouped([row]))
     titles = (
-        "NLL, ECE, Accuracy, Training step, Prediction time, Parameters, Watts, AUROC svhn (entropy), AUROC svhn (best), "
+        "NLL, ECE, Accuracy, AUROC svhn (entropy), Training step, Prediction time, Parameters, Watts, AUROC svhn (best), "
         "Training, Brier, AURC"
     )
     assert [column.title for column in first] == titles.split(", ")

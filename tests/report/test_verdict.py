@@ -74,7 +74,8 @@ def test_gain_cost_and_failures_are_said(scored: Make) -> None:
         "is best: NLL 0.3000 instead of 0.7000, at 1.50 × its prediction time and 9.00 × its multiply-adds. "
         "By NLL, 1 of 2 ensembles is clearly better than the single network, and none is clearly worse. At the epoch of the "
         "lowest validation NLL: 1 better, none worse. After temperature scaling: 1 better, none worse. "
-        "By other scores, clear differences only: Accuracy none better, 1 worse; AUROC (entropy) 1 better, 1 worse."
+        "Other scores against the single network: by accuracy 1 is clearly worse; "
+        "by AUROC (entropy) 1 is clearly better and 1 clearly worse."
     )
 
 

@@ -135,6 +135,7 @@ def test_a_plan() -> None:
         (["plan", "jobs_of_shell:owm", "--example", "2,6"], 2, "'owm'.*'own'"),
         (["plan"], 2, "MODULE:FACTORY is missing: .*--example, or --job"),
         (["plan", "jobs_of_shell:own"], 2, "--example is missing"),
+        (["plan", "jobs_of_shell:own", "--example", "2,11"], 2, r"fails .*Type --example with a shape .*ids $"),
         (["plan", "jobs_of_shell:x", "--example", "2,6"], 2, "jobs_of_shell:x .*Module"),
     ],
 )
@@ -162,6 +163,8 @@ def test_texts_name_options_of_the_command() -> None:
     """Arguments of Python become options, unless they have a value: then they are part of a line of Python."""
     told = commands.in_flags("pass resume=True, or another out=. Give root=, not Recipe(lr=0.1) or f(out=path)", ["train"])
     assert told == "pass --resume, or another --out. Give --root, not Recipe(lr=0.1) or f(out=path)"
+    wrong = "Job(nam=...): there is no such setting: type name=. Settings: name"
+    assert commands.in_flags(wrong, ["train"]) == wrong, "the mistake is in the job's file"
     assert commands.in_flags("Give root=.", ["score"]) == "Give root=.", "score has no such option"
 
 

@@ -22,8 +22,8 @@ def trial(folder: Path, name: str) -> Trial:
     )
 
 
-def shown(table: SweepTable) -> str:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def shown(table: SweepTable, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(table)
     return console.export_text()
@@ -67,6 +67,20 @@ def test_each_ood_set_has_a_column_and_numbers_have_an_nll(tmp_path: Path) -> No
     lines = [[cell.strip() for cell in line.split("│")[2:-1]] for line in shown(table).splitlines() if "│" in line]
     assert lines == [["7", "done", "0.500", "0.750", "0.625", "1"], ["7", "epoch 1/3", "1.250", "", "", ""]]
     assert "OOD AUROC far" in shown(table)
+
+
+def test_scores_are_readable_in_a_narrow_terminal(tmp_path: Path) -> None:
+    names = ["packed(alpha=2,gamma=2,members=4)", "single", "batchensemble"]
+    table = SweepTable([trial(tmp_path, name) for name in names])
+    values = {"accuracy": 0.8125, "nll": 0.5, "ece": 0.0625, "digits/auroc/msp": 0.75, "svhn/auroc/msp": 0.625}
+    row = Row(name="a", method="A()", scores=Scores(values, task="classes"), seconds=123.0)
+    for one in table.trials[:2]:
+        table.update(one, row)
+    table.update(table.trials[2], mt.ConversionError("no luck"))
+    text = shown(table, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for number in ("0.812", "0.500", "0.062", "0.750", "0.625", "123"):
+        assert text.count(number) == 2
 
 
 def test_half_written_files_count_as_missing(tmp_path: Path) -> None:

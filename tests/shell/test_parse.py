@@ -47,8 +47,6 @@ def test_the_text_overrides_settings_of_the_job() -> None:
         (parse.method, "packed(**{})", "name=value"),
         (parse.method, "packed(alpha=-1)", "alpha"),
         (parse.method, "", "method ''"),
-        (parse.seeds, "a", "--seeds 'a'"),
-        (parse.seeds, "4-0", "--seeds '4-0'"),
         (parse.shape, "two", "--example 'two'"),
         (parse.shape, "2,0", "--example '2,0'"),
         (lambda text: parse.example([text]), "8x3:whole", "type such as float32"),
@@ -74,11 +72,6 @@ def test_examples_are_random_numbers_and_ids() -> None:
     assert mask.dtype == torch.bool
     (numbers,) = parse.example(["8,3"]).tensors()
     assert float(numbers.std()) > 0.5
-
-
-def test_a_list_is_split_at_commas_outside_brackets() -> None:
-    assert parse.split_list("single, packed(alpha=2, gamma=2) ,mimo") == ["single", "packed(alpha=2, gamma=2)", "mimo"]
-    assert parse.split_list("") == []
 
 
 def test_a_factory_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,9 @@ def test_it_names_the_module_in_a_folder_and_elsewhere(tmp_path: Path, monkeypat
     ("name", "text"),
     [
         ("job.txt", "type job.txt.py"),
-        ("my-job.py", "type my_my_job.py"),
+        ("my-job.py", "type my_job.py"),
+        ("2-job.py", "type my_2_job.py"),
+        ("class.py", "type my_class.py"),
         ("json.py", "module json already.*my_json.py"),
         ("there.py", "exists already.*--force"),
     ],

@@ -116,10 +116,22 @@ def test_resume_equals_an_uninterrupted_run(name: str, tmp_path: Path) -> None:
 
 def test_another_optimizer_is_another_run(tmp_path: Path) -> None:
     mt.fit(made(), LOADER, RECIPE, out=tmp_path, optimizer=lambda p: AdamW(p, lr=0.01))
-    with pytest.raises(mt.FileError, match="another run"):
+    with pytest.raises(
+        mt.FileError, match=r"another run: the AdamW in optimizer= has another lr \(was 0.01, is 0.02\)\. Resume"
+    ):
         mt.fit(made(), LOADER, RECIPE, out=tmp_path, resume=True, optimizer=lambda p: AdamW(p, lr=0.02))
-    with pytest.raises(mt.FileError, match="another run"):
+    with pytest.raises(mt.FileError, match=r"another run: optimizer= was AdamW and is the recipe's\. Resume"):
         mt.fit(made(), LOADER, RECIPE, out=tmp_path, resume=True)
+
+
+def test_another_schedule_is_another_run(tmp_path: Path) -> None:
+    """The text has no private names of torch."""
+    options: Any = {"out": tmp_path, "optimizer": lambda p: AdamW(p, lr=0.01)}
+    mt.fit(made(), LOADER, RECIPE, scheduler=lambda o: StepLR(o, 1), **options)
+    with pytest.raises(mt.FileError, match=r"the StepLR in scheduler= has another step_size \(was 1, is 2\)\. Resume"):
+        mt.fit(made(), LOADER, RECIPE, scheduler=lambda o: StepLR(o, 2), resume=True, **options)
+    with pytest.raises(mt.FileError, match=r"scheduler= was StepLR and is the recipe's\. Resume"):
+        mt.fit(made(), LOADER, RECIPE, resume=True, **options)
 
 
 def test_a_plateau_reads_the_validation_score() -> None:

@@ -25,12 +25,14 @@ def disagreement(
     *,
     names: Sequence[str] | None = None,
     label: str = "Share of examples on which they differ",
+    title: str = "Disagreement of members",
     theme: Theme = "light",
     ax: Axes | None = None,
 ) -> Figure:
     """Draws the matrix ``[M, M]`` as a heat map. With up to 16 members each cell shows its number.
 
-    `names` are the members' names, by default 0, 1, ...; `label` is the label of the colour bar.
+    `names` are the members' names, by default 0, 1, ...; `label` is the label of the colour bar, and `title` the
+    figure's title.
     """
     colours, values = look(theme), read(matrix, "matrix", "M M", {})
     members = range(len(values)) if names is None else list(names)
@@ -39,7 +41,7 @@ def disagreement(
     ax = canvas.axes_or_new(ax, 4.3, colours)
     low, high = min(0.0, float(values.min())), float(values.max())
     image = ax.imshow(values, cmap=canvas.scale(colours), vmin=low, vmax=high if high > low else low + 1)
-    canvas.style_axes(ax, colours, title="Disagreement of members", x="Member", y="Member", grid=None)
+    canvas.style_axes(ax, colours, title=legend_text(title), x="Member", y="Member", grid=None)
     step = 1 if len(values) <= READABLE else math.ceil(len(values) / 10)
     shown = range(0, len(values), step)
     for axis in (ax.xaxis, ax.yaxis):

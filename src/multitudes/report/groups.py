@@ -136,6 +136,22 @@ def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
     return groups
 
 
+def by_job(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Returns the groups of each job by its name: those of one task, data and job, whose scores can be compared.
+
+    A setting that some rows lack divides nothing. Labels are unique within a job.
+    """
+    known = [name for name in ("data", "job") if all(isinstance(group.first.settings.get(name), str) for group in groups)]
+    jobs: dict[tuple[str, ...], list[Row]] = {}
+    for group in groups:
+        key = (*(group.first.settings[name] for name in known), group.first.scores.task)
+        jobs.setdefault(key, []).extend(group.rows)
+    if len(jobs) == 1:
+        return {next(iter(jobs))[0]: list(groups)}
+    short = len({key[0] for key in jobs}) == len(jobs)
+    return {key[0] if short else f"{key[0]} ({', '.join(key[1:])})": grouped(rows) for key, rows in jobs.items()}
+
+
 def primary(groups: Sequence[Group]) -> str | None:
     """Returns the key of the score that ranks the groups: the one that most groups have."""
     counts = {key: sum(group.value(key) is not None for group in groups) for key in PRIMARY}

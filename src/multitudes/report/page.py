@@ -18,13 +18,13 @@ from multitudes.errors import FileError, InputError
 from multitudes.figures.theme import LOOKS
 from multitudes.report import svg
 from multitudes.report.examples import Images, examples
-from multitudes.report.groups import Group, grouped, primary, ranked
-from multitudes.report.page_figures import drawn_groups, page_figures
+from multitudes.report.groups import Group, by_job, grouped, primary, ranked
+from multitudes.report.page_figures import diversity_note, drawn_groups, page_figures
 from multitudes.report.row import Row
 from multitudes.report.summary import highlights, summary, warning
 from multitudes.report.table import Column, columns, glossary, legend, table, variant_columns
 from multitudes.report.verdict import verdict
-from multitudes.report.wording import counted, duration, safe
+from multitudes.report.wording import counted, duration, listed, safe
 from multitudes.scores.scores import Scores
 from multitudes.storage import write
 from multitudes.version import __version__
@@ -58,8 +58,8 @@ def report(
     ood_images  the same for out-of-distribution sets, by name
     classes     names of the classes
 
-    Rows that differ only in their seed become one line with mean and standard deviation. Figures whose data the rows
-    lack are left out.
+    Rows that differ only in their seed become one line with mean and standard deviation. Rows of several jobs (data and task)
+    have a part of the page for each job, without images. Figures whose data the rows lack are left out.
     """
     groups = grouped(rows)
     target = Path(path)
@@ -75,32 +75,57 @@ def page(groups: Sequence[Group], title: str, images: Images, classes: Sequence[
     """Returns the page as text."""
     if isinstance(classes, str):
         raise InputError("classes= must be a list of names, not one str: classes=['cat', 'dog']")
+    jobs = by_job(groups)
+    if len(jobs) > 1:
+        return _page_of_jobs(jobs, title)
+    header, sections = _of_one_job(groups, images, classes)
+    return framed(title, header.pop("summary"), {PARTS[name]: (name, body) for name, body in sections.items()}, **header)
+
+
+def _page_of_jobs(jobs: Mapping[str, Sequence[Group]], title: str) -> str:
+    """Returns the page of several jobs, a part for each: nothing is compared across jobs, whose scores say nothing together."""
+    parts = {}
+    for index, (name, groups) in enumerate(jobs.items(), 1):
+        header, sections = _of_one_job(groups, Images(), None, f"job-{index}-")
+        body = f'<p class="summary">{header["summary"]}</p>{header["details"]}{header["warning"]}{header["highlights"]}'
+        body += "".join(_part(PARTS[key], f"job-{index}-{key}", own, level=3) for key, own in sections.items())
+        parts[name] = (f"job-{index}", body)
+    names = safe(listed(list(jobs)))
+    first = f"{counted(len(jobs), 'job')}: {names}. Each has a part of its own: scores are compared within a job."
+    return framed(title, first, parts)
+
+
+def _of_one_job(
+    groups: Sequence[Group], images: Images, classes: Sequence[str] | None, prefix: str = ""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns what stands above the sections (summary, details, warning, highlights), and the sections by their key.
+
+    prefix    the beginning of all ids of HTML
+    """
     chosen = drawn_groups(groups)
     best = ranked(groups, primary(groups))
     first, rest = columns(groups)
     drawn: dict[str, str] = {}
-    for figure in page_figures(groups):
+    for figure in page_figures(groups, prefix):
         drawn[figure.section] = drawn.get(figure.section, "") + figure.html()
     several = any(len(group.rows) > 1 for group in groups)
     notes = {"cost": "All methods, averaged over seeds." if several else ""}
-    notes["diversity"] = f"The best methods with saved member predictions{'; first seed of each' if several else ''}."
+    notes["diversity"] = diversity_note(groups)
     notes["corruption"] = chosen.note(over_seeds=True)
     parts = {name: _figures(body, notes.get(name, chosen.note())) for name, body in drawn.items()}
     colours = {group.label: index for index, group in enumerate(chosen.groups)} if drawn.keys() - {"diversity"} else {}
-    parts["scores"] = _scores(best, first, rest, colours)
-    parts["variants"] = _variants(best)
+    parts["scores"] = _scores(best, first, rest, colours, prefix)
+    parts["variants"] = _variants(best, prefix)
     parts["examples"] = examples(best, images, classes)
     parts["reproduce"] = "".join(_reproduce(group) for group in best)
-    sections = {name: parts[name] for name in PARTS if parts.get(name)}
     judged = verdict(groups)
-    return framed(
-        title,
-        shaded(summary(groups) if judged is None else judged.first, colours),
-        {PARTS[name]: (name, body) for name, body in sections.items()},
-        details="" if judged is None else shaded(judged.details(), colours),
-        warning=warning(groups),
-        highlights=highlights(groups, first),
-    )
+    header = {
+        "summary": shaded(summary(groups) if judged is None else judged.first, colours),
+        "details": "" if judged is None else shaded(judged.details(), colours),
+        "warning": warning(groups),
+        "highlights": highlights(groups, first),
+    }
+    return header, {name: parts[name] for name in PARTS if parts.get(name)}
 
 
 def shaded(text: str, colours: Mapping[str, int]) -> str:
@@ -132,8 +157,9 @@ def framed(title: str, summary: str, parts: Mapping[str, tuple[str, str]], *, st
     )
 
 
-def _part(heading: str, name: str, body: str) -> str:
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{safe(heading)}</h2>{body}</section>'
+def _part(heading: str, name: str, body: str, level: int = 2) -> str:
+    head = f'<h{level} id="{name}-title">{safe(heading)}</h{level}>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{head}{body}</section>'
 
 
 def _figures(body: str, note: str) -> str:
@@ -141,18 +167,20 @@ def _figures(body: str, note: str) -> str:
     return f'{above}<div class="figures">{body}</div>'
 
 
-def _scores(groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int]) -> str:
+def _scores(
+    groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int], prefix: str
+) -> str:
     """Returns the HTML of the first table with legend and glossary, and of a collapsed second table with the other scores."""
-    text = table(groups, first, "table", "Scores and costs, best first", primary(groups), colours)
+    text = table(groups, first, f"{prefix}table", "Scores and costs, best first", primary(groups), colours)
     text += f'<p class="note">{legend(groups, first)}</p>'
     text += f"<details><summary>What the columns mean</summary>{glossary(first)}</details>"
     if rest:
-        more = table(groups, rest, "all", "All other scores")
+        more = table(groups, rest, f"{prefix}all", "All other scores")
         text += f"<details><summary>{counted(len(rest), 'more score')}</summary>{more}{glossary(rest)}</details>"
     return text
 
 
-def _variants(groups: Sequence[Group]) -> str:
+def _variants(groups: Sequence[Group], prefix: str) -> str:
     """Returns the HTML of the table of variants; empty if rows have none."""
     shown = variant_columns(groups)
     if not shown:
@@ -161,7 +189,7 @@ def _variants(groups: Sequence[Group]) -> str:
         "Best epoch: that of the lowest validation NLL, or the highest density. Calibrated: after temperature scaling on the "
         "validation set, in a regression after scaling of variances."
     )
-    return f'<p class="note">{note}</p>{table(groups, shown, "variants-table", "The same runs, used otherwise")}'
+    return f'<p class="note">{note}</p>{table(groups, shown, f"{prefix}variants-table", "The same runs, used otherwise")}'
 
 
 def _reproduce(group: Group) -> str:

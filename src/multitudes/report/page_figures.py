@@ -52,6 +52,9 @@ class DrawnGroups(NamedTuple):
     choice: str
     """Which groups are shown, in words; empty if all are."""
 
+    prefix: str = ""
+    """The beginning of the figures' ids, which differs between the jobs of a page."""
+
     def note(self, over_seeds: bool = False) -> str:
         """Says which groups and seeds are shown, if not all. `over_seeds`: the figure averages over seeds."""
         seeds = "first seed of each method" if any(len(g.rows) > 1 for g in self.groups) and not over_seeds else ""
@@ -68,7 +71,7 @@ class DrawnGroups(NamedTuple):
         return [order.index(label) for label in labels]
 
 
-def drawn_groups(groups: Sequence[Group]) -> DrawnGroups:
+def drawn_groups(groups: Sequence[Group], prefix: str = "") -> DrawnGroups:
     """Chooses the groups that figures show."""
     key = primary(groups)
     order = ranked(groups, key)
@@ -87,18 +90,32 @@ def drawn_groups(groups: Sequence[Group]) -> DrawnGroups:
             f"the single network and the {RUNS - 1} best other methods" if chosen[0].is_single else f"the {RUNS} best methods"
         )
         choice = f"{best}{by}"
-    return DrawnGroups(tuple(chosen), names, choice)
+    return DrawnGroups(tuple(chosen), names, choice, prefix)
 
 
-def page_figures(groups: Sequence[Group]) -> list[PageFigure]:
-    """Returns all figures that can be drawn from the rows."""
-    chosen = drawn_groups(groups)
+def page_figures(groups: Sequence[Group], prefix: str = "") -> list[PageFigure]:
+    """Returns all figures that can be drawn from the rows. Their ids begin with `prefix`."""
+    chosen = drawn_groups(groups, prefix)
     drawn = [cost_quality(groups, chosen, key) for key in dict.fromkeys((primary(groups), "accuracy", "crps")) if key][:2]
     drawn += [reliability(chosen), risk_coverage(chosen), coverage(chosen)]
     drawn += [ood(chosen, name) for name in dict.fromkeys(n for group in chosen.groups for n in ood_sets(group.first))]
     drawn += [corruption(chosen, key) for key in ("accuracy", "ece", "rmse")]
-    drawn += [diversity(chosen, group) for group in [g for g in chosen.groups if member_differences(g.first) is not None][:FEW]]
+    drawn += [diversity(chosen, group) for group in _with_members(chosen.groups)[:FEW]]
     return [figure for figure in drawn if figure is not None]
+
+
+def _with_members(groups: Iterable[Group]) -> list[Group]:
+    """Returns the groups whose rows have the predictions of several members."""
+    return [group for group in groups if member_differences(group.first) is not None]
+
+
+def diversity_note(groups: Sequence[Group]) -> str:
+    """Says how many of the ensembles with members' predictions have a figure of their diversity, if not all."""
+    count = len(_with_members(groups))
+    shown = f"the {FEW} best of {count} methods that have members' predictions" if count > FEW else ""
+    seeds = "first seed of each method" if any(len(group.rows) > 1 for group in groups) else ""
+    text = "; ".join(part for part in (shown, seeds) if part)
+    return f"Shown: {text}." if text else ""
 
 
 def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> PageFigure | None:
@@ -131,7 +148,7 @@ def cost_quality(groups: Sequence[Group], chosen: DrawnGroups, key: str) -> Page
     log = max(across.values()) > 20 * min(across.values())
     body = svg.inline(
         lambda theme: figures.cost_quality(discs, **words, log=log, theme=theme),
-        f"cost-{key}",
+        f"{chosen.prefix}cost-{key}",
         f"Cost and quality of {listed([chosen.names[g.label] for g in known])}: {title(key)} over {words['cost']}",
     )
     best = {"higher": "the upper left is best", "lower": "the lower left is best"}[better]
@@ -174,7 +191,9 @@ def _curves(
         return None
     names = chosen.short_names(values)
     runs = dict(zip(names, values.values(), strict=True))
-    body = svg.inline(lambda theme: draw(runs, theme=theme), name, f"{label} of {listed(names)}", chosen.colours(values))
+    body = svg.inline(
+        lambda theme: draw(runs, theme=theme), f"{chosen.prefix}{name}", f"{label} of {listed(names)}", chosen.colours(values)
+    )
     return PageFigure("reliability", caption, body)
 
 
@@ -206,7 +225,7 @@ def ood(chosen: DrawnGroups, name: str) -> PageFigure | None:
     alike = {label: pair[:2] for label, pair in every.items() if pair[2] == criterion}
     names = chosen.short_names(alike)
     runs = dict(zip(names, alike.values(), strict=True))
-    where = f"ood-{ood_index(chosen, name)}"
+    where = f"{chosen.prefix}ood-{ood_index(chosen, name)}"
     label = f"{criterion.capitalize()} on the test set and on {name}, and the ROC, for {listed(names)}"
 
     def draw(kind: str, columns: int) -> str:
@@ -248,7 +267,10 @@ def corruption(chosen: DrawnGroups, key: str) -> PageFigure | None:
         )
     by_name = dict(zip(names, runs.values(), strict=True))
     body = svg.inline(
-        lambda theme: draw(by_name, score=title(key), theme=theme), f"corruption-{key}", label, chosen.colours(runs)
+        lambda theme: draw(by_name, score=title(key), theme=theme),
+        f"{chosen.prefix}corruption-{key}",
+        label,
+        chosen.colours(runs),
     )
     return PageFigure("corruption", caption, body)
 
@@ -266,10 +288,11 @@ def diversity(chosen: DrawnGroups, group: Group) -> PageFigure | None:
         return None
     numbers = group.first.scores.task in ("gaussian", "regression")
     label = "Root mean square difference" if numbers else "Share of examples on which they differ"
+    name = chosen.names[group.label]
     index = [one.label for one in chosen.groups].index(group.label)
     body = svg.inline_both_themes(
-        lambda theme: figures.disagreement(matrix, label=label, theme=theme),
-        f"diversity-{index}",
-        f"Disagreement of the members of {chosen.names[group.label]}",
+        lambda theme: figures.disagreement(matrix, label=label, title=f"Members of {name}", theme=theme),
+        f"{chosen.prefix}diversity-{index}",
+        f"Disagreement of the members of {name}",
     )
     return PageFigure("diversity", f"{group.label}: {label[:1].lower()}{label[1:]}, for each pair of members.", body)

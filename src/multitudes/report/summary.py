@@ -121,16 +121,10 @@ def _place(key: str) -> int | None:
 
 
 def warning(groups: Sequence[Group]) -> str:
-    """Returns a warning if the runs differ in task, data, number of examples or budget."""
+    """Returns a warning if the runs of a job differ in number of examples or budget."""
     different = []
-    tasks = {group.first.scores.task for group in groups}
-    data = distinct(groups, "data")
     sizes = {group.first.scores.examples for group in groups} - {0}
-    if len(tasks) > 1:
-        different.append(f"tasks ({', '.join(sorted(tasks))})")
-    if len(data) > 1:
-        different.append(f"data ({', '.join(data)})")
-    elif len(sizes) > 1:
+    if len(sizes) > 1:
         different.append(f"numbers of examples ({', '.join(f'{size:,}' for size in sorted(sizes))})")
     budgets = distinct(groups, "budget")
     if len(budgets) > 1:

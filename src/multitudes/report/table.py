@@ -19,7 +19,7 @@ FIRST = (
 """Scores of the first table, in this order; the second table has the others."""
 
 LEADING = 3
-"""Number of scores before the costs in the first table. After the costs come OOD detection and the other scores."""
+"""Number of scores before OOD detection and the costs in the first table, so that a screen shows these. The others follow."""
 
 VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "rmse")
 """Scores of the table of variants, in this order."""
@@ -58,10 +58,10 @@ def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     scores = {key: Column(key, title(key), meaning(key).about, meaning(key).better) for key in keys}
     costs = [name for name in (*COSTS, *_other_costs(groups)) if any(group.cost(name) is not None for group in groups)]
     spent = [Column(name, title(name), _about_cost(name), "lower", True) for name in costs]
-    told = [column for key in common for column in (scores[key], *_best_column(key, groups))]
+    told, best = [scores[key] for key in common], [column for key in common for column in _best_column(key, groups)]
     leading, others = ([scores[key] for key in part] for part in (first[:LEADING], first[LEADING:]))
     clock = [column for column in spent if column.key == "seconds"]
-    return [*leading, *(column for column in spent if column not in clock), *told, *clock, *others], [
+    return [*leading, *told, *(column for column in spent if column not in clock), *best, *clock, *others], [
         scores[key] for key in keys if key not in (*first, *common)
     ]
 

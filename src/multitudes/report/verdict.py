@@ -14,7 +14,7 @@ from typing import NamedTuple
 from multitudes.prediction.values import CLASSES
 from multitudes.report.groups import Group, ranked, ratios
 from multitudes.report.table import auroc_keys
-from multitudes.report.wording import listed, number, ratio, safe, title, title_in_sentence
+from multitudes.report.wording import listed, number, ratio, safe, title_in_sentence
 from multitudes.scores.meaning import meaning
 
 PROPER = "nll"
@@ -222,5 +222,15 @@ def _other_scores(single: Group, others: Sequence[Group]) -> str:
         result = compared(single, others, key, variant)
         if result.of:
             after = " after temperature scaling" if variant else ""
-            parts.append(f"{safe(title(key))}{after} {_better_and_worse(result)}")
-    return f"By other scores, clear differences only: {'; '.join(parts)}." if parts else ""
+            parts.append(f"by {safe(title_in_sentence(key))}{after} {_differing(result)}")
+    return f"Other scores against the single network: {'; '.join(parts)}." if parts else ""
+
+
+def _differing(result: Compared) -> str:
+    """Returns how many ensembles differ clearly, as half a sentence: 2 are clearly better and 1 clearly worse."""
+    counts = {how: len(own) for how, own in (("better", result.better), ("worse", result.worse)) if own}
+    if not counts:
+        return "none differs clearly"
+    verb = "is" if next(iter(counts.values())) == 1 else "are"
+    first, *rest = (f"{count} {{}}clearly {how}" for how, count in counts.items())
+    return " and ".join([first.format(f"{verb} "), *(text.format("") for text in rest)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,16 +14,13 @@ from multitudes.data.dataset import ignore_of
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.shell.jobs import Job
+from multitudes.shell.typed import amount
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import optimizer_for
 from multitudes.training.feed import Feed
 from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.recipe import Recipe
 
-UNITS = {
-    "epoch": "epochs", "epochs": "epochs", "s": "seconds", "second": "seconds", "seconds": "seconds", "flop": "flops",
-    "flops": "flops",
-}  # fmt: skip
 Step = Callable[[], None]
 Measure = Callable[[Step], float]
 
@@ -46,14 +42,7 @@ class Budget:
     @classmethod
     def read(cls, text: str) -> Budget:
         """Parses a budget as it is typed: `10 epochs`, `30 seconds`, `2e12 flops`. A bare number is epochs."""
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-        unit = UNITS.get(match[2] or "epochs") if match else None
-        if match is None or unit is None or not 0 < _number(match[1]) < float("inf"):
-            raise InputError(f"--budget {text!r} is not a budget: type '10 epochs', '30 seconds' or '2e12 flops'")
-        amount = _number(match[1])
-        if unit == "epochs" and amount != int(amount):
-            raise InputError(f"--budget {text!r}: epochs must be a whole number, such as '10 epochs'")
-        return cls(amount, unit)  # type: ignore[arg-type]
+        return cls(*amount(text))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return f"{self.amount:.12g} {self.unit}"
@@ -71,13 +60,6 @@ class Budget:
                 "Give at least that"
             )
         return int(self.amount / cost)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
 
 
 def _step(ensemble: Ensemble, criterion: TaskCriterion, feed: Feed | LoaderFeed, optimizer: torch.optim.Optimizer) -> None:

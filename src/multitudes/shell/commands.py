@@ -146,13 +146,19 @@ def bench(
     if epochs is not None:
         raise InputError(f"bench has no --epochs: type --budget '{epochs} epochs'")
 
-    from multitudes.shell import parse
+    from multitudes.shell import typed
+
+    texts, numbers = typed.split_list(methods), typed.seeds(seeds)
+    typed.check_methods(texts, job_name)
+    if budget:
+        typed.amount(budget)
+
     from multitudes.shell.jobs import find_job
     from multitudes.shell.live_table import live_table
     from multitudes.shell.steps import write_report
     from multitudes.shell.sweep import check_folders, run_trials, trials
 
-    sweep = trials(job_name, parse.split_list(methods), parse.seeds(seeds), budget or None, out, root)
+    sweep = trials(job_name, texts, numbers, budget or None, out, root)
     check_folders(sweep, out / "report.html", force)
     with live_table(sweep, live=False if as_json else None) as table:
         rows = run_trials(sweep, workers=workers, ray=ray, ray_address=ray_address, on_end=table.update)
@@ -190,6 +196,7 @@ def train(
     multitudes train --job myjob:job --method deep --out runs/deep && multitudes report runs
     """
     from multitudes.shell.told import Told, told_to_train
+    from multitudes.shell.typed import check_methods
 
     options: dict[str, Any] = {
         "job": job_name,
@@ -205,6 +212,7 @@ def train(
     if force and resume:
         raise InputError("--force replaces the run, and --resume continues it: leave one out")
     told = Told(**given) if force else told_to_train(out, given, resume)
+    check_methods([told.method], told.job)
 
     from multitudes.shell.steps import train_run
 
@@ -241,20 +249,26 @@ def predict(
 
     check_output(out, force, KINDS)
 
+    from multitudes.shell.typed import SPLITS, check_data, check_is_no_segmentation, unknown_name
+
+    check_is_no_segmentation(out, run)
+    check_data(data, run, job_name)
+
     from multitudes.prediction.predict import predict as run_ensemble
-    from multitudes.shell.jobs import find_job
-    from multitudes.shell.outputs import save_prediction
-    from multitudes.shell.parse import unknown_name
+    from multitudes.shell.jobs import find_job, first_of
+    from multitudes.shell.outputs import check_table, save_prediction
     from multitudes.shell.steps import calibrator_of, load_ensemble, told_of
 
     told = told_of(run, job_name, model, root)
     job = find_job(told.job, told.root)
-    splits = {"train": job.train, "test": job.test, "validation": job.validation, **job.ood}
+    splits = {**{name: getattr(job, name) for name in SPLITS}, **job.ood}
     datasets = {name: dataset for name, dataset in splits.items() if dataset is not None}
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
     calibrator = calibrator_of(run, job.epoch) if calibrated else None
     ensemble = load_ensemble(run, job, told)
+    if out.suffix.lower() == ".csv":
+        check_table(run_ensemble(ensemble, first_of(datasets[data]), tau_output=job.tau_output))
     prediction = job.in_original_units(run_ensemble(ensemble, datasets[data], tau_output=job.tau_output))
     prediction = prediction if calibrator is None else prediction.calibrated(calibrator)
     save_prediction(prediction, out, job.classes, with_targets=data not in job.ood)
@@ -393,6 +407,10 @@ def plan(
         missing = "MODULE:FACTORY" if factory is None else "--example"
         raise InputError(f"{missing} is missing: type MODULE:FACTORY with --example, or --job MODULE:FUNCTION")
 
+    from multitudes.shell.typed import check_methods
+
+    check_methods([method], factory or str(job_name))
+
     from multitudes.conversion.convert import plan as make_plan
     from multitudes.shell import parse
     from multitudes.shell.jobs import find_job
@@ -401,10 +419,17 @@ def plan(
     inputs = parse.example(example) if example else None
     job = None if job_name is None else find_job(job_name)
     network = job.network() if job is not None and factory is None else make_network(str(factory))
-    if job is None:
-        made = make_plan(network, parse.method(method), inputs)
-    else:
-        made = make_plan(network, job.method(method), job.example if inputs is None else inputs, output=job.output)
+    wanted = parse.method(method) if job is None else job.method(method)
+    output = None if job is None else job.output
+    try:
+        made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, output=output)
+    except InputError as error:
+        if inputs is None or not str(error).startswith("the model fails on the example"):
+            raise
+        reason = str(error).partition(". Give a batch")[0]
+        raise InputError(
+            f"{reason}. Type --example with a shape that it takes, batch first, as in 2,3,32,32, and 8x16:int64:30000 for ids"
+        ) from error
     if as_json:
         entries = {kind: [entry.name for entry in getattr(made, kind)] for kind in ("converted", "shared", "refused")}
         _print_json({"method": repr(made.method), **entries})
@@ -440,11 +465,11 @@ def census(
 
       multitudes census --libraries timm --only 'resnet*' --methods packed,deep --workers 2
     """
-    from multitudes.shell import parse
     from multitudes.shell.census.command import take_census
+    from multitudes.shell.typed import split_list
 
     taken = take_census(
-        libraries=parse.split_list(libraries), only=only, methods=parse.split_list(methods), sample=sample, workers=workers,
+        libraries=split_list(libraries), only=only, methods=split_list(methods), sample=sample, workers=workers,
         seconds=seconds, gigabytes=gigabytes, device=device, out=out, progress=False if as_json else None,
     )  # fmt: skip
     if as_json:
@@ -485,8 +510,11 @@ def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
 def in_flags(text: str, words: Sequence[str]) -> str:
     """Replaces arguments of Python in an error's text by the options of the command: `pass another out=` by `--out`.
 
-    An argument with a value stays, as in Recipe(lr=0.1): it is part of a line of Python.
+    An argument with a value stays, as in Recipe(lr=0.1): it is part of a line of Python. So does a text that begins with such a
+    line: the mistake is in a Python file.
     """
+    if re.match(r"[A-Z]\w*\(", text):
+        return text
     command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
     options = [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
     for option in options:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from multitudes import data, models
 from multitudes.conversion.convert import ensemble as convert
@@ -23,7 +23,8 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import Settings, check_value, explained
-from multitudes.shell.parse import import_by_name, method, methods_by_name, unknown_name
+from multitudes.shell.parse import import_by_name, method, methods_by_name
+from multitudes.shell.typed import unknown_name
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
 
@@ -165,6 +166,11 @@ class Job(Settings):
 def is_of_images(dataset: Any) -> bool:
     """Whether the inputs of a dataset are images ``[C, H, W]``."""
     return isinstance(dataset, Data) and len(dataset.shape) == 3
+
+
+def first_of(dataset: Any) -> Any:
+    """Returns the dataset of the first example alone."""
+    return dataset.subset(range(1)) if isinstance(dataset, Data) else Subset(dataset, range(1))
 
 
 def _as_data(name: str, dataset: Any) -> Any:

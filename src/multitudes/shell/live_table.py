@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.table import Table
 
@@ -19,6 +19,12 @@ from multitudes.shell.trial import Trial
 
 SHOWN = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "rmse": "RMSE"}
 """Columns of the table: score and heading. Scores that no trial has are left out; those of OOD sets follow."""
+
+NARROW = 100
+"""Terminals of fewer columns are narrow."""
+
+STATE, DIGITS = 14, 6
+"""Width of a trial's state, and least width of a score, which no terminal cuts: methods and headings fold instead."""
 
 OOD = "/auroc/msp"
 """The end of the key of an OOD set's score that has a column."""
@@ -36,22 +42,24 @@ class SweepTable:
         """Records the row of a trial, or its error."""
         self.outcomes[trial] = outcome
 
-    def __rich__(self) -> Table:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draws the table. In a narrow terminal it has no padding, and cuts states instead of scores."""
+        narrow = options.max_width < NARROW
         rows = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Row)]
         scores = [name for name in SHOWN if any(name in row.scores for row in rows)] or ["accuracy", "nll"]
         scores += dict.fromkeys(name for row in rows for name in row.scores if name.endswith(OOD))
         title = f"{len(rows)} of {len(self.trials)} trials, {time.perf_counter() - self.start:.0f} s"
-        table = Table(title=title, title_justify="left")
-        table.add_column("method", no_wrap=True)
-        table.add_column("seed", justify="right")
-        table.add_column("state", min_width=14, no_wrap=True)
+        table = Table(title=title, title_justify="left", padding=(0, 0) if narrow else (0, 1))
+        table.add_column("method", overflow="fold")
+        table.add_column("seed", justify="right", min_width=4)
+        table.add_column("state", no_wrap=True, min_width=None if narrow else STATE, max_width=STATE if narrow else None)
         for name in scores:
             heading = SHOWN.get(name) or f"OOD AUROC {name.removesuffix(OOD)}"
-            table.add_column(heading, justify="right")
-        table.add_column("seconds", justify="right")
+            table.add_column(heading, justify="right", min_width=DIGITS)
+        table.add_column("seconds", justify="right", min_width=3)
         for trial in self.trials:
             table.add_row(trial.name, str(trial.seed), *self._cells(trial, scores))
-        return table
+        yield table
 
     def _cells(self, trial: Trial, scores: list[str]) -> list[str]:
         """The state of a trial, its scores and its seconds."""

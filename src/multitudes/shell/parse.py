@@ -1,12 +1,11 @@
-"""Parses arguments of the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `0-4`, `2,3,32,32`, `8x16:int64`."""
+"""Parses arguments of the shell: `packed(alpha=2, gamma=2)`, `mypackage.nets:make`, `2,3,32,32`, `8x16:int64`."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,19 +15,12 @@ import torch
 from multitudes.engine.inputs import Inputs
 from multitudes.errors import InputError
 from multitudes.method import Method
+from multitudes.shell.typed import unknown_name
 
 
 def methods_by_name() -> dict[str, type[Method]]:
     """Returns every method class under its name in the shell, which is in lower case."""
     return {kind.__name__.lower(): kind for kind in Method.all()}
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """Makes the error for a name that does not exist: it lists the known names and suggests the nearest."""
-    names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f": did you mean {near[0]!r}?" if near else "."
-    return InputError(f"there is no {kind} {name!r}{hint} Known: {', '.join(names)}")
 
 
 def method(text: str, **settings: Any) -> Method:
@@ -54,36 +46,6 @@ def _keywords(text: str) -> dict[str, Any]:
         return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise InputError(f"cannot read {text!r}: type settings as name=value, as in 'packed(alpha=2, gamma=2)'") from error
-
-
-def split_list(text: str) -> list[str]:
-    """Splits a list at its commas, except at those inside brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
-
-
-def seeds(text: str) -> list[int]:
-    """Reads seeds: numbers with commas, ranges with a dash.
-
-    >>> seeds("0,4-6")
-    [0, 4, 5, 6]
-    """
-    numbers: list[int] = []
-    try:
-        for part in text.split(","):
-            first, dash, last = part.strip().partition("-")
-            numbers += range(int(first), int(last) + 1) if dash else [int(first)]
-    except ValueError as error:
-        raise InputError(f"--seeds {text!r} are not whole numbers: type 0,1,2 or a range, 0-4") from error
-    if not numbers:
-        raise InputError(f"--seeds {text!r} is an empty range: type the smaller number first, 0-4")
-    return numbers
 
 
 def shape(text: str) -> list[int]:

@@ -17,7 +17,8 @@ def write_job(path: Path, force: bool) -> str:
         raise InputError(f"{path} must be a Python file: type {path}.py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         good = "".join(letter if letter.isalnum() else "_" for letter in path.stem)
-        raise InputError(f"Python cannot import a file called {path.name}: type {path.with_name(f'my_{good}.py')}")
+        good = good if good.isidentifier() and not keyword.iskeyword(good) else f"my_{good}"
+        raise InputError(f"Python cannot import a file called {path.name}: type {path.with_name(f'{good}.py')}")
     place = path.resolve()
     here = place.is_relative_to(Path.cwd()) and all(part.isidentifier() for part in place.relative_to(Path.cwd()).parts[:-1])
     root = Path.cwd() if here else place.parent

@@ -51,8 +51,8 @@ def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = Fals
     ensemble = make_ensemble(job, told.method, told.model, told.seed)
     if force:
         remove_run(out)
-    told.save(out)
-    run = fit(ensemble, job.train, recipe, val=job.validation, out=out, resume=resume)
+    with told.saved(out):
+        run = fit(ensemble, job.train, recipe, val=job.validation, out=out, resume=resume)
     name = "".join(told.method.split()).lower()
     settings = {"job": told.job, "budget": f"{recipe.epochs} epochs"}
     if told.model is not None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from multitudes.errors import FileError, InputError
+from multitudes.errors import FileError, InputError, MultitudesError
 
-FILE = "command.json"
+FILE, CONFIG = "command.json", "config.json"
+CHECKPOINTS = "checkpoints/[0-9]*.safetensors"
 
 RUN_FILES = (
-    "config.json", "metrics.jsonl", "log.txt", "best.multitude", "last.multitude", "row.json", "row.safetensors", FILE,
-    "checkpoints/[0-9]*.safetensors",
+    CONFIG, "metrics.jsonl", "log.txt", "best.multitude", "last.multitude", "row.json", "row.safetensors", FILE,
+    CHECKPOINTS,
 )  # fmt: skip
 """All files of a run, as globs."""
 
@@ -59,6 +63,20 @@ class Told:
             raise FileError(f"cannot create the folder {folder}: {error.strerror or error}. Choose another --out") from error
         write(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1).encode())
 
+    @contextlib.contextmanager
+    def saved(self, folder: Path) -> Iterator[None]:
+        """Writes the options into a run's folder. If the run is refused, the old options come back."""
+        from multitudes.storage import write
+
+        options, config = _bytes(folder / FILE), _bytes(folder / CONFIG)
+        self.save(folder)
+        try:
+            yield
+        except MultitudesError:
+            if _bytes(folder / CONFIG) == config:
+                (folder / FILE).unlink() if options is None else write(folder / FILE, options)
+            raise
+
     @classmethod
     def load(cls, run: Path) -> Told | None:
         """Reads the options of a run from its folder, or from that of its file; None if they were not saved."""
@@ -100,14 +118,14 @@ def _of_row(folder: Path) -> Told | None:
 
 def has_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
-    return (folder / "config.json").exists()
+    return (folder / CONFIG).exists()
 
 
 def check_one_run(folder: Path) -> None:
     """Refuses a folder that holds runs, such as that of a sweep, where one run is meant, and names its runs."""
     if not folder.is_dir() or has_run(folder) or (folder / "row.json").is_file() or any(folder.glob("*.multitude")):
         return
-    inside = sorted({file.parent.name for name in ("config.json", "row.json") for file in folder.glob(f"*/{name}")})
+    inside = sorted({file.parent.name for name in (CONFIG, "row.json") for file in folder.glob(f"*/{name}")})
     if inside:
         names = ", ".join(inside[:NAMED]) + (", ..." if len(inside) > NAMED else "")
         raise InputError(f"{folder} holds runs: {names}. Give one of them, such as {folder / inside[0]}")
@@ -119,18 +137,41 @@ def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
     Raises FileError if the folder holds a run that would be replaced, or one that was told otherwise.
     """
     if not has_run(out):
+        if resume and "job" not in given:
+            raise _no_run(out)
         return Told(**given)
     if not resume:
         raise FileError(f"{out} already has a run: continue it with --resume, replace it with --force, or choose another --out")
+    done = max((int(file.stem) for file in out.glob(CHECKPOINTS)), default=0)
+    if given.get("epochs", done) < done:
+        raise FileError(
+            f"the run in {out} has done {done} epochs already: type --epochs {done} or more, or choose another --out"
+        )
     old = Told.load(out)
     if old is None:
         return Told(**given)
     free = ("epochs", "name", "root")
-    changed = [f"--{key} was {getattr(old, key)}, not {value}" for key, value in given.items() if value != getattr(old, key)]
-    changed = [text for text in changed if not text.startswith(tuple(f"--{key} " for key in free))]
+    before = {key: getattr(old, key) for key in given if key not in free}
+    changed = [
+        f"--{key} was {'that of the job' if value is None else value}, not {given[key]}"
+        for key, value in before.items()
+        if value != given[key]
+    ]
     if changed:
         raise FileError(f"{out} holds another run: {'; '.join(changed)}. Leave that out, or choose another --out")
     return dataclasses.replace(old, **given)
+
+
+def _no_run(out: Path) -> InputError:
+    """Makes the error for a folder to resume that holds no run: it suggests the run beside it with the nearest name."""
+    beside = [file.parent.name for file in out.parent.glob(f"*/{CONFIG}")]
+    near = get_close_matches(out.name, beside, n=1)
+    hint = f": did you mean {out.parent / near[0]}?" if near else "."
+    return InputError(f"there is no run in {out}{hint} To start one there, give --job")
+
+
+def _bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def remove_run(folder: Path) -> None:

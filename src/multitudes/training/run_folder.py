@@ -35,6 +35,8 @@ NAME = re.compile(r"\d{6,}\.safetensors")
 """File name of a checkpoint: its epoch."""
 FREE = ("epochs", "patience")
 """Settings of the recipe that a resumed run may change."""
+OWN = ("optimizer", "scheduler")
+"""Parts of the config that describe what the user gave in place of the recipe's."""
 FILES = ("config.json", "metrics.jsonl", "best.multitude", "last.multitude", "checkpoints/[0-9]*.safetensors")
 
 
@@ -119,21 +121,25 @@ class RunFolder:
         """Refuses the config of another run. Returns that of the run in the folder."""
         try:
             there = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(there, dict) and isinstance(there.get("settings"), dict):
+            if not isinstance(there, dict):
+                raise ValueError("it is no JSON object")
+            if isinstance(there.get("settings"), dict):
                 there["settings"] = current_settings(str(there.get("method")), there["settings"])
-            if isinstance(there, dict) and isinstance(recipe := there.get("recipe"), dict) and "best_by" in recipe:
+            if isinstance(recipe := there.get("recipe"), dict) and "best_by" in recipe:
                 recipe["best_by"] = current_score(recipe["best_by"])
-            old = _flat(there)
+            old = _flat({**there, **{name: None for name in OWN if name in there}})
         except (OSError, ValueError) as error:
             raise FileError(f"{file} cannot be read (restore it, or pass another out=): {error}") from error
-        new = _flat(json.loads(json.dumps(config)))
+        here = json.loads(json.dumps(config))
+        new = _flat({**here, **{name: None for name in OWN if name in here}})
         for name, value in _flat({"recipe": Recipe().settings()}).items():
             if name in new:
                 old.setdefault(name, value)  # a setting that recipes did not have when the run was started
         version = old.get("torch")
         if version is not None:
             old["torch"] = new.get("torch")
-        changed = [
+        changed = [text for name in OWN if (text := _own_change(name, there.get(name), here.get(name)))]
+        changed += [
             f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
             for name in new | old
             if name not in {f"recipe.{free}" for free in FREE} and _text(new.get(name)) != _text(old.get(name))
@@ -200,8 +206,30 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def _own_change(name: str, old: Any, new: Any) -> str:
+    """Says how the user's optimizer or scheduler changed: another kind, or settings without torch's private ones."""
+    if _text(old) == _text(new):
+        return ""
+    kinds = [None if one is None else one.get("kind") for one in (old, new)]
+    if kinds[0] != kinds[1]:
+        was, now = ("the recipe's" if kind is None else kind for kind in kinds)
+        return f"{name}= was {was} and is {now}"
+    before, after = (_flat({key: value for key, value in one.items() if key != "kind"}) for one in (old, new))
+    public = {
+        key: last for key in after | before if not (last := key.rpartition(".")[2]).startswith("_") and last != "first_lr"
+    }
+    changes = [
+        f"{last} (was {before.get(key)!r}, is {after.get(key)!r})"
+        for key, last in public.items()
+        if _text(before.get(key)) != _text(after.get(key))
+    ]
+    return f"the {kinds[0]} in {name}= has another {', '.join(changes[:3])}" if changes else ""
+
+
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the values of nested dicts by dotted names."""
+    """Returns the values of nested dicts, and of lists of dicts, by dotted names."""
+    if isinstance(config, list) and config and all(isinstance(one, Mapping) for one in config):
+        config = dict(enumerate(config))
     if not isinstance(config, Mapping):
         return {prefix: config}
     flat: dict[str, Any] = {}

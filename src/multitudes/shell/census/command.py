@@ -18,7 +18,7 @@ from multitudes.settings import Count, check_value
 from multitudes.shell.census.census import Limits, Pair, pairs, run_census
 from multitudes.shell.census.networks import INSTALLED_AS, LIBRARIES, installed, matching, networks
 from multitudes.shell.census.sample import sampled
-from multitudes.shell.parse import unknown_name
+from multitudes.shell.typed import unknown_name
 from multitudes.terminal import bar, is_shown
 
 
