@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multitudes as mt
 from multitudes import errors
+from multitudes.data import Data, of
 
 
 def test_the_drawing_shows_the_tree() -> None:
@@ -140,12 +143,46 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.fit(with_norm(), DataLoader(PAIRS, batch_size=7)), "two rows or more.*drop_last=True"),
         (lambda ens: mt.predict(ens, X).in_original_units(PAIRS), r"takes the Data .*not a TensorDataset: .*pred.mean \* std"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),
+        (lambda ens: Data([[1.0]], [0]), r"inputs= is a list: give a tensor or an array, torch.as_tensor\(x\)"),
+        (lambda ens: Data(PAIRS, Y), r"is a TensorDataset: convert the dataset with data.of\(dataset\)"),
+        (lambda ens: Data(np.array([["a"], ["b"]]), [0, 1]), "is a ndarray of <U1, not of numbers"),
+        (lambda ens: Data(X, ["a", "b"] * 4), r"targets= must be numbers.*classes.index"),
+        (lambda ens: of((X.numpy(), Y.numpy())), r"a pair of inputs and targets.*Data\(x, y\)"),
+        (lambda ens: of({"data": X, "target": Y}), r"is a dict with 'data', 'target': .*Data\(dataset\['data'\], "),
+        (lambda ens: of([(row, "cat") for row in X]), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.fit(ens, [(row, "cat") for row in X]), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.predict(ens, [(row, "cat") for row in X]), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.plan(nn.Linear(6, 1), mt.Deep(), X, task="gaussian"), r"\[8, 1\]: return torch.cat\("),
+        (lambda ens: mt.plan(network(), mt.Deep(), X, task="class"), "task='class' is unknown"),
+        (lambda ens: mt.plan(network(), mt.Deep(), X, class_axis=2), "class_axis=2"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y * 0 - 100)), "no target of the training set has a label: all are -100"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y * 0 + 9), ignore=9), "has a label: all are -100 or ignore=9"),
+        (lambda ens: setattr(ens, "calibrator", 1.3), r"ens.calibrator takes a calibrator, not a float: .*mixture=1.3\)"),
+        (lambda ens: mt.Recipe(epochs=2, warmup=5), r"Recipe\(epochs=2, warmup=5\): the warm-up would end after the training"),
+        (lambda ens: mt.score(mt.predict(ens, X), Y, ood={"": mt.predict(ens, X)}), "a set without a name, '': .*'svhn'"),
+        (lambda ens: mt.fit(one_output("binary"), TensorDataset(X, Y % 2 * 2 - 1)), r"target -1 is not .*give \(y > 0\)"),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_to_type(mistake: Callable[[mt.Ensemble], object], text: str, ens: mt.Ensemble) -> None:
     with pytest.raises(mt.MultitudesError, match=text):
         mistake(ens)
+
+
+def test_arrays_are_data() -> None:
+    """Inputs and targets as numpy arrays, also such that cannot be written to, keep their dtype."""
+    array = X.double().numpy()
+    array.flags.writeable = False
+    held = Data(array, Y.numpy())
+    assert torch.equal(held.inputs, X.double())
+    assert torch.equal(held.targets, Y)
+
+
+def test_a_plan_takes_what_an_ensemble_takes() -> None:
+    """So that `plan` shows what `ensemble` would do with the same arguments."""
+    names = [[*inspect.signature(function).parameters] for function in (mt.plan, mt.ensemble)]
+    assert names[0] == names[1]
+    assert not mt.plan(nn.Linear(6, 2), mt.Deep(), X, task="gaussian", class_axis=-1, check=False).refused
 
 
 def test_what_looks_like_a_mistake_and_is_none() -> None:

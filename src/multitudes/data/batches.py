@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from multitudes.data.dataset import Data
+from multitudes.data.labels import as_target_tensor
 from multitudes.engine.call_form import ANY, CallForm, is_packed
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
@@ -102,7 +103,14 @@ def unpack_batch(batch: Any, unpack: Unpack | None, form: CallForm) -> tuple[Inp
     return form.inputs(inputs), targets
 
 
+def refuse_names(targets: Any) -> None:
+    """Refuses names in place of numbers."""
+    if isinstance(targets, (tuple, list)) and any(isinstance(one, str) for one in targets):
+        as_target_tensor(targets)
+
+
 def _target_tensor(targets: Any) -> Tensor:
+    refuse_names(targets)
     try:
         return torch.as_tensor(targets)
     except (RuntimeError, TypeError, ValueError) as error:

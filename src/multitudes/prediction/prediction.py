@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
+from multitudes.data.labels import as_target_tensor
 from multitudes.errors import FileError, InputError
 from multitudes.lazy_names import meant
 from multitudes.prediction import uncertainty
 from multitudes.prediction.members import Members
-from multitudes.prediction.targets import as_target_tensor, members_first, reshaped
+from multitudes.prediction.targets import members_first, reshaped
 from multitudes.prediction.tasks import checked_task
-from multitudes.prediction.temperature import Calibrator
+from multitudes.prediction.temperature import Calibrator, checked_calibrator
 from multitudes.prediction.values import (
     CLASSES,
     as_member_tensor,
@@ -244,10 +245,7 @@ class Prediction:
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
         """Returns this prediction with the calibrator's temperatures applied."""
-        if not isinstance(calibrator, Calibrator):
-            raise InputError(
-                f"calibrated takes a calibrator, not a {type(calibrator).__name__}: mt.calibrate(held_out) fits one"
-            )
+        checked_calibrator(calibrator, "calibrated")
         if self.calibrator is not None:
             raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
         values, temperature = calibrator.applied(self.members, self.task)

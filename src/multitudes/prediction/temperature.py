@@ -103,6 +103,14 @@ class Calibrator:
         return about if self.variance is None else {**about, "variance": self.variance}
 
 
+def checked_calibrator(value: Any, taker: str) -> Calibrator:
+    """Returns a calibrator; refuses anything else, such as a temperature by itself."""
+    if isinstance(value, Calibrator):
+        return value
+    own = f", or multitudes.prediction.temperature.Calibrator(mixture={value:g})" if isinstance(value, (int, float)) else ""
+    raise InputError(f"{taker} takes a calibrator, not a {type(value).__name__}: mt.calibrate(held_out) fits one{own}")
+
+
 def _check_probabilities(task: str) -> None:
     if task not in CLASSES:
         raise InputError(

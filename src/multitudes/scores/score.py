@@ -105,7 +105,9 @@ def _criteria_by_set(prediction: Prediction, ood: Any) -> dict[str, Columns]:
 
 
 def _set_name(name: str, argument: str) -> str:
-    """Refuses names with a slash, because a slash separates the parts of a score's key."""
+    """Refuses names with a slash, because a slash separates the parts of a score's key, and names without a letter."""
+    if not str(name).strip():
+        raise InputError(f"{argument}= has a set without a name, {name!r}: name it, as in {argument}={{'svhn': ...}}")
     if "/" in str(name):
         raise InputError(f"{argument}= has a set named {name!r}: rename it without /")
     return name

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import ONE_TENSOR, Unpack, unpack_batch
+from multitudes.data.batches import ONE_TENSOR, Unpack, refuse_names, unpack_batch
 from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
@@ -72,6 +72,7 @@ class Reader:
         call, targets = unpack_batch(batch, self.unpack, self.form)
         if targets is None:
             raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass unpack=")
+        refuse_names(targets)
         if self.check is not None and isinstance(targets, Tensor):
             _check_finite(targets, numbers)
             self.check(targets)

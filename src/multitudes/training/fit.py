@@ -413,6 +413,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             tell(0, below=below, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
+    setup.criterion.check_has_label(float(mean))
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
 
 
