@@ -23,13 +23,14 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import reshaped
 from multitudes.prediction.uncertainty import MomentStream
 from multitudes.prediction.values import CLASSES, check_nan
-from multitudes.settings import Count, above, check_value
+from multitudes.settings import Count, above, check_value, takes_names
 from multitudes.terminal import bar
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
 
 
+@takes_names("give several inputs as one tuple, predict(ens, (x1, x2))")
 @torch.no_grad()
 def predict(
     ensemble: Ensemble,

@@ -19,8 +19,10 @@ from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA, SPREADS, glossary
 from multitudes.scores.scores import Scores
 from multitudes.scores.shift import BASELINES, Errors
+from multitudes.settings import takes_names
 
 
+@takes_names()
 def score(
     prediction: Prediction,
     targets: Any = None,
@@ -181,4 +183,4 @@ def _warn_if_collapsed(scores: Scores, prediction: Prediction) -> None:
         collapsed = scores["epistemic_std"] <= 1e-3 * scores["rmse"]
         shown = f"the standard deviation of their means is {scores['epistemic_std']:.2g}, and the RMSE {scores['rmse']:.2g}"
     if collapsed:
-        warnings.warn(f"the {prediction.count} members have collapsed into one network: {shown}", stacklevel=3)
+        warnings.warn(f"the {prediction.count} members have collapsed into one network: {shown}", stacklevel=4)

@@ -27,16 +27,10 @@ from multitudes.files.old_settings import current_metrics
 from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
+from multitudes.settings import takes_names
 from multitudes.terminal import Tell, bar, curve
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.fabric import (
-    check_fabric,
-    compiled,
-    fabric_for,
-    quiet_fabric,
-    replay_log,
-    torch_settings,
-)
+from multitudes.training.fabric import check_fabric, compiled, fabric_for, quiet_fabric, replay_log, torch_settings
 from multitudes.training.feed import Feed, explain_single_rows, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
@@ -100,6 +94,7 @@ Callback = Callable[[Run], Any]
 """Function that is called with the run after each epoch; one that returns True ends the training."""
 
 
+@takes_names("inputs and targets are one dataset, fit(ens, torch.utils.data.TensorDataset(x, y), recipe)", recipe=Recipe)
 def fit(
     ensemble: Ensemble,
     train: Any,
@@ -283,7 +278,7 @@ class _Setup:
         if text and not self.has_warned:
             self.has_warned = True
             self.log(text)
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=6)
 
     @property
     def is_first(self) -> bool:
@@ -520,7 +515,7 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
 
     def warn(text: str) -> None:
         setup.log(text)
-        warnings.warn(text, stacklevel=7)
+        warnings.warn(text, stacklevel=8)
 
     checkpoint = folder.newest(warn)
     if checkpoint is None:
