@@ -33,7 +33,7 @@ from multitudes.prediction.reduction import ReductionCheck
 from multitudes.prediction.tasks import Average, checked_task, values_of
 from multitudes.prediction.temperature import Calibrator, checked_calibrator
 from multitudes.prediction.uncertainty import moments
-from multitudes.settings import check_value
+from multitudes.settings import check_value, takes_names
 
 if TYPE_CHECKING:
     from multitudes.conversion.plan import Plan
@@ -140,6 +140,8 @@ class Ensemble(nn.Module):
         draws       for methods that draw: D draws to run instead of the members, tensors ``[D, ...]`` by name; the output is
                     ``[D, B, ...]``. With `rows`, which then names the draw of each row, the output is ``[B, ...]``
         """
+        if len(inputs) == 1 and not kwargs and is_packed(inputs[0]):
+            self.call_form.refuse_packed(inputs[0])
         call = Inputs(*inputs, **kwargs)
         if draws is not None and not self.method.draws:
             raise InputError(f"{type(self.method).__name__} has no random draws: leave draws= out")
@@ -260,6 +262,7 @@ class Ensemble(nn.Module):
         slots = [t.shape[1] for t in tree.tensors(batch.target) if batch.per_member and t.ndim > 1]
         return ranks * max(batch.count or next(iter(slots), 1), 1)
 
+    @takes_names()
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """Computes the loss of one training step.
 

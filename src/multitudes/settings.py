@@ -304,7 +304,7 @@ def _either(texts: list[str]) -> str:
 
 def _error(settings: Any, names: Any, text: str) -> InputError:
     shown = ", ".join(f"{name}={getattr(settings, name)!r}" for name in names)
-    return InputError(f"{type(settings).__name__}({shown}): {text}")
+    return InputError(f"{getattr(settings, 'shown_as', type(settings).__name__)}({shown}): {text}")
 
 
 @functools.cache

@@ -87,10 +87,16 @@ def _check_items(dataset: Any) -> None:
             f"dataset= is a {type(dataset).__name__} with {', '.join(keys[:6])}: choose its part that is a dataset, or give "
             f"its inputs and targets, Data(dataset[{keys[0] if keys else '...'}], dataset[{keys[1] if keys[1:] else '...'}])"
         )
-    if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(hasattr(part, "__array__") for part in dataset):
-        lengths = [len(part) if len(np.shape(part)) else 0 for part in dataset]
-        if lengths[0] == lengths[1] and len(np.shape(dataset[0])) != len(np.shape(dataset[1])):
-            raise InputError("dataset= is a pair of inputs and targets, not a dataset of such pairs: give them as Data(x, y)")
+    if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and unlike(*dataset):
+        raise InputError("dataset= is a pair of inputs and targets, not a dataset of such pairs: give them as Data(x, y)")
+
+
+def unlike(first: Any, second: Any) -> bool:
+    """Checks whether these are two tensors or arrays of as many rows but other shapes, inputs and targets: not two items."""
+    if not (hasattr(first, "__array__") and hasattr(second, "__array__")):
+        return False
+    shapes = tuple(np.shape(first)), tuple(np.shape(second))
+    return shapes[0] != shapes[1] and shapes[0][:1] == shapes[1][:1]
 
 
 def _check_pairs(item: Any) -> None:

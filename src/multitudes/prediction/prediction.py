@@ -38,6 +38,8 @@ from multitudes.prediction.values import (
 NOT_DESCRIBED = ("probs", "logs", "mean", "aleatoric", "epistemic")
 """Names of cached tensors that `described` does not return."""
 
+OTHER_NAMES = {"probabilities": "probs", "classes_": "labels", "predictions": "labels", "class_labels": "labels"}
+"""Names that an attribute of a prediction has elsewhere."""
 PIECE = 1 << 20
 """Numbers in one piece of members' outputs: about as many as fit into a processor's cache."""
 
@@ -135,7 +137,8 @@ class Prediction:
             names = [one for one in dir(type(self)) if not one.startswith("_")]
             if name in names:
                 return object.__getattribute__(self, name)  # raises again what the property raised
-            raise AttributeError(f"a Prediction has no {name!r}{meant(name, names)}")
+            hint = f": did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else meant(name, names)
+            raise AttributeError(f"a Prediction has no {name!r}{hint}")
 
     def __len__(self) -> int:
         return self._shape[0]

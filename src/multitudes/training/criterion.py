@@ -52,10 +52,6 @@ class TaskCriterion:
 
     def __post_init__(self) -> None:
         check_value("class_axis", self.class_axis, Literal[1, -1, None])
-        if self.custom is not None and not callable(self.custom):
-            raise InputError(
-                f"criterion={self.custom!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()"
-            )
         check_declared(self.custom)
         if self.ignore is not None and self.task not in CLASSES:
             raise InputError(

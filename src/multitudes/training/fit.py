@@ -19,6 +19,7 @@ from multitudes.data.batches import Unpack
 from multitudes.data.dataset import ignore_of
 from multitudes.engine import tree
 from multitudes.engine.seeds import seed_all
+from multitudes.engine.selected_output import checked_output
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
@@ -112,7 +113,7 @@ def fit(
     loggers: Any = None,
     progress: bool | None = None,
     unpack: Unpack | None = None,
-    output: str | None = None,
+    output: str | int | None = None,
     class_axis: int | None = None,
     ignore: int | None = None,
     calibrate: bool = False,
@@ -144,7 +145,7 @@ def fit(
     loggers     loggers for that default Fabric
     progress    whether to show a progress bar; by default only in a terminal
     unpack      function that takes a batch of the dataloader apart into (input, targets)
-    output      name of the output tensor for the task's criterion and the validation, if the model returns several
+    output      name or place of the output tensor for the task's criterion and the validation, if the model returns several
     class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's, and
                 remembered there for `predict`
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
@@ -157,6 +158,7 @@ def fit(
     calls = checked_callbacks(callbacks)
     check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
+    output = checked_output(output)
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     class_axis = ensemble.class_axis if class_axis is None else class_axis
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
