@@ -250,7 +250,7 @@ def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
         mt.score(pred, Y).accuracy  # noqa: B018
     with pytest.raises(KeyError, match=r"member 0 are pred\.members\.logits\[0\]"):
         pred.members[0]  # type: ignore[index]
-    with pytest.raises(KeyError, match="no score 'accuracy' of task 'regression'; there are rmse"):
+    with pytest.raises(KeyError, match="no score 'accuracy'; there are rmse"):
         mt.score(mt.Prediction(mean=LOGITS), LOGITS[0])["accuracy"]
     with pytest.raises(AttributeError, match="has no 'probabilities': did you mean 'probs'"):
         pred.probabilities  # type: ignore[attr-defined]  # noqa: B018

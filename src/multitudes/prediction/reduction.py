@@ -114,11 +114,12 @@ def _explain_shapes(criterion: Any, output: Any, target: Any) -> Iterator[None]:
             raise
         if output.shape == target.shape:
             raise
+        name = _name(getattr(criterion, "custom", criterion))
         rows = bool(output.ndim and target.ndim) and len(output) != len(target)
         labels = not target.is_floating_point() and not rows
         give = "nn.CrossEntropyLoss() takes labels" if labels else "give one target per row of the outputs"
         raise InputError(
-            f"criterion={_name(getattr(criterion, 'custom', criterion))} fails on outputs {list(output.shape)} and targets {list(target.shape)} "
+            f"criterion={name} fails on outputs {list(output.shape)} and targets {list(target.shape)} "
             f"{target.dtype}: {give} ({error})"
         ) from error
 

@@ -70,7 +70,7 @@ class Scores(Mapping[str, float]):
 
             near = get_close_matches(name, self._values, n=3, cutoff=0.6)
             known = f"similar names: {', '.join(near)}" if near else f"there are {', '.join(self._values)}"
-            raise KeyError(f"there is no score {name!r} of task {self.task!r}; {known}")
+            raise KeyError(f"there is no score {name!r}; {known}")
         return self._values[name]
 
     if not TYPE_CHECKING:  # a type checker that saw it would take every attribute for one
