@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multitudes as mt
 from multitudes import errors
+from multitudes.data import Data, of, uci
 
 
 def test_the_drawing_shows_the_tree() -> None:
@@ -61,6 +64,13 @@ class TwoInputs(nn.Module):
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return self.first(a) + self.second(b)
+
+
+RAGGED = [(X[0], 0), (X[0, :4], 1)]
+
+
+def words() -> mt.Ensemble:
+    return converted(nn.Embedding(5, 3), torch.arange(4))
 
 
 def two_inputs() -> mt.Ensemble:
@@ -129,8 +139,8 @@ def ens() -> mt.Ensemble:
         (lambda ens: converted(TwoHeads(), task="gaussian"), r"two of \[8, 1\]: return torch.cat\(\[mean, raw_variance\], 1\)"),
         (lambda ens: mt.predict(two_inputs(), X), r"forward\(a, b\) takes 2 inputs, but the data has 1.*mt.Inputs\(a, b\)"),
         (lambda ens: two_inputs().loss(X, Y, nn.CrossEntropyLoss()), r"forward\(a, b\) takes 2 inputs.*the tuple \(a, b\)"),
-        (lambda ens: converted(TwoHeads()).loss(X, Y, nn.CrossEntropyLoss()), r"a tuple of 0, 1.*, output='0'\)"),
-        (lambda ens: mt.fit(converted(TwoHeads()), PAIRS), "the model returns 0, 1: choose one, as in output='0'"),
+        (lambda ens: converted(TwoHeads()).loss(X, Y, nn.CrossEntropyLoss()), r"a tuple of 0, 1.*, output=0\)"),
+        (lambda ens: mt.fit(converted(TwoHeads()), PAIRS), "the model returns 0, 1: choose one, as in output=0"),
         (lambda ens: one_output("regression").loss(X, X[:, 0], nn.MSELoss()), r"\[8, 1\] and targets \[8\].*y\[:, None\]"),
         (lambda ens: converted(network(), X.numpy()), r"is a ndarray, .*give a tensor, torch.as_tensor\(x\)"),
         (lambda ens: converted(network(), PAIRS), r"is a TensorDataset, .*next\(iter\(DataLoader\(dataset,"),
@@ -140,6 +150,62 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.fit(with_norm(), DataLoader(PAIRS, batch_size=7)), "two rows or more.*drop_last=True"),
         (lambda ens: mt.predict(ens, X).in_original_units(PAIRS), r"takes the Data .*not a TensorDataset: .*pred.mean \* std"),
         (lambda ens: mt.MCDropout(samples=10), "type members="),
+        (lambda ens: mt.fit(ens, [X, Y]), r"list of two tensors: .*TensorDataset\(x, y\)"),
+        (lambda ens: mt.fit(ens, RAGGED), "different shapes make no batch: pad .*collate_fn"),
+        (lambda ens: mt.predict(ens, RAGGED), "different shapes make no batch: pad .*collate_fn"),
+        (lambda ens: mt.predict(words(), torch.tensor([1, 9])), "ids from 1 to 9, but an embedding of 5 rows takes 0 to 4"),
+        (lambda ens: two_inputs()((X, X)), r"forward\(a, b\) takes its inputs one by one: call ens\(\*x\)"),
+        (lambda ens: mt.select(ens, mt.predict(ens, X), 2), "data= is a Prediction already: give .* the dataset"),
+        (lambda ens: ens.loss(X, Y), r"loss needs criterion: call loss\(x, y, criterion\)"),
+        (lambda ens: ens.loss(X, Y, "cross_entropy"), r"criterion='cross_entropy' must be a function.*nn.CrossEntropyLoss\(\)"),
+        (lambda ens: ens.loss(X, Y[:3], nn.CrossEntropyLoss()), r"outputs \[8, 3\] and targets \[3\].*one target per row"),
+        (lambda ens: mt.fit(ens, PAIRS, criterion=nn.BCEWithLogitsLoss()), r"BCEWithLogitsLoss fails on .*nn.CrossEntropyLoss"),
+        (lambda ens: mt.fit(ens, PAIRS, callbacks=[lambda: None]), "must be functions that take the run"),
+        (lambda ens: converted(nn.Linear(6, 2), task="binary"), r"takes one logit.*\[8, 2\]: .*task='classes'"),
+        (lambda ens: converted(TwoInputs()), r"with every argument of its forward: mt.Inputs"),
+        (lambda ens: converted(nn.Embedding(5, 3), X), r"whole numbers for the embedding: x.long\(\)"),
+        (lambda ens: converted(nn.Embedding(5, 3), Y + 4), "ids from 0 to 4, or make the embedding larger"),
+        (lambda ens: converted(network(), X[:, :5]), "takes: inputs of the shapes, and in the order, that its forward takes"),
+        (lambda ens: mt.ensemble(network(), X, mt.Packed()), "^a Tensor is not a method"),
+        (lambda ens: mt.predict(nn.DataParallel(ens), X), "not a DataParallel of it: give its .module"),
+        (lambda ens: uci("enrgy", root="nowhere"), r"no standard dataset 'enrgy': did you mean 'energy'\?"),
+        (lambda ens: mt.predict(converted(TwoHeads()), X, output=5), "output=5 names no output: .* as in output=0"),
+        (lambda ens: mt.score(mt.predict(ens, X), Y, bins=0), r"^score\(bins=0\): bins must be"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), X, keep=["nosuch*"]), r"'nosuch\*'. Its modules are 0, 1, 2"),
+        (lambda ens: mt.fit(ens, PAIRS, epochs=3), r"fit\(epochs=3\): .* a setting of the recipe, mt.Recipe\(epochs=3\)"),
+        (lambda ens: mt.fit(ens, PAIRS, batch_size=3), r"a setting of the recipe, mt.Recipe\(batch=3\)"),
+        (lambda ens: mt.fit(ens, PAIRS, validation=PAIRS), r"fit\(validation=\.\.\.\): there is no such argument: type val="),
+        (lambda ens: mt.fit(ens, PAIRS, device="cuda"), r"move the ensemble, ens.to\('cuda'\)"),
+        (lambda ens: mt.fit(ens, X, Y, mt.Recipe()), r"4 arguments are given: .*one dataset, fit\(ens, torch.*TensorDataset"),
+        (lambda ens: mt.fit(ens), r"fit needs train: call fit\(ensemble, train\)"),
+        (lambda ens: mt.predict(ens, X, batch=7), "type batch_size="),
+        (lambda ens: mt.predict(ens, X, X), r"several inputs as one tuple, predict\(ens, \(x1, x2\)\)"),
+        (lambda ens: mt.score(mt.predict(ens, X), Y, bin=3), r"score\(bin=3\): .*type bins="),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), X, members=8), r"a setting of the method, as in mt.Deep\(members=8\)"),
+        (lambda ens: mt.ensemble(network(), mt.Deep()), r"ensemble needs example: call ensemble\(model, method, example\)"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), X, ["0"]), "4 arguments are given: .*keep="),
+        (lambda ens: mt.plan(network(), mt.Deep(), X, sed=1), "type seed="),
+        (lambda ens: mt.select(mt.predict(ens, X), 2), r"select needs k: call select\(ensemble, data, k\)"),
+        (lambda ens: mt.fit(ensemble=ens, train=PAIRS, recipe=3), "fit takes a Recipe, not a int"),
+        (lambda ens: mt.fit(ens, PAIRS, ensemble=ens), "multiple values for argument 'ensemble'"),
+        (lambda ens: Data([[1.0]], [0]), r"inputs= is a list: give a tensor or an array, torch.as_tensor\(x\)"),
+        (lambda ens: Data(PAIRS, Y), r"is a TensorDataset: convert the dataset with data.of\(dataset\)"),
+        (lambda ens: Data(np.array([["a"], ["b"]]), [0, 1]), "is a ndarray of <U1, not of numbers"),
+        (lambda ens: Data(X, ["a", "b"] * 4), r"targets= must be numbers.*classes.index"),
+        (lambda ens: of((X.numpy(), Y.numpy())), r"a pair of inputs and targets.*Data\(x, y\)"),
+        (lambda ens: of({"data": X, "target": Y}), r"is a dict with 'data', 'target': .*Data\(dataset\['data'\], "),
+        (lambda ens: of([(row, "cat") for row in X]), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.fit(ens, [(row, "cat") for row in X]), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.predict(ens, [(row, "cat") for row in X]), r"targets= must be numbers.*classes.index"),
+        (lambda ens: mt.plan(nn.Linear(6, 1), mt.Deep(), X, task="gaussian"), r"\[8, 1\]: return torch.cat\("),
+        (lambda ens: mt.plan(network(), mt.Deep(), X, task="class"), "task='class' is unknown"),
+        (lambda ens: mt.plan(network(), mt.Deep(), X, class_axis=2), "class_axis=2"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y * 0 - 100)), "no target of the training set has a label: all are -100"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y * 0 + 9), ignore=9), "has a label: all are -100 or ignore=9"),
+        (lambda ens: setattr(ens, "calibrator", 1.3), r"ens.calibrator takes a calibrator, not a float: .*mixture=1.3\)"),
+        (lambda ens: mt.Recipe(epochs=2, warmup=5), r"Recipe\(epochs=2, warmup=5\): the warm-up would end after the training"),
+        (lambda ens: mt.score(mt.predict(ens, X), Y, ood={"": mt.predict(ens, X)}), "a set without a name, '': .*'svhn'"),
+        (lambda ens: mt.fit(one_output("binary"), TensorDataset(X, Y % 2 * 2 - 1)), r"target -1 is not .*give \(y > 0\)"),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],
 )  # fmt: skip
@@ -148,8 +214,24 @@ def test_a_mistake_is_answered_with_what_to_type(mistake: Callable[[mt.Ensemble]
         mistake(ens)
 
 
+def test_arrays_are_data() -> None:
+    """Inputs and targets as numpy arrays, also such that cannot be written to, keep their dtype."""
+    array = X.double().numpy()
+    array.flags.writeable = False
+    held = Data(array, Y.numpy())
+    assert torch.equal(held.inputs, X.double())
+    assert torch.equal(held.targets, Y)
+
+
+def test_a_plan_takes_what_an_ensemble_takes() -> None:
+    """So that `plan` shows what `ensemble` would do with the same arguments."""
+    names = [[*inspect.signature(function).parameters] for function in (mt.plan, mt.ensemble)]
+    assert names[0] == names[1]
+    assert not mt.plan(nn.Linear(6, 2), mt.Deep(), X, task="gaussian", class_axis=-1, check=False).refused
+
+
 def test_what_looks_like_a_mistake_and_is_none() -> None:
-    """A batch of single numbers has one axis; a network's own error stays where the inputs are those of the conversion."""
+    """A batch of single numbers has one axis."""
 
     class OfNumbers(nn.Module):
         def __init__(self) -> None:
@@ -160,9 +242,6 @@ def test_what_looks_like_a_mistake_and_is_none() -> None:
             return self.last(x[:, None])
 
     assert mt.ensemble(OfNumbers(), mt.Deep(), X[0], seed=0, check=False)(X[0]).shape == (4, 6, 2)
-    words = mt.ensemble(nn.Embedding(5, 3), mt.Deep(members=2), torch.arange(4), seed=0, check=False)
-    with pytest.raises(IndexError, match="out of range"):
-        mt.predict(words, torch.tensor([1, 9]))
 
 
 def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
@@ -171,6 +250,12 @@ def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
         mt.score(pred, Y).accuracy  # noqa: B018
     with pytest.raises(KeyError, match=r"member 0 are pred\.members\.logits\[0\]"):
         pred.members[0]  # type: ignore[index]
+    with pytest.raises(KeyError, match="no score 'accuracy'; there are rmse"):
+        mt.score(mt.Prediction(mean=LOGITS), LOGITS[0])["accuracy"]
+    with pytest.raises(AttributeError, match="has no 'probabilities': did you mean 'probs'"):
+        pred.probabilities  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"from multitudes\.shell\.jobs import Job"):
+        mt.Job  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="a Prediction has no 'prob': did you mean 'probs'"):
         pred.prob  # type: ignore[attr-defined]  # noqa: B018
 

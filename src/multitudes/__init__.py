@@ -112,6 +112,8 @@ _HOMES = {
 _HOME_OF = homes_of(_HOMES)
 _ROOMS = """analysis conversion data engine errors figures files method methods models prediction scores settings shell storage
     training""".split()
+_INNER = {"Job": "shell.jobs", "Data": "data", "Calibrator": "prediction.temperature"}
+"""Names that are not exported here, and their modules, for the error that says so."""
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -121,6 +123,8 @@ _public = importer("multitudes", _HOME_OF)
 
 def _imported(name: str) -> Any:
     """Imports a public name, or a folder of the package, when it is first used."""
+    if name in _INNER:
+        raise AttributeError(f"module 'multitudes' has no attribute {name!r}: from multitudes.{_INNER[name]} import {name}")
     return import_module(f"multitudes.{name}") if name in _ROOMS else _public(name)
 
 

@@ -31,12 +31,12 @@ from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
 from multitudes.prediction.reduction import ReductionCheck
 from multitudes.prediction.tasks import Average, checked_task, values_of
+from multitudes.prediction.temperature import Calibrator, checked_calibrator
 from multitudes.prediction.uncertainty import moments
-from multitudes.settings import check_value
+from multitudes.settings import check_value, takes_names
 
 if TYPE_CHECKING:
     from multitudes.conversion.plan import Plan
-    from multitudes.prediction.temperature import Calibrator
 
 COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shampoo", "SOAP", "NovoGrad")
 """Optimizers that use norms or shapes of whole tensors, which would mix members."""
@@ -77,6 +77,11 @@ class Ensemble(nn.Module):
         self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
         self._adopt_registers(engine.template)
         self.register_load_state_dict_post_hook(_loaded)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "calibrator" and value is not None:
+            checked_calibrator(value, "ens.calibrator")
+        super().__setattr__(name, value)
 
     def _adopt_registers(self, template: nn.Module) -> None:
         """Uses the template's parameters, buffers and modules as its own: names in checkpoints have no prefix."""
@@ -135,6 +140,8 @@ class Ensemble(nn.Module):
         draws       for methods that draw: D draws to run instead of the members, tensors ``[D, ...]`` by name; the output is
                     ``[D, B, ...]``. With `rows`, which then names the draw of each row, the output is ``[B, ...]``
         """
+        if len(inputs) == 1 and not kwargs and is_packed(inputs[0]):
+            self.call_form.refuse_packed(inputs[0])
         call = Inputs(*inputs, **kwargs)
         if draws is not None and not self.method.draws:
             raise InputError(f"{type(self.method).__name__} has no random draws: leave draws= out")
@@ -255,6 +262,7 @@ class Ensemble(nn.Module):
         slots = [t.shape[1] for t in tree.tensors(batch.target) if batch.per_member and t.ndim > 1]
         return ranks * max(batch.count or next(iter(slots), 1), 1)
 
+    @takes_names()
     def loss(self, x: Any, y: Any, criterion: Criterion, per_member: bool = False, global_batch: int | None = None) -> Tensor:
         """Computes the loss of one training step.
 

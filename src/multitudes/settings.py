@@ -25,8 +25,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Set
 from difflib import get_close_matches
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from multitudes.errors import InputError
 
@@ -68,6 +68,8 @@ Rate = Annotated[float, at_least(0), below(1)]
 """A number of at least 0 and below 1, such as a dropout rate or a momentum."""
 
 Kind = TypeVar("Kind")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ALIASES = {
     "members": "M k n num_members n_members ensemble_size num_estimators n_estimators num_models size samples num_samples "
@@ -80,6 +82,19 @@ ALIASES = {
     "class_weights": "weight weights class_weight", "branch_at": "split",
 }  # fmt: skip
 """Names that other libraries have for a setting, separated by spaces."""
+
+ARGUMENT_ALIASES = {
+    "batch_size": "batch bs", "val": "validation valid val_set val_data validation_data eval_set",
+    "out": "out_dir output_dir folder path save_dir", "callbacks": "callback", "loggers": "logger", "criterion": "loss loss_fn",
+    "targets": "y labels target", "example": "x input inputs sample", "data": "x inputs dataset",
+}  # fmt: skip
+"""Names that an argument of a function has elsewhere, also among our settings, separated by spaces."""
+
+ELSEWHERE = {
+    "members": "it is a setting of the method, as in mt.Deep({name}={value})",
+    "device": "move the ensemble, ens.to({value})",
+}
+"""Where arguments belong that a function does not take, by name."""
 
 KIND_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
 
@@ -125,8 +140,80 @@ class Settings:
 
 def _nearest(name: str, names: list[str]) -> str | None:
     """Returns the setting that an unknown name most likely means."""
-    alias = next((own for own, others in ALIASES.items() if own in names and name in others.split()), None)
+    aliases = [*ALIASES.items(), *ARGUMENT_ALIASES.items()]
+    alias = next((own for own, others in aliases if own in names and name in others.split()), None)
     return alias or next(iter(get_close_matches(name, names, n=1, cutoff=0.6)), None)
+
+
+def takes_names(positional: str = "", **settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a public function: arguments that it does not take are answered with the right name, or where they belong.
+
+    positional  what to type in place of more arguments without a name than the function takes
+    settings    arguments that are settings: an argument that is one of their fields is told to belong there
+
+    >>> @takes_names()
+    ... def train(data, *, epochs=1): ...
+    >>> train(0, epoch=3)
+    Traceback (most recent call last):
+    multitudes.errors.InputError: train(epoch=3): there is no such argument: type epochs=. Arguments: data, epochs
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_call(function.__name__, signature, args, kwargs, positional, settings)
+            return function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def check_call(
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    positional: str = "",
+    settings: Mapping[str, type] = MappingProxyType({}),
+) -> None:
+    """Checks that a function takes these arguments; see `takes_names`."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [parameter for parameter in signature.parameters if parameter != "self"]
+        unknown = [key for key in kwargs if key not in names]
+        ordered = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        needed = [one for one in ordered if signature.parameters[one].default is inspect.Parameter.empty]
+        missing = [one for one in needed[len(args) :] if one not in kwargs]
+        called = f"{name}({', '.join(one for one in needed if one != 'self')})"
+        if unknown:
+            shown = ", ".join(f"{key}={_short(kwargs[key])}" for key in unknown)
+            hint = _where(unknown[0], kwargs[unknown[0]], names, settings)
+            text = f"{name}({shown}): there is no such argument{hint}. Arguments: {', '.join(names)}"
+        elif missing:
+            text = f"{name} needs {' and '.join(missing)}: call {called}"
+        elif len(args) > len(ordered):
+            surplus = positional or f"give those after {ordered[-1]} by name, as in {names[len(ordered)]}=..."
+            text = f"{name} takes {', '.join(ordered)} without a name, but {len(args)} arguments are given: {surplus}"
+        else:
+            text = f"{name}: {error}: call {called}"
+        raise InputError(text) from None
+
+
+def _where(name: str, value: Any, names: list[str], settings: Mapping[str, type]) -> str:
+    """Says what an unknown argument is called, or where it belongs."""
+    for argument, kind in settings.items():
+        fields = [field.name for field in dataclasses.fields(kind)]
+        field = name if name in fields else None if _nearest(name, names) else _nearest(name, fields)
+        if field is not None:
+            return f": it is a setting of the {argument}, mt.{kind.__name__}({field}={_short(value)})"
+    near = _nearest(name, names)
+    if near is None and name in ELSEWHERE:
+        return f": {ELSEWHERE[name].format(name=name, value=_short(value))}"
+    return f": type {near}=" if near else ""
 
 
 def _short(value: Any) -> str:
@@ -217,7 +304,7 @@ def _either(texts: list[str]) -> str:
 
 def _error(settings: Any, names: Any, text: str) -> InputError:
     shown = ", ".join(f"{name}={getattr(settings, name)!r}" for name in names)
-    return InputError(f"{type(settings).__name__}({shown}): {text}")
+    return InputError(f"{getattr(settings, 'shown_as', type(settings).__name__)}({shown}): {text}")
 
 
 @functools.cache

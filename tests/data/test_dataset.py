@@ -202,7 +202,7 @@ WRONG = {
     "sum of bytes and floats": (lambda: made() + replace(made(), inputs=images().float()), "torch.uint8 and torch.float32"),
     "sum of read and unread": (lambda: made() + lazily(made()), r"in_memory\(\)"),
     "empty": (lambda: made(0), "is empty"),
-    "no tensor": (lambda: Data([1, 2], torch.zeros(2)), "data.of"),  # type: ignore[arg-type]
+    "no tensor": (lambda: Data([1, 2], torch.zeros(2)), r"torch\.as_tensor\(x\)"),  # type: ignore[arg-type]
     "too few targets": (lambda: Data(images(3), torch.zeros(2)), "3 inputs.* targets"),
     "label too large": (lambda: Data(images(3), torch.tensor([0, 1, 3]), classes="a b c".split()), "target 3 of example 2"),
     "label below 0": (lambda: Data(images(3), torch.tensor([0, -1, 2]), classes="a b c".split()), "target -1 of example 1"),

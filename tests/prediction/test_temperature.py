@@ -109,6 +109,7 @@ def test_it_ends_at_the_least_nll_whatever_the_logits(seed: int, scale: float, c
     logits = scale * torch.randn(1, count, classes, dtype=torch.float64, generator=generator)
     wrong = torch.rand(count, generator=generator) < 0.3
     targets = torch.where(wrong, torch.randint(classes, (count,), generator=generator), logits[0].argmax(1))
+    targets[0] = logits[0, 0].argmin()  # without an error there is no least NLL
     found = mt.calibrate(Prediction(logits=logits), targets).mixture
     assert LEAST * (1 - 1e-9) <= found <= MOST * (1 + 1e-9)
     logs = logits[0].log_softmax(1).clamp(min=-1e4)
@@ -118,13 +119,24 @@ def test_it_ends_at_the_least_nll_whatever_the_logits(seed: int, scale: float, c
 
 
 def test_a_perfect_and_a_hopeless_prediction() -> None:
-    """A perfect prediction gets a low temperature, an always wrong one the highest, and equal logits get 1."""
+    """A prediction without an error keeps T = 1 and warns, an always wrong one gets the highest, and equal logits get 1."""
     logits = torch.eye(3, dtype=torch.float64)[None] * 5
-    found = mt.calibrate(Prediction(logits=logits), torch.arange(3)).mixture
-    assert LEAST * (1 - 1e-9) <= found < 0.25
-    assert nll(logits[0], torch.arange(3), found) < 1e-8
+    with pytest.warns(UserWarning, match="all 3 held-out examples are predicted right, so .* T = 1.*more held-out data"):
+        assert mt.calibrate(Prediction(logits=logits), torch.arange(3)).mixture == 1
+    with pytest.warns(UserWarning, match="^the one held-out example is predicted right"):
+        assert mt.calibrate(Prediction(logits=logits[:, :1]), torch.arange(1)).mixture == 1
     assert mt.calibrate(Prediction(logits=logits), (torch.arange(3) + 1) % 3).mixture == pytest.approx(MOST)
     assert mt.calibrate(Prediction(logits=torch.zeros(2, 3, 4)), torch.arange(3)).mixture == pytest.approx(1)
+
+
+def test_members_without_an_error_keep_their_probabilities() -> None:
+    """Others are fitted all the same."""
+    logits = torch.eye(3, dtype=torch.float64).repeat(2, 2, 1) * 5
+    logits[1, 0] = logits[1, 1]
+    with pytest.warns(UserWarning, match="right by 1 of 2 members"):
+        first, second = mt.calibrate(Prediction(logits=logits), torch.arange(6) % 3, of="members").members
+    assert first == 1
+    assert second > 1
 
 
 def test_probabilities_without_logits() -> None:

@@ -61,8 +61,8 @@ def check_method(model: Any, method: Any) -> None:
         known = ", ".join(kind.__name__ for kind in Method.all())
         if isinstance(model, Method) and isinstance(method, nn.Module):
             raise InputError(f"the model comes first, then the method: ensemble(model, {model!r}, x)")
-        shown = f"a {type(method).__name__}" if isinstance(method, nn.Module) else repr(method)
-        raise InputError(f"{shown} is not a method: give an instance of one of {known}")
+        short = repr(method) if isinstance(method, str) else f"a {type(method).__name__}"
+        raise InputError(f"{short} is not a method: give an instance of one of {known}")
     if isinstance(getattr(model, "engine", None), Engine):
         raise InputError("the model is an ensemble already: give the network itself, or a member of it, ens.member(0)")
     if isinstance(model, (list, tuple)) and model and all(isinstance(one, nn.Module) for one in model):

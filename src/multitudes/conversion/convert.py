@@ -37,16 +37,26 @@ def plan(
     *,
     keep: Sequence[str] = (),
     at: Mapping[str, Method] | None = None,
+    task: str = "classes",
     seed: int | None = None,
     start: str = "fresh",
     batch_axis: BatchAxis = 0,
     chunk: int | None = None,
     output: str | int | None = None,
+    class_axis: int | None = None,
+    check: bool = True,
 ) -> Plan:
-    """Shows what `ensemble` would do with the same arguments: the modules it converts, shares or refuses; executors; cost."""
+    """Shows what `ensemble` would do with the same arguments: the modules it converts, shares or refuses; executors; cost.
+
+    A plan proves no laws, so `check` changes nothing; it is taken so that the arguments of both are the same.
+    """
+    checked_task(task)
+    check_value("class_axis", class_axis, Literal[1, -1, None])
     with steps(f"planning {type(method).__name__}") as timed:
         options: Any = {"keep": keep, "at": at, "start": start, "batch_axis": batch_axis, "chunk": chunk, "output": output}
         draft = make_draft(model, method, example, seed=seed, **options)
+        if not draft.plan.refused:
+            _check_outputs(draft, task)
         planned = draft.plan if draft.plan.refused else prove(draft, draft.stack(draft.trial_members))[0]
     return replace(planned, seconds=timed.seconds)
 

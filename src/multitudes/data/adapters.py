@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from multitudes.data.dataset import Data
+from multitudes.data.labels import as_target_tensor
 from multitudes.data.lazy import Lazy
 from multitudes.errors import InputError
 
@@ -46,6 +47,7 @@ def of(
     >>> of(pairs, classes=["cat", "dog"])
     Data(list: 2 × [2] float32, 2 classes)
     """
+    _check_items(dataset)
     data = _as_data(dataset)
     if data is not None:
         if (input, target) != (0, 1):
@@ -68,13 +70,33 @@ def of(
     inputs = Lazy(read, torch.arange(len(dataset)), (len(dataset), *read(0).shape))
     return Data(
         inputs if lazy else inputs.take(slice(None)),
-        torch.as_tensor(_read_targets(dataset, target) if targets is None else targets),
+        as_target_tensor(_read_targets(dataset, target) if targets is None else targets),
         name or type(dataset).__name__,
         _class_names(dataset, target) if classes is None else classes,
         mean,
         std,
         ignore=ignore,
     )
+
+
+def _check_items(dataset: Any) -> None:
+    """Refuses whole inputs and targets, as a pair or in a dict: they are no items."""
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        keys = list(map(repr, dataset))
+        raise InputError(
+            f"dataset= is a {type(dataset).__name__} with {', '.join(keys[:6])}: choose its part that is a dataset, or give "
+            f"its inputs and targets, Data(dataset[{keys[0] if keys else '...'}], dataset[{keys[1] if keys[1:] else '...'}])"
+        )
+    if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and unlike(*dataset):
+        raise InputError("dataset= is a pair of inputs and targets, not a dataset of such pairs: give them as Data(x, y)")
+
+
+def unlike(first: Any, second: Any) -> bool:
+    """Checks whether these are two tensors or arrays of as many rows but other shapes, inputs and targets: not two items."""
+    if not (hasattr(first, "__array__") and hasattr(second, "__array__")):
+        return False
+    shapes = tuple(np.shape(first)), tuple(np.shape(second))
+    return shapes[0] != shapes[1] and shapes[0][:1] == shapes[1][:1]
 
 
 def _check_pairs(item: Any) -> None:
@@ -138,8 +160,8 @@ def _tensor(value: Any) -> Tensor:
 def _read_targets(dataset: Any, target: int | str) -> Tensor:
     """Reads all targets: a Hugging Face column at once, otherwise item by item."""
     if isinstance(target, str) and target in (getattr(dataset, "column_names", None) or ()):
-        return torch.as_tensor(list(dataset[target]))
-    return torch.stack([torch.as_tensor(_entry(dataset[index], target)) for index in range(len(dataset))])
+        return as_target_tensor(list(dataset[target]))
+    return torch.stack([as_target_tensor(_entry(dataset[index], target)) for index in range(len(dataset))])
 
 
 def _class_names(dataset: Any, target: int | str) -> Sequence[str] | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from multitudes.data.dataset import Data
+from multitudes.data.labels import as_target_tensor
 from multitudes.engine.call_form import ANY, CallForm, is_packed
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
 from multitudes.errors import InputError
@@ -55,7 +56,7 @@ def batched(
         return len(data), ((Inputs.of(x), targets) for x, targets in pairs)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
-        return len(data) if sized else None, unpack_batches(DataLoader(data, batch_size), unpack, form)
+        return len(data) if sized else None, unpack_batches(collated(DataLoader(data, batch_size)), unpack, form)
     if isinstance(data, Iterable):
         return None, unpack_batches(data, unpack, form)
     raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
@@ -94,6 +95,24 @@ def unpack_batches(batches: Iterable[Any], unpack: Unpack | None, form: CallForm
         yield inputs, None if targets is None else _target_tensor(targets)
 
 
+def collated(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yields a loader's batches. Raises a clear error if torch cannot collate the examples."""
+    try:
+        yield from loader
+    except (TypeError, RuntimeError) as error:
+        if "stack expects each tensor to be equal size" in str(error):
+            raise InputError(
+                "examples of different shapes make no batch: pad or resize them in the dataset, or give a DataLoader whose "
+                f"collate_fn pads them, as torch.nn.utils.rnn.pad_sequence does ({error})"
+            ) from error
+        if "default_collate" not in str(error):
+            raise
+        raise InputError(
+            f"examples cannot be collated into a batch ({str(error).partition(':')[2].strip() or error}): return tensors, "
+            "or wrap a dataset of images or dicts, data.of(dataset, input=..., target=...)"
+        ) from error
+
+
 def unpack_batch(batch: Any, unpack: Unpack | None, form: CallForm) -> tuple[Inputs, Any]:
     """Takes a batch apart by the user's function or by the form."""
     if unpack is None:
@@ -102,7 +121,14 @@ def unpack_batch(batch: Any, unpack: Unpack | None, form: CallForm) -> tuple[Inp
     return form.inputs(inputs), targets
 
 
+def refuse_names(targets: Any) -> None:
+    """Refuses names in place of numbers."""
+    if isinstance(targets, (tuple, list)) and any(isinstance(one, str) for one in targets):
+        as_target_tensor(targets)
+
+
 def _target_tensor(targets: Any) -> Tensor:
+    refuse_names(targets)
     try:
         return torch.as_tensor(targets)
     except (RuntimeError, TypeError, ValueError) as error:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields, replace
 from reprlib import repr as abbreviate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from multitudes.data.labels import as_wide, check_finite, check_range
+from multitudes.data.labels import as_target_tensor, as_wide, check_finite, check_range
 from multitudes.data.lazy import Lazy, concatenate
 from multitudes.errors import InputError
 from multitudes.settings import explained
@@ -32,7 +33,8 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     """
 
     inputs: Tensor | Lazy
-    """Images as uint8 ``[N, C, H, W]`` or vectors as floats ``[N, D]``; or a `Lazy` that reads them on access."""
+    """Images as uint8 ``[N, C, H, W]`` or vectors as floats ``[N, D]``, a tensor or an array; or a `Lazy` that reads them on
+    access."""
 
     targets: Tensor
     """Labels or regression targets, ``[N, ...]``."""
@@ -62,13 +64,10 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     """For networks trained on ImageNet: the class of this dataset that each output belongs to, −1 for none; see `grouped`."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inputs, (Tensor, Lazy)):
-            raise InputError(
-                f"{self.name}: inputs= is a {type(self.inputs).__name__}: give a tensor, or convert the dataset with data.of"
-            )
+        self._set(inputs=_inputs(self.name, self.inputs))
         if not len(self.inputs.shape) or not len(self.inputs):
             raise InputError(f"{self.name}: inputs= is empty: give at least one example")
-        self._set(targets=_targets(self.name, self.inputs, torch.as_tensor(self.targets), self.classes, self.ignore))
+        self._set(targets=_targets(self.name, self.inputs, as_target_tensor(self.targets), self.classes, self.ignore))
         if self.classes is not None:
             self._set(classes=tuple(self.classes))
         for field in ("mean", "std"):
@@ -268,6 +267,22 @@ def _rows(index: Any, device: torch.device) -> Tensor | slice:
             f"index= must be a list of row numbers, a slice or a mask, not a tensor {list(rows.shape)} of {rows.dtype}"
         )
     return rows.long()
+
+
+def _inputs(name: str, inputs: Any) -> Tensor | Lazy:
+    """Returns inputs as a tensor, of the same dtype if they are an array; refuses others."""
+    if isinstance(inputs, (Tensor, Lazy)):
+        return inputs
+    kind = type(inputs).__name__
+    if isinstance(inputs, Dataset):
+        raise InputError(f"{name}: inputs= is a {kind}: convert the dataset with data.of(dataset)")
+    if not hasattr(inputs, "__array__"):
+        raise InputError(f"{name}: inputs= is a {kind}: give a tensor or an array, torch.as_tensor(x)")
+    array = np.require(inputs, requirements="W")  # torch warns of arrays that cannot be written to
+    try:
+        return torch.as_tensor(array)
+    except TypeError as error:
+        raise InputError(f"{name}: inputs= is a {kind} of {array.dtype}, not of numbers: encode what is no number") from error
 
 
 def _targets(name: str, inputs: Tensor | Lazy, targets: Tensor, classes: Sequence[str] | None, ignore: int | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,17 @@ IGNORED = -1
 """The label that we use inside for a pixel or token without a label, whatever number the dataset uses."""
 ROUNDING = 1e-2
 """How far probabilities may sum to something other than 1; half precision needs this much."""
+
+
+def as_target_tensor(targets: Any) -> Tensor:
+    """Returns targets as a tensor; refuses those that are not numbers."""
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "targets= must be numbers, classes as whole numbers from 0. For names: "
+            "targets = torch.tensor([classes.index(name) for name in names])"
+        ) from error
 
 
 def labelled(target: Tensor) -> Tensor:
@@ -67,9 +79,9 @@ def check_yes_or_no(target: Tensor, ignore: int = UNLABELLED) -> None:
     values = as_wide(target)
     wrong = ~((values >= 0) & (values <= 1)) & (values != ignore) & (values != UNLABELLED)
     if bool(wrong.any()):
-        raise InputError(
-            f"target {values[wrong][0].item()} is not 0, 1 or a probability between them: mark missing labels by ignore="
-        )
+        signs = bool(((values.abs() == 1) | ~wrong).all()) and not bool((values == 0).any())
+        instead = "for targets -1 and 1 give (y > 0)" if signs else "mark missing labels by ignore="
+        raise InputError(f"target {values[wrong][0].item()} is not 0, 1 or a probability between them: {instead}")
 
 
 def first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from multitudes.data.dataset import Data
 from multitudes.data.embedded import stored
 from multitudes.data.sources import Root, Source
 from multitudes.errors import FileError, InputError
+from multitudes.lazy_names import meant
 from multitudes.settings import Count, check_value
 
 Array = np.ndarray[Any, Any]
@@ -78,7 +79,13 @@ def uci(
         inputs, outputs = _columns(name, stored("regression.npz")[name], targets, "the package")
         rows = draw_split(len(inputs), split)
     else:
-        inputs, outputs, folder = read_table(name, root, targets)
+        try:
+            inputs, outputs, folder = read_table(name, root, targets)
+        except FileError as error:
+            near = "" if name in SIZES else meant(name, SIZES)
+            if not near:
+                raise
+            raise FileError(f"there is no standard dataset {name!r}{near} {error}") from error
         rows = year_split(len(inputs)) if name in YEAR else _read_split(name, folder, len(inputs), split)
     _check_finite(name, inputs, outputs)
     return _parts(name, split, inputs, outputs, *rows, standardise == "both")

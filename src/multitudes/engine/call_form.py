@@ -173,6 +173,12 @@ class CallForm:
             f"{why}: {advice or f'give them as {self._line(x)}'}"
         )
 
+    def refuse_packed(self, x: Any) -> None:
+        """Refuses a tuple, list or dict in a plain call of a network that takes its entries one by one."""
+        if self.count > 1 and not self._is_one and len(x) > 1:
+            stars = "**x" if isinstance(x, Mapping) else "*x"
+            raise InputError(f"forward{_parameters(self.signature)} takes its inputs one by one: call ens({stars})")
+
     def checked(self, call: Inputs) -> Inputs:
         """Returns the call, if it has as many tensors as forward needs."""
         given = len(call.args) + len(call.kwargs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.engine.tree import PLAIN, leaves
-from multitudes.errors import InputError
+from multitudes.errors import InputError, listed
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 """Types whose values are never copied."""
@@ -294,15 +294,17 @@ def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dic
     from fnmatch import fnmatchcase
 
     matches: dict[str, list[str]] = {}
-    missing = []
+    missing, unlike = [], False
     for glob in globs:
         hits = [n for n in names if fnmatchcase(n, glob)]
         matches[glob] = hits
         if not hits:
-            near = get_close_matches(glob, names, n=1, cutoff=0.0)
+            near = get_close_matches(glob, names, n=1, cutoff=0.5)
             missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
+            unlike = unlike or not near
     if missing:
-        raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}")
+        first = f". Its modules are {listed([name for name in names if name])}" if unlike else ""
+        raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}{first}")
     return matches
 
 

@@ -38,10 +38,15 @@ def output_of(outputs: Any, name: str | None) -> Tensor:
     if tensors.keys() == {""}:
         raise InputError(f"output={name!r} names no output: the model returns one tensor without a name. Leave output= out")
     if name not in tensors:
-        first = f"output={next(iter(tensors))!r}" if tensors else "a model that returns a tensor"
-        asked = "" if name is None else f"output={name!r} names no output: "
+        first = f"output={typed(next(iter(tensors)))}" if tensors else "a model that returns a tensor"
+        asked = "" if name is None else f"output={typed(name)} names no output: "
         raise InputError(f"{asked}the model returns {', '.join(tensors) or 'no tensor'}: choose one, as in {first}")
     return tensors[name]
+
+
+def typed(name: str) -> str:
+    """Returns the name of an output as it is typed: a place in a tuple is a number."""
+    return name if name.isdigit() else repr(name)
 
 
 def checked_output(output: Any) -> str | None:

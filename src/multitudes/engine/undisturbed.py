@@ -13,6 +13,7 @@ import torch
 
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import checked_seed, kept_randomness
+from multitudes.settings import check_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,10 +34,12 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
     they come when the user makes or calls it. Afterwards the global generators of python, numpy and torch are as before, also
     after an error. The one draw that remains is the documented one of seed=None, if the function returns.
     """
-    draws_seed = "seed" in inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    draws_seed = "seed" in signature.parameters
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_call(function.__name__, signature, args, kwargs)
         before = torch.get_rng_state()
         try:
             if draws_seed:

@@ -15,7 +15,7 @@ from multitudes.data.labels import first_not_finite
 from multitudes.engine.draws import CHUNK
 from multitudes.engine.inputs import Inputs, axes, cast_advice, count_rows
 from multitudes.engine.modules import WRAPPERS, unwrapped
-from multitudes.engine.selected_output import output_of
+from multitudes.engine.selected_output import checked_output, output_of
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.prediction import tasks
@@ -23,13 +23,14 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import reshaped
 from multitudes.prediction.uncertainty import MomentStream
 from multitudes.prediction.values import CLASSES, check_nan
-from multitudes.settings import Count, above, check_value
+from multitudes.settings import Count, above, check_value, takes_names
 from multitudes.terminal import bar
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
 
 
+@takes_names("give several inputs as one tuple, predict(ens, (x1, x2))")
 @torch.no_grad()
 def predict(
     ensemble: Ensemble,
@@ -40,7 +41,7 @@ def predict(
     amp: bool | torch.dtype = False,
     progress: bool | None = None,
     task: str | None = None,
-    output: str | None = None,
+    output: str | int | None = None,
     class_axis: int | None = None,
     ignore: int | None = None,
     moments_only: bool = False,
@@ -59,7 +60,7 @@ def predict(
     amp           autocast: True for bfloat16, or a dtype
     progress      whether to show a progress bar; by default on a terminal only
     task          meaning of the outputs; by default the ensemble's task
-    output        the name of the output tensor to use, if the network returns several
+    output        the name or place of the output tensor to use, if the network returns several
     class_axis    the class axis of one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's
     ignore        label that marks entries without a target, besides -100, which the prediction remembers for `score` and
                   others; by default the dataset's `ignore`
@@ -73,9 +74,12 @@ def predict(
     """
     called, ensemble = _as_called(ensemble), checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
+    if isinstance(data, Prediction):
+        raise InputError("data= is a Prediction already: give the inputs or the dataset that it was made of")
     if isinstance(data, list) and data and unpack is None:
         data = _as_call(data, ensemble)
     check_value("draws", draws, Count | None)
+    output = checked_output(output)
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     total, batches = batched(data, batch_size, ensemble.engine.batch_axis, unpack, ensemble.call_form)
     noise = noise_of(ensemble, data, task, tau_output)
@@ -135,10 +139,25 @@ def explain_inputs(ensemble: Ensemble, inputs: Inputs, subject: str = "the data 
         tensors, others = inputs.tensors(), example.tensors()
         pairs = zip(tensors, others, strict=False)
         alike = len(tensors) == len(others) and all(a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in pairs)
+        if isinstance(error, IndexError) and (advice := _id_advice(ensemble, tensors)):
+            raise RunError(f"{subject} {advice} ({error})") from error
         if isinstance(error, MultitudesError) or alike:
             raise
         give = cast_advice(tensors, [tensor.dtype for tensor in others]) or "give such inputs, or convert with these"
         raise RunError(f"{subject} {inputs}, but the ensemble was converted for {example}: {give} ({error})") from error
+
+
+def _id_advice(ensemble: Ensemble, tensors: list[Tensor]) -> str:
+    """Says which ids an embedding of the network does not have; "" if it may be something else."""
+    sizes = sorted({part.num_embeddings for part in ensemble.base.modules() if isinstance(part, nn.Embedding)})
+    ids = [t for t in tensors if t.numel() and t.dtype in (torch.int64, torch.int32)]
+    low, high = min((int(t.min()) for t in ids), default=0), max((int(t.max()) for t in ids), default=0)
+    if not sizes or (low >= 0 and high < sizes[0]):
+        return ""
+    rows = " and ".join(map(str, sizes))
+    return (
+        f"ids from {low} to {high}, but an embedding of {rows} rows takes 0 to {sizes[0] - 1}: give such ids, or a larger one"
+    )
 
 
 @contextlib.contextmanager
@@ -159,6 +178,8 @@ def explain_nan(inputs: Inputs, batch_axis: Any, seen: int) -> Iterator[None]:
 def checked_ensemble(ensemble: Any, verb: str) -> Ensemble:
     """Returns the ensemble itself, also of one that is compiled or wrapped for several processes. Refuses anything else."""
     plain = unwrapped(ensemble)
+    if isinstance(getattr(getattr(plain, "module", None), "engine", None), Engine):
+        raise InputError(f"{verb} takes the ensemble itself, not a {type(plain).__name__} of it: give its .module")
     if not isinstance(getattr(plain, "engine", None), Engine):
         example = "mt.ensemble(model, mt.Single(), x)" if isinstance(plain, nn.Module) else "mt.ensemble(...)"
         raise InputError(f"{verb} takes an ensemble, not {type(plain).__name__}: make one with {example}")

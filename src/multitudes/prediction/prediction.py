@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from multitudes.data.dataset import Data
+from multitudes.data.labels import as_target_tensor
 from multitudes.errors import FileError, InputError
 from multitudes.lazy_names import meant
 from multitudes.prediction import uncertainty
 from multitudes.prediction.members import Members
-from multitudes.prediction.targets import as_target_tensor, members_first, reshaped
+from multitudes.prediction.targets import members_first, reshaped
 from multitudes.prediction.tasks import checked_task
-from multitudes.prediction.temperature import Calibrator
+from multitudes.prediction.temperature import Calibrator, checked_calibrator
 from multitudes.prediction.values import (
     CLASSES,
     as_member_tensor,
@@ -37,6 +38,8 @@ from multitudes.prediction.values import (
 NOT_DESCRIBED = ("probs", "logs", "mean", "aleatoric", "epistemic")
 """Names of cached tensors that `described` does not return."""
 
+OTHER_NAMES = {"probabilities": "probs", "classes_": "labels", "predictions": "labels", "class_labels": "labels"}
+"""Names that an attribute of a prediction has elsewhere."""
 PIECE = 1 << 20
 """Numbers in one piece of members' outputs: about as many as fit into a processor's cache."""
 
@@ -134,7 +137,8 @@ class Prediction:
             names = [one for one in dir(type(self)) if not one.startswith("_")]
             if name in names:
                 return object.__getattribute__(self, name)  # raises again what the property raised
-            raise AttributeError(f"a Prediction has no {name!r}{meant(name, names)}")
+            hint = f": did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else meant(name, names)
+            raise AttributeError(f"a Prediction has no {name!r}{hint}")
 
     def __len__(self) -> int:
         return self._shape[0]
@@ -244,10 +248,7 @@ class Prediction:
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
         """Returns this prediction with the calibrator's temperatures applied."""
-        if not isinstance(calibrator, Calibrator):
-            raise InputError(
-                f"calibrated takes a calibrator, not a {type(calibrator).__name__}: mt.calibrate(held_out) fits one"
-            )
+        checked_calibrator(calibrator, "calibrated")
         if self.calibrator is not None:
             raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
         values, temperature = calibrator.applied(self.members, self.task)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.seeds import kept_randomness
+from multitudes.engine.selected_output import typed
 from multitudes.errors import InputError
 
 ROWS = 4
@@ -38,6 +39,8 @@ def check_declared(criterion: Any) -> None:
     if isinstance(criterion, type):
         name = f"nn.{criterion.__name__}" if criterion.__module__.startswith("torch.nn") else criterion.__name__
         raise InputError(f"criterion={name} is a class: make an object of it, criterion={name}()")
+    if not callable(criterion) and criterion is not None:
+        raise InputError(f"criterion={criterion!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()")
     if isinstance(criterion, nn.GaussianNLLLoss):
         raise InputError(
             "nn.GaussianNLLLoss takes means and variances one by one, but an output holds both, [B, 2 D]: pass "
@@ -77,7 +80,7 @@ class ReductionCheck:
         def tried(output: Any, target: Any) -> Tensor:
             nonlocal untried
             settled, untried = untried and is_settled(criterion, output, target), False
-            with _explain_several(output):
+            with _explain_several(output), _explain_shapes(criterion, output, target):
                 loss = criterion(output, target)
             if settled:
                 self.trusted = criterion
@@ -97,7 +100,27 @@ def _explain_several(output: Any) -> Iterator[None]:
             raise
         raise InputError(
             f"the model returns a {type(output).__name__} of {', '.join(paths)}, which this criterion does not take "
-            f"({error}): choose one, mt.ensemble(..., output={paths[0]!r}), or pass a criterion that takes them all"
+            f"({error}): choose one, mt.ensemble(..., output={typed(paths[0])}), or pass a criterion that takes them all"
+        ) from error
+
+
+@contextlib.contextmanager
+def _explain_shapes(criterion: Any, output: Any, target: Any) -> Iterator[None]:
+    """Explains the error of a criterion that is given targets of another shape than it takes for these outputs."""
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError) as error:
+        if isinstance(error, InputError) or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+            raise
+        if output.shape == target.shape:
+            raise
+        name = _name(getattr(criterion, "custom", criterion))
+        rows = bool(output.ndim and target.ndim) and len(output) != len(target)
+        labels = not target.is_floating_point() and not rows
+        give = "nn.CrossEntropyLoss() takes labels" if labels else "give one target per row of the outputs"
+        raise InputError(
+            f"criterion={name} fails on outputs {list(output.shape)} and targets {list(target.shape)} "
+            f"{target.dtype}: {give} ({error})"
         ) from error
 
 

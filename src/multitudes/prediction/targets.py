@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from multitudes.data.labels import IGNORED as IGNORED
-from multitudes.data.labels import as_classes, check_finite, reshape_like
+from multitudes.data.labels import as_classes, as_target_tensor, check_finite, reshape_like
 from multitudes.errors import InputError
 from multitudes.prediction.values import CLASSES
 
@@ -40,17 +40,6 @@ def check_prediction(value: Any, verb: str) -> None:
         raise InputError(
             f"{verb} takes a Prediction, not a {type(value).__name__}: mt.predict(ens, data), or mt.Prediction(logits=...)"
         )
-
-
-def as_target_tensor(targets: Any) -> Tensor:
-    """Returns targets as a tensor; refuses those that are not numbers."""
-    try:
-        return torch.as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            "targets= must be numbers, classes as whole numbers from 0. For names: "
-            "targets = torch.tensor([classes.index(name) for name in names])"
-        ) from error
 
 
 def members_first(prediction: Prediction, targets: Tensor) -> str:

@@ -28,7 +28,15 @@ def checked_task(task: str) -> str:
 
 
 def unlike_task(task: str, shapes: Mapping[str, Sequence[int]]) -> str:
-    """Says why a network's outputs, shapes by name, cannot be those of a Gaussian head: means, then raw variances. Else ""."""
+    """Says why a network's outputs, shapes by name, cannot be those of the task. Else "".
+
+    A Gaussian head returns means, then raw variances; a network of yes or no returns one logit.
+    """
+    if task == "binary" and list(shapes) == [""] and list(shapes[""][1:]) == [2]:
+        return (
+            f"task='binary' takes one logit per example, [B] or [B, 1], but the model returns {list(shapes[''])}: two logits "
+            "of two classes are task='classes', two labels of yes or no task='multilabel'"
+        )
     if task != "gaussian":
         return ""
     head = "return torch.cat([mean, raw_variance], 1), whose second half becomes variances by softplus"

@@ -16,6 +16,7 @@ https://arxiv.org/abs/1905.11659, scale the standard deviation in the same way).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -102,6 +103,14 @@ class Calibrator:
         return about if self.variance is None else {**about, "variance": self.variance}
 
 
+def checked_calibrator(value: Any, taker: str) -> Calibrator:
+    """Returns a calibrator; refuses anything else, such as a temperature by itself."""
+    if isinstance(value, Calibrator):
+        return value
+    own = f", or multitudes.prediction.temperature.Calibrator(mixture={value:g})" if isinstance(value, (int, float)) else ""
+    raise InputError(f"{taker} takes a calibrator, not a {type(value).__name__}: mt.calibrate(held_out) fits one{own}")
+
+
 def _check_probabilities(task: str) -> None:
     if task not in CLASSES:
         raise InputError(
@@ -129,6 +138,9 @@ def calibrate(
 ) -> Calibrator:
     """Fits the temperatures, or the factor of variances, that minimise the NLL of a held-out prediction.
 
+    Where every held-out example is right, the NLL falls as T goes to 0, which would make all predictions certain: T is then 1,
+    with a warning.
+
     targets   labels or numbers ``[N, ...]``; by default those of the predicted dataset
     of        "mixture" for one temperature or factor of the ensemble, "members" for one temperature per member
     ignore    the label of entries that do not count, besides -100; by default the prediction's, from its dataset
@@ -147,9 +159,12 @@ def calibrate(
     if not bool((labels >= 0).any()):
         raise InputError("calibrate needs at least one example with a label: no target is a class, or all equal ignore=")
     log_probs, labels = _labelled(prediction, labels)
-    if of == "mixture":
-        return Calibrator(mixture=_temperature(uncertainty.pooled_log_probs(log_probs), labels))
-    return Calibrator(members=tuple(_temperature(member, labels) for member in log_probs))
+    networks = uncertainty.pooled_log_probs(log_probs)[None] if of == "mixture" else log_probs
+    found = [None if _all_right(network, labels) else _temperature(network, labels) for network in networks]
+    if None in found:
+        _warn_of_no_error(found, len(labels))
+    temperatures = tuple(1.0 if temperature is None else temperature for temperature in found)
+    return Calibrator(mixture=temperatures[0]) if of == "mixture" else Calibrator(members=temperatures)
 
 
 def _variance_calibrator(prediction: Prediction, targets: Any, of: str) -> Calibrator:
@@ -191,6 +206,23 @@ def _labelled(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
     flat = targets.reshape(-1).long()
     kept = flat >= 0
     return torch.cat(parts, 1)[:, kept], flat[kept]
+
+
+def _all_right(log_probs: Tensor, targets: Tensor) -> bool:
+    """Checks whether no class is likelier than the label in any example, and some is less: no T above 0 has the least NLL."""
+    right = log_probs.gather(1, targets[:, None]) >= log_probs.max(1, keepdim=True).values
+    return bool(right.all()) and bool((log_probs != log_probs[:, :1]).any())
+
+
+def _warn_of_no_error(found: Sequence[float | None], count: int) -> None:
+    """Warns of networks that make no error in `count` examples."""
+    who = f" by {found.count(None)} of {len(found)} members" if len(found) > 1 else ""
+    examples = "the one held-out example is" if count == 1 else f"all {count} held-out examples are"
+    warnings.warn(
+        f"{examples} predicted right{who}, so no temperature above 0 has the least NLL: T = 1, which changes nothing. "
+        "Calibrate on more held-out data",
+        stacklevel=3,
+    )
 
 
 def _temperature(log_probs: Tensor, targets: Tensor) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,9 @@ RESAMPLED = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of the scores."""
+    """Settings of the scores, which are arguments of `score`."""
+
+    shown_as: ClassVar[str] = "score"
 
     bins: Count = 15
     """Number of bins of the calibration errors."""

@@ -15,6 +15,7 @@ from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
 from multitudes.scores.selective import threshold_for
+from multitudes.settings import takes_names
 
 
 def threshold(
@@ -51,6 +52,7 @@ def threshold(
     return threshold_for(prediction.confidence.flatten().cpu()[labelled], correct[labelled], error, coverage)
 
 
+@takes_names()
 def select(
     ensemble: Ensemble,
     data: Any,

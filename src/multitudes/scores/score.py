@@ -19,8 +19,10 @@ from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA, SPREADS, glossary
 from multitudes.scores.scores import Scores
 from multitudes.scores.shift import BASELINES, Errors
+from multitudes.settings import takes_names
 
 
+@takes_names()
 def score(
     prediction: Prediction,
     targets: Any = None,
@@ -105,7 +107,9 @@ def _criteria_by_set(prediction: Prediction, ood: Any) -> dict[str, Columns]:
 
 
 def _set_name(name: str, argument: str) -> str:
-    """Refuses names with a slash, because a slash separates the parts of a score's key."""
+    """Refuses names with a slash, because a slash separates the parts of a score's key, and names without a letter."""
+    if not str(name).strip():
+        raise InputError(f"{argument}= has a set without a name, {name!r}: name it, as in {argument}={{'svhn': ...}}")
     if "/" in str(name):
         raise InputError(f"{argument}= has a set named {name!r}: rename it without /")
     return name
@@ -179,4 +183,4 @@ def _warn_if_collapsed(scores: Scores, prediction: Prediction) -> None:
         collapsed = scores["epistemic_std"] <= 1e-3 * scores["rmse"]
         shown = f"the standard deviation of their means is {scores['epistemic_std']:.2g}, and the RMSE {scores['rmse']:.2g}"
     if collapsed:
-        warnings.warn(f"the {prediction.count} members have collapsed into one network: {shown}", stacklevel=3)
+        warnings.warn(f"the {prediction.count} members have collapsed into one network: {shown}", stacklevel=4)

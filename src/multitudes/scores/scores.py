@@ -68,8 +68,9 @@ class Scores(Mapping[str, float]):
         if name not in self._values:
             from difflib import get_close_matches
 
-            near = get_close_matches(name, self._values, n=3, cutoff=0.4)
-            raise KeyError(f"there is no score {name!r}" + (f"; similar names: {', '.join(near)}" if near else ""))
+            near = get_close_matches(name, self._values, n=3, cutoff=0.6)
+            known = f"similar names: {', '.join(near)}" if near else f"there are {', '.join(self._values)}"
+            raise KeyError(f"there is no score {name!r}; {known}")
         return self._values[name]
 
     if not TYPE_CHECKING:  # a type checker that saw it would take every attribute for one

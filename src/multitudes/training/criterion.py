@@ -45,15 +45,13 @@ class TaskCriterion:
     """Number of members whose loss was computed for the current part."""
     classes: int | None = None
     """Number of classes, once the first outputs are there."""
+    has_label: bool = False
+    """Whether a target of training had a label so far; numbers are labels."""
     losses: list[Tensor] = field(default_factory=list)
     """Losses of the current step, in the order of the calls: for most methods one of each member."""
 
     def __post_init__(self) -> None:
         check_value("class_axis", self.class_axis, Literal[1, -1, None])
-        if self.custom is not None and not callable(self.custom):
-            raise InputError(
-                f"criterion={self.custom!r} must be a function loss(output, target), such as nn.CrossEntropyLoss()"
-            )
         check_declared(self.custom)
         if self.ignore is not None and self.task not in CLASSES:
             raise InputError(
@@ -111,7 +109,7 @@ class TaskCriterion:
         The loss of a part is a mean over its labelled entries. With the weights, the loss of the step is a mean over all
         labels of all parts and processes, even if some parts have fewer labels.
         """
-        parts = ((x, self.mark_ignored(y) if self.custom is None else y) for x, y in islice(batches, count))
+        parts = ((x, self._looked_at(self.mark_ignored(y)) if self.custom is None else y) for x, y in islice(batches, count))
         if (count == 1 and fabric.world_size == 1) or self.custom is not None or self.task not in CLASSES:
             yield from parts
             return
@@ -122,6 +120,18 @@ class TaskCriterion:
             self.weights, self.calls = weights.unbind(), 0
             yield part
         self.weights = ()
+
+    def _looked_at(self, target: Any) -> Any:
+        """Returns the target, and notes whether one had a label so far. Once one had, no more are looked at."""
+        if not self.has_label:
+            self.has_label = self.task not in CLASSES or not isinstance(target, Tensor) or bool(labelled(target).any())
+        return target
+
+    def check_has_label(self, loss: float) -> None:
+        """Refuses a training set without a label, after an epoch whose loss is 0 in all processes."""
+        if not loss and self.custom is None and not self.has_label:
+            marks = f"{UNLABELLED}" if self.ignore is None else f"{UNLABELLED} or ignore={self.ignore}"
+            raise InputError(f"no target of the training set has a label: all are {marks}. Give targets that are classes")
 
     def _count_labels(self, target: Any, per_member: bool) -> Tensor:
         """Counts labelled entries, by the weights of their classes if they have any: ``[1]`` for all members, or ``[M]``."""

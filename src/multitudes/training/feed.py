@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
+from multitudes.data.adapters import unlike
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import ONE_TENSOR, Unpack, unpack_batch
+from multitudes.data.batches import ONE_TENSOR, Unpack, collated, refuse_names, unpack_batch
 from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
@@ -72,6 +73,7 @@ class Reader:
         call, targets = unpack_batch(batch, self.unpack, self.form)
         if targets is None:
             raise InputError("the training set has inputs without targets: yield pairs (input, target), or pass unpack=")
+        refuse_names(targets)
         if self.check is not None and isinstance(targets, Tensor):
             _check_finite(targets, numbers)
             self.check(targets)
@@ -170,7 +172,7 @@ class Feed(Reader):
             return
         pieces = self._pieces(epoch, m, None)[first:]
         loader = DataLoader(Subset(data, torch.cat(pieces).tolist()), len(pieces[0]))
-        for piece, batch in zip(pieces, _batched(loader), strict=True):
+        for piece, batch in zip(pieces, collated(loader), strict=True):
             yield self.read(batch, noise, piece)
 
 
@@ -179,19 +181,6 @@ def _check_finite(targets: Tensor, numbers: Tensor | None) -> None:
     if at:
         example = "" if numbers is None else f" of example {int(numbers[at[0]])}"
         raise InputError(f"the training set has a NaN or infinite value in the targets{example}: remove or replace it")
-
-
-def _batched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yields a loader's batches. Raises a clear error if torch cannot collate the examples."""
-    try:
-        yield from loader
-    except TypeError as error:
-        if "default_collate" not in str(error):
-            raise
-        raise InputError(
-            f"examples cannot be collated into a batch ({str(error).partition(':')[2].strip() or error}): return tensors, "
-            "or wrap a dataset of images or dicts, data.of(dataset, input=..., target=...)"
-        ) from error
 
 
 def _on_device_if_small(data: Any, device: torch.device | None) -> Any:
@@ -225,6 +214,8 @@ def _sets(data: Any, members: int) -> list[Any]:
             return sets
     if isinstance(data, Sequence) and any(isinstance(one, DataLoader) for one in data):
         raise InputError("members cannot have a dataloader each: give one dataloader, or a list with one dataset per member")
+    if isinstance(data, list) and len(data) == 2 and unlike(*data):
+        raise InputError("cannot train on a list of two tensors: give inputs and targets as one dataset, TensorDataset(x, y)")
     if isinstance(data, (str, Tensor, tuple, Mapping)) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError(
             f"cannot train on a {type(data).__name__}: give a dataset with a length, as TensorDataset(x, y), or a DataLoader"

@@ -19,6 +19,7 @@ from multitudes.data.batches import Unpack
 from multitudes.data.dataset import ignore_of
 from multitudes.engine import tree
 from multitudes.engine.seeds import seed_all
+from multitudes.engine.selected_output import checked_output
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError, InputError, RunError
@@ -27,16 +28,10 @@ from multitudes.files.old_settings import current_metrics
 from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
+from multitudes.settings import takes_names
 from multitudes.terminal import Tell, bar, curve
 from multitudes.training.criterion import TaskCriterion
-from multitudes.training.fabric import (
-    check_fabric,
-    compiled,
-    fabric_for,
-    quiet_fabric,
-    replay_log,
-    torch_settings,
-)
+from multitudes.training.fabric import check_fabric, compiled, fabric_for, quiet_fabric, replay_log, torch_settings
 from multitudes.training.feed import Feed, explain_single_rows, seed_of
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.finite_step import Parts, StepGuard
@@ -100,6 +95,7 @@ Callback = Callable[[Run], Any]
 """Function that is called with the run after each epoch; one that returns True ends the training."""
 
 
+@takes_names("inputs and targets are one dataset, fit(ens, torch.utils.data.TensorDataset(x, y), recipe)", recipe=Recipe)
 def fit(
     ensemble: Ensemble,
     train: Any,
@@ -117,7 +113,7 @@ def fit(
     loggers: Any = None,
     progress: bool | None = None,
     unpack: Unpack | None = None,
-    output: str | None = None,
+    output: str | int | None = None,
     class_axis: int | None = None,
     ignore: int | None = None,
     calibrate: bool = False,
@@ -149,7 +145,7 @@ def fit(
     loggers     loggers for that default Fabric
     progress    whether to show a progress bar; by default only in a terminal
     unpack      function that takes a batch of the dataloader apart into (input, targets)
-    output      name of the output tensor for the task's criterion and the validation, if the model returns several
+    output      name or place of the output tensor for the task's criterion and the validation, if the model returns several
     class_axis  axis of the classes in one network's output: 1, or -1 for tokens ``[B, T, K]``; by default the ensemble's, and
                 remembered there for `predict`
     ignore      label that marks entries to ignore, besides -100; by default the training set's `ignore`. With criterion=
@@ -162,6 +158,7 @@ def fit(
     calls = checked_callbacks(callbacks)
     check_units(ensemble, train)
     ignore = ignore_of(train) if ignore is None else ignore
+    output = checked_output(output)
     output = None if output == ensemble.selected_output else output  # the ensemble returns nothing else
     class_axis = ensemble.class_axis if class_axis is None else class_axis
     loss = TaskCriterion(ensemble.task, criterion, output, class_axis, ignore)  # type: ignore[arg-type]
@@ -283,7 +280,7 @@ class _Setup:
         if text and not self.has_warned:
             self.has_warned = True
             self.log(text)
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=6)
 
     @property
     def is_first(self) -> bool:
@@ -413,6 +410,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
             tell(0, below=below, **shown)
         tell(1)
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
+    setup.criterion.check_has_label(float(mean))
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
 
 
@@ -519,7 +517,7 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
 
     def warn(text: str) -> None:
         setup.log(text)
-        warnings.warn(text, stacklevel=7)
+        warnings.warn(text, stacklevel=8)
 
     checkpoint = folder.newest(warn)
     if checkpoint is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -39,11 +40,22 @@ def checked_recipe(recipe: Any, train: Any) -> Recipe:
 def checked_callbacks(callbacks: Any) -> list[Callable[[Any], Any]]:
     """Returns the callbacks as a list."""
     calls = [callbacks] if callable(callbacks) else list(callbacks)
-    for call in [call for call in calls if not callable(call)]:
+    for call in [call for call in calls if not _takes_one(call)]:
         raise InputError(
             f"callbacks={call!r} must be functions that take the run: callbacks=[lambda run: print(run.metrics[-1])]"
         )
     return calls
+
+
+def _takes_one(call: Any) -> bool:
+    """Checks whether a callback can be called with the run; one without a signature may."""
+    try:
+        inspect.signature(call).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return callable(call)
+    return True
 
 
 def check_held_out(ensemble: Ensemble, recipe: Recipe, validator: Validator | None, calibrate: bool) -> None:

@@ -155,6 +155,11 @@ class Recipe(Settings):
             (bool(self.milestones) and not multistep, "schedule milestones", "milestones need schedule='multistep'"),
             (self.decay != 0.1 and not multistep, "schedule decay", "decay needs schedule='multistep'"),
             (self.schedule == "onecycle" and self.warmup > 0, "schedule warmup", "onecycle has its own warm-up: set warmup=0"),
+            (
+                self.warmup > self.epochs,
+                "epochs warmup",
+                "the warm-up would end after the training: warmup= counts epochs, at most epochs",
+            ),
             (self.momentum != 0.9 and not sgd, "optimizer momentum", "momentum needs optimizer='sgd'"),
             (self.nesterov and not sgd, "optimizer nesterov", "nesterov needs optimizer='sgd'"),
             (self.nesterov and not self.momentum, "nesterov momentum", "nesterov needs a momentum above 0, such as 0.9"),

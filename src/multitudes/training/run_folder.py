@@ -113,7 +113,7 @@ class RunFolder:
             warnings.warn(
                 f"the learning rate followed its {before['schedule']} schedule over {before.get('epochs')} epochs and from now "
                 f"on follows one over {new['epochs']}: it jumps, and the result is not that of {new['epochs']} epochs at once",
-                stacklevel=6,
+                stacklevel=7,
             )
         write(file, json.dumps({**old, "recipe": {**before, **new}}, indent=1, sort_keys=True).encode())
 
@@ -150,7 +150,7 @@ class RunFolder:
             )
         if version != new.get("torch"):
             text = f"the run was started with torch {version} and is resumed with {new['torch']}: results may differ slightly"
-            warnings.warn(text, stacklevel=6)
+            warnings.warn(text, stacklevel=7)
         return dict(there)
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -276,15 +276,32 @@ def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
     except InputError:
         raise
     except Exception as error:
-        floats = [tensor for tensor in inputs.tensors() if tensor.is_floating_point()]
-        dtypes = {parameter.dtype for parameter in model.parameters()}
-        cast = cast_advice(floats, [*dtypes] * len(floats)) if len(dtypes) == 1 and "dtype" in str(error) else ""
-        rows = "rows first: x[None] for one example"
-        rows += ", x[:, None] for images without an axis of channels" if "channels" in str(error) else ""
         raise InputError(
-            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes, "
-            f"{cast or rows}"
+            f"the model fails on the example {inputs}: {type(error).__name__}: {error}. Give a batch that the model takes"
+            f"{_advice(model, inputs, error)}"
         ) from error
+
+
+def _advice(model: nn.Module, inputs: Inputs, error: Exception) -> str:
+    """Says what to type in place of an example on which the model fails; "" if that is not known."""
+    said, tables = str(error), [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    floats = [tensor for tensor in inputs.tensors() if tensor.is_floating_point()]
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    cast = cast_advice(floats, [*dtypes] * len(floats)) if len(dtypes) == 1 and "dtype" in said else ""
+    if cast:
+        return f", {cast}"
+    if tables and floats and "indices" in said:
+        return ", whole numbers for the embedding: x.long()"
+    if tables and isinstance(error, IndexError):
+        return f", ids from 0 to {min(part.num_embeddings for part in tables) - 1}, or make the embedding larger"
+    if isinstance(error, TypeError) and "missing" in said and "argument" in said:
+        return ", with every argument of its forward: mt.Inputs(first, second)"
+    if "channels" in said:
+        return ", rows first: x[None] for one example, x[:, None] for images without an axis of channels"
+    with contextlib.suppress(Exception):
+        observe(model, inputs.refill([tensor[None] for tensor in inputs.tensors()]))
+        return ", rows first: x[None] for one example"
+    return ": inputs of the shapes, and in the order, that its forward takes"
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
