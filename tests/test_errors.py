@@ -171,7 +171,7 @@ def ens() -> mt.Ensemble:
         (lambda ens: uci("enrgy", root="nowhere"), r"no standard dataset 'enrgy': did you mean 'energy'\?"),
         (lambda ens: mt.predict(converted(TwoHeads()), X, output=5), "output=5 names no output: .* as in output=0"),
         (lambda ens: mt.score(mt.predict(ens, X), Y, bins=0), r"^score\(bins=0\): bins must be"),
-        (lambda ens: mt.ensemble(network(), mt.Deep(), X, keep=["nosuch*"]), r"'nosuch\*'. Its modules are 0, 1, 2"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), X, keep=["nosuch*"]), r"'nosuch\*'. There are 0, 1, 2"),
         (lambda ens: mt.fit(ens, PAIRS, epochs=3), r"fit\(epochs=3\): .* a setting of the recipe, mt.Recipe\(epochs=3\)"),
         (lambda ens: mt.fit(ens, PAIRS, batch_size=3), r"a setting of the recipe, mt.Recipe\(batch=3\)"),
         (lambda ens: mt.fit(ens, PAIRS, validation=PAIRS), r"fit\(validation=\.\.\.\): there is no such argument: type val="),

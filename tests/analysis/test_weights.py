@@ -70,7 +70,7 @@ def test_the_figure_has_a_bar_for_each_tensor() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="threshold must be"):
         weight_share(two_heads(), -1)
-    with pytest.raises(InputError, match=r"only=.*'3.\*'.*nearest"):
+    with pytest.raises(InputError, match=r"only=.*'3.\*'.*There are 0.bias"):
         weight_share(two_heads(), only="3.*")
     with pytest.raises(InputError, match="ReLU has no parameters"):
         weight_share(nn.ReLU())

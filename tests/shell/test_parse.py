@@ -83,9 +83,19 @@ def test_a_factory_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: p
     assert isinstance(parse.import_by_name("nets_of_mine:Nets.make")(), nn.Linear)
 
 
-def test_an_import_error_inside_a_module_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_more.py").write_text("import not_there_at_all\n")
+@pytest.mark.parametrize(
+    ("name", "code", "match"),
+    [
+        ("needs_more", "import not_there_at_all\n", r"ModuleNotFoundError: .*not_there_at_all.*needs_more\.py, line 1\)"),
+        ("unfinished", "x = 1\ndef make(:\n", r"SyntaxError: .*unfinished\.py, line 2\)"),
+        ("raising", "def load():\n    raise KeyError('col')\nload()\n", r"KeyError: 'col' .*raising\.py, line 2\)"),
+    ],
+)
+def test_errors_of_own_code_are_told_with_their_place(
+    name: str, code: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        parse.import_by_name("needs_more:make")
+    with pytest.raises(mt.InputError, match=f"{name}:make fails: {match}"):
+        parse.import_by_name(f"{name}:make")

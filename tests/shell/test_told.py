@@ -28,6 +28,8 @@ def test_resuming_a_misspelt_folder_starts_no_other_job(run: Path) -> None:
     with pytest.raises(mt.InputError, match=r"no run in .*other\. To start"):
         told_to_train(run.parent / "other", {}, resume=True)
     assert told_to_train(run.parent / "new", {"job": "wine:job"}, resume=True).job == "wine:job"
+    with pytest.raises(mt.InputError, match="holds runs: packed"):
+        told_to_train(run.parent, {}, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,14 @@ def test_a_refused_command_changes_nothing(run: Path) -> None:
         with pytest.raises(mt.FileError), Told(epochs=3).saved(folder):
             raise mt.FileError("another run")
 
+    def refused_late(folder: Path) -> None:
+        with pytest.raises(mt.FileError), Told(epochs=9).saved(folder):
+            (folder / "config.json").write_text('{"epochs": 9}')
+            raise mt.FileError("another model")
+
     refused(run)
+    refused_late(run)
+    assert (run / "config.json").read_text() == "{}"
     assert Told.load(run) == Told(job="wine:job", epochs=8)
     refused(run.parent / "new")
     assert not list((run.parent / "new").iterdir())

@@ -62,7 +62,8 @@ def test_scores_of_numbers() -> None:
 
 def filled(value: float, method: mt.Method | None = None, task: str = "classes") -> mt.Ensemble:
     """Two members with these weights."""
-    ens = mt.ensemble(nn.Linear(3, 2), method or mt.Deep(members=2), torch.randn(2, 3), seed=0, task=task)
+    net = nn.Linear(3, 1 if task == "binary" else 2)
+    ens = mt.ensemble(net, method or mt.Deep(members=2), torch.randn(2, 3), seed=0, task=task)
     with torch.no_grad():
         for p in ens.parameters():
             p.fill_(value)

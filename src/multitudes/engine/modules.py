@@ -303,7 +303,7 @@ def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dic
             missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
             unlike = unlike or not near
     if missing:
-        first = f". Its modules are {listed([name for name in names if name])}" if unlike else ""
+        first = f". There are {listed([name for name in names if name])}" if unlike else ""
         raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}{first}")
     return matches
 

@@ -23,7 +23,7 @@ from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import Settings, check_value, explained
-from multitudes.shell.parse import import_by_name, method, methods_by_name
+from multitudes.shell.parse import import_by_name, method, methods_by_name, own_code
 from multitudes.shell.typed import unknown_name
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
@@ -301,7 +301,8 @@ def find_job(name: str, root: Root = None) -> Job:
     """Makes a built-in job by its name, or your own by MODULE:FUNCTION."""
     if ":" in name:
         value = import_by_name(name)
-        value = value() if callable(value) else value
+        with own_code(name):
+            value = value() if callable(value) else value
         if not isinstance(value, Job):
             raise InputError(
                 f"--job {name} must return a multitudes.shell.jobs.Job, not a {type(value).__name__}: `multitudes init` "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 from multitudes.engine.inputs import Inputs
-from multitudes.errors import InputError
+from multitudes.errors import InputError, MultitudesError
 from multitudes.method import Method
 from multitudes.shell.typed import unknown_name
 
@@ -108,16 +110,35 @@ def import_by_name(text: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        value: Any = importlib.import_module(module)
+        with own_code(text):
+            value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and module.split(".")[0] != error.name.split(".")[0]:
-            raise  # the module exists, and one that it imports does not
         raise InputError(f"there is no module {module!r}: run the command in its folder, or install it ({error})") from error
     for part in name.split("."):
         if not hasattr(value, part):
             raise unknown_name(f"name in {module}", part, _own_names(value))
         value = getattr(value, part)
     return value
+
+
+@contextlib.contextmanager
+def own_code(text: str) -> Iterator[None]:
+    """Runs the user's code in a with-block: what it raises is told with its place. `text` is MODULE:NAME."""
+    try:
+        yield
+    except MultitudesError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        module = text.partition(":")[0].split(".")[0]
+        if isinstance(error, ModuleNotFoundError) and (error.name is None or error.name.split(".")[0] == module):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = str(Path(__file__).parents[1])
+        places = [(f.filename, f.lineno) for f in frames if not f.filename.startswith((ours, "<frozen"))]
+        if isinstance(error, SyntaxError):
+            places.append((str(error.filename), error.lineno))
+        where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+        raise InputError(f"{text} fails: {type(error).__name__}: {error}{where}") from error
 
 
 def _own_names(owner: Any) -> list[str]:

@@ -18,7 +18,7 @@ from multitudes.prediction.temperature import Calibrator
 from multitudes.report import report
 from multitudes.report.row import Row, load_rows, without_row
 from multitudes.shell.jobs import Job, find_job, is_of_images
-from multitudes.shell.parse import import_by_name
+from multitudes.shell.parse import import_by_name, own_code
 from multitudes.shell.scoring import COST_BATCH, scored_row
 from multitudes.shell.told import FILE, Told, check_one_run, remove_run
 from multitudes.training.fit import Run, fit
@@ -27,7 +27,8 @@ from multitudes.training.fit import Run, fit
 def make_network(factory: str) -> nn.Module:
     """Calls the function that MODULE:FACTORY names and returns its network. The name may also be that of a network."""
     value = import_by_name(factory)
-    network = value() if not isinstance(value, nn.Module) and callable(value) else value
+    with own_code(factory):
+        network = value() if not isinstance(value, nn.Module) and callable(value) else value
     if not isinstance(network, nn.Module):
         raise InputError(
             f"{factory} must be a network, or a function that returns one: it gave a {type(network).__name__}, not an nn.Module"

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from multitudes.errors import FileError, InputError, MultitudesError
+from multitudes.errors import FileError, InputError
 
 FILE, CONFIG = "command.json", "config.json"
 CHECKPOINTS = "checkpoints/[0-9]*.safetensors"
@@ -65,16 +65,17 @@ class Told:
 
     @contextlib.contextmanager
     def saved(self, folder: Path) -> Iterator[None]:
-        """Writes the options into a run's folder. If the run is refused, the old options come back."""
+        """Writes the options into a run's folder. If the run is refused, its options and its config are as before."""
         from multitudes.storage import write
 
-        options, config = _bytes(folder / FILE), _bytes(folder / CONFIG)
+        before = {file: _bytes(file) for file in (folder / FILE, folder / CONFIG)}
+        done = _checkpoints(folder)
         self.save(folder)
         try:
             yield
-        except MultitudesError:
-            if _bytes(folder / CONFIG) == config:
-                (folder / FILE).unlink() if options is None else write(folder / FILE, options)
+        except (FileError, InputError):  # not RunError: a run that was accepted may fail later
+            for file, content in before.items() if _checkpoints(folder) == done else ():
+                file.unlink(missing_ok=True) if content is None else write(file, content)
             raise
 
     @classmethod
@@ -137,6 +138,8 @@ def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
     Raises FileError if the folder holds a run that would be replaced, or one that was told otherwise.
     """
     if not has_run(out):
+        if resume:
+            check_one_run(out)
         if resume and "job" not in given:
             raise _no_run(out)
         return Told(**given)
@@ -168,6 +171,11 @@ def _no_run(out: Path) -> InputError:
     near = get_close_matches(out.name, beside, n=1)
     hint = f": did you mean {out.parent / near[0]}?" if near else "."
     return InputError(f"there is no run in {out}{hint} To start one there, give --job")
+
+
+def _checkpoints(folder: Path) -> dict[str, int]:
+    """Returns when each checkpoint of a run was written, by its name."""
+    return {file.name: file.stat().st_mtime_ns for file in folder.glob(CHECKPOINTS)}
 
 
 def _bytes(file: Path) -> bytes | None:
