@@ -225,6 +225,8 @@ FIRST_AND_LAST = unfit("Slots and heads need something between them.", r"body\.0
 STANDS = unfit("A computed weight has no components.", "last .*ParametrizedLinear")
 ROWS_APART = unfit("A mask is for one row's activation.", "head|middle|second")
 ONE_AVERAGE = Refusal("A moving average in which members differ has no one value.", mt.RunError, "average")
+TWICE = unfit("A tied tensor would be shifted twice.", "embed.weight")
+LAST_ONES = Refusal("The posterior is that of one last layer.", mt.InputError, "one last layer")
 FEATURES = not_thinned("A hidden layer that is an output must keep its width.")
 AS_WIDE = not_thinned("The output of a hidden layer meets something as wide that cannot be thinned.")
 
@@ -263,6 +265,13 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     **each("ECMP", TIED, "tied"),
     **each("ECMP", STANDS, "weight_norm"),
     **each("DropConnect", ONE_AVERAGE, "reassigning", laws=("members_first", "member", "no_leak", "chunk", "save_load")),
+    **each("SWAG", TWICE, "tied"),
+    **each("SWAG", ONE_AVERAGE, "reassigning", laws=("members_first", "member", "no_leak", "chunk")),
+    **each("Snapshot", TWICE, "tied"),
+    **each("Snapshot", ONE_AVERAGE, "reassigning", laws=("members_first", "member", "no_leak", "chunk")),
+    **each("Laplace", TWICE, "tied"),
+    **each("Laplace", unfit("The posterior is that of a linear layer.", "nn.Linear"), "unet", "weight_norm"),
+    **each("Laplace", LAST_ONES, *OUTPUTS, "nested"),
     **each("MCDropout", ROWS_APART, "selected", "unpadded", "two_views", "step_major"),
     **each("MCDropout", ROWS_APART, "squeezed", laws=("member",)),
     **each("MCDropout", unfit("There is no dropout, and nothing to put it before.", "position"), "one_layer"),

@@ -51,6 +51,21 @@ def test_a_planted_leak_is_found(how: str, source: str, giver: int, taker: int, 
         mt.check(ens, case.example())
 
 
+@pytest.mark.slow
+def test_stored_masks_of_a_large_network_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks have the shape of a row, so the check keeps the example's size; two members and two rows suffice."""
+    net = nn.Sequential(nn.Conv2d(8, 64, 3), nn.Dropout(0.5), nn.Conv2d(64, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(3, 8, 40, 40)
+    ens = mt.ensemble(net, mt.MCDropout(members=3), x, seed=0, check=False)
+    sizes = []
+    monkeypatch.setitem(EXECUTORS, "loop", lambda e, i, *args, **options: sizes.append(i) or run_loop(e, i, *args, **options))
+    mt.check(ens, x)
+    assert {tuple(inputs.tensors()[0].shape) for inputs in sizes} == {(2, 8, 40, 40)}
+    monkeypatch.setitem(EXECUTORS, "loop", lambda e, i, *args, **options: 1.05 * run_loop(e, i, *args, **options))
+    with pytest.raises(mt.CheckError, match="members"):
+        mt.check(ens, x)
+
+
 def scaled(engine: Engine, inputs: mt.Inputs, *args: Any) -> Any:
     """vmap with outputs a little too large."""
     return tree.apply(lambda tensor: 1.001 * tensor, run_vmap(engine, inputs, *args))

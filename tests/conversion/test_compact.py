@@ -24,6 +24,8 @@ from multitudes.conversion.cut_layers import CutLayer
 from multitudes.engine import tree
 from multitudes.models import MLP, resnet18, resnet50
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = ("before", "after")
 IMAGES = torch.randn(3, 3, 16, 16, dtype=torch.float64)
 NAMES = [name for name in ZOO if refusal("Masksembles", name, "member") is None and name not in ("branching", "loose")]

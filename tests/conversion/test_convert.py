@@ -218,15 +218,16 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SETTINGS, "a factory"])
 def test_the_example_runs_through_at_most_two_networks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The given network and that of one member are observed, each once."""
     seen: list[nn.Module] = []
     observe = structure.observe
 
-    def count(model: nn.Module, inputs: mt.Inputs) -> structure.Structure:
+    def count(model: nn.Module, inputs: mt.Inputs, values: bool = True) -> structure.Structure:
         seen.append(model)
-        return observe(model, inputs)
+        return observe(model, inputs, values)
 
     monkeypatch.setattr(structure, "observe", count)
     x = torch.randn(3, 12)

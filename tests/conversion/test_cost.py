@@ -239,7 +239,9 @@ def test_every_precision_is_timed_on_a_gpu(precision: Any) -> None:
     """Images per second and the time of a step, which waits for the device."""
     case = ZOO["resnet"]
     ens = convert(mt.Packed(), case).float().to("cuda")
-    measured = mt.cost(ens, case.example(64).float().to("cuda"), repeats=3, precision=precision, training=True)
+    inputs = case.example(64)
+    x = inputs.refill([tensor.float().to("cuda") for tensor in inputs.tensors()])
+    measured = mt.cost(ens, x, repeats=3, precision=precision, training=True)
     for row in (measured.ensemble, measured.base):
         assert row.throughput > 0
         assert row.step is not None

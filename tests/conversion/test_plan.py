@@ -95,6 +95,18 @@ def test_hooks_are_named() -> None:
     assert mt.plan(model, mt.Deep(), ZOO["mlp"].example()).why["vmap"].startswith("hooks on 2")
 
 
+def test_hooks_of_transformers_are_no_obstacle() -> None:
+    """They hand a block's values to the output of the same call."""
+
+    def capture(module: nn.Module, args: object, output: object) -> None:
+        pass
+
+    capture.__module__ = "transformers.utils.output_capturing"
+    model = ZOO["mlp"].model()
+    model[2].register_forward_hook(capture)
+    assert "vmap" not in mt.plan(model, mt.Deep(), ZOO["mlp"].example()).why
+
+
 def test_counts_are_exact() -> None:
     """Parameters and multiply-adds by hand."""
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

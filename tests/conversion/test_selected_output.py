@@ -14,6 +14,8 @@ from torch.utils.data import TensorDataset
 
 import multitudes as mt
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
 

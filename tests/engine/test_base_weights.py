@@ -13,6 +13,7 @@ from zoo import ZOO
 import multitudes as mt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_load_base(kind: type[mt.Method]) -> None:
     """A checkpoint of the base model loads by its own names, into every member or into what is shared."""

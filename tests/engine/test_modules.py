@@ -31,7 +31,7 @@ REFUSALS = {
     ),
     "two at once": (
         lambda: nn.Sequential(nn.LazyLinear(6), torch.nn.utils.spectral_norm(nn.Linear(6, 3))),
-        r"(?s)1 .*parametrizations\.spectral_norm.*0 .*lazy.*keep=",
+        r"(?s)1 .*parametrizations\.spectral_norm.*0 .*lazy",
     ),
 }
 

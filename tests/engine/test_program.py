@@ -116,3 +116,16 @@ def test_norms_without_values_have_the_shapes_of_those_with_values(mode: str, dt
     assert program.outputs == expected.outputs
     norms = [(a[0], b[0]) for n, a, b in zip(program.names, program.shapes, expected.shapes, strict=False) if "norm" in n]
     assert len(norms) == 2 and all(a == b for a, b in norms)
+
+
+@pytest.mark.parametrize("ones", [True, False])
+def test_a_mask_of_whole_numbers_decides_without_arithmetic(ones: bool) -> None:
+    """Ids and masks keep their values on the meta device, so that the program is the one that the values choose."""
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    mask[0, 1] = ones
+    tracer, inputs = Tracer(Masked()), mt.Inputs(torch.randn(2, 4), mask)
+    names = tracer.program(inputs).names
+    assert tracer.on_meta
+    tracer.network, tracer.on_meta = Masked(), False
+    assert names == tracer.program(inputs).names
+    assert names.count("aten.mul.Tensor") == (1 if ones else 2)

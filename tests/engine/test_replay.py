@@ -164,6 +164,7 @@ ODD = ("shape changed in place", "data of zeros")
 """Hardly any network does this, so conversion may also refuse it, naming members."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FORWARDS)
 def test_each_member_gets_its_own_values(case: str) -> None:
     """Outputs, gradients and the trunk's statistics are those of M plain networks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,11 +24,24 @@ class EvenKernel(nn.Module):
         return self.last(self.first(x).relu().flatten(1))  # type: ignore[no-any-return]
 
 
+@pytest.fixture
+def every_warning() -> Iterator[None]:
+    """Lets torch repeat warnings that it gives once in a process."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning")
 def test_torch_warns_of_calls_of_the_user_only() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mt.ensemble(EvenKernel(), mt.Deep(members=2), torch.randn(4, 1, 12), check=False)
+    net, x = EvenKernel(), torch.randn(4, 1, 12)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        mt.ensemble(net, mt.Deep(members=2), x, check=False)
         undisturbed(lambda: warnings.warn_explicit("of torch", UserWarning, "rnn.py", 1, "torch.nn.modules.rnn"))()
+        assert [str(warning.message) for warning in told] == []
+        net(x)
+    assert len(told) == 1
 
 
 def test_other_warnings_are_shown() -> None:

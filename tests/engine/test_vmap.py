@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import multitudes as mt
 from multitudes.engine import EXECUTORS
+from multitudes.engine.choose import choose
 from multitudes.engine.counting import multiply_adds
+from multitudes.engine.vmap import over_members
 
 
 def convolutional(*norm: nn.Module) -> nn.Sequential:
@@ -475,3 +477,32 @@ def test_padding_learns_nothing_with_other_ids_for_each_member() -> None:
         member(ids[m]).square().sum().backward()
         torch.testing.assert_close(table[m], member[0].weight.grad)
         assert not table[m, 0].any()
+
+
+def test_members_under_vmap_are_those_of_torch() -> None:
+    """Values, noise and gradients are those of torch.func.vmap, and an error leaves no level behind."""
+    a, b = torch.randn(M, 4, requires_grad=True), torch.randn(M, 2, 4)
+
+    def run(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x * y, (x + torch.rand(4)).sin(), torch.ones(3)
+
+    for noise in ("same", "different"):
+        torch.manual_seed(0)
+        ours = over_members(run, M, noise, [a, b])
+        torch.manual_seed(0)
+        theirs = torch.func.vmap(run, randomness=noise)(a, b)
+        assert all(torch.equal(one, two) for one, two in zip(ours, theirs, strict=True))
+        grads = [torch.autograd.grad(one[0].sum() + one[1].sum(), a)[0] for one in (ours, theirs)]
+        assert torch.equal(*grads)
+    with pytest.raises(RuntimeError, match="Expected size"):
+        over_members(lambda x, y: (x @ y,), M, "same", [a, b])
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_hooks_set_after_conversion_are_seen() -> None:
+    ens = mt.ensemble(convolutional(), mt.MultiHead(members=M), images(), seed=0, check=False)
+    assert choose(ens.engine) == "vmap"
+    handle = ens.template[0].register_forward_hook(lambda *_: None)
+    assert choose(ens.engine) == "loop"
+    handle.remove()
+    assert choose(copy.deepcopy(ens).engine) == "vmap"

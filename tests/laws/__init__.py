@@ -12,10 +12,10 @@ from zoo import Case, refusal
 import multitudes as mt
 from laws import carrying, graphs, meaning
 
-METHODS: dict[str, Any] = {kind.__name__: kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.")}
+METHODS: dict[str, Any] = {kind.__name__: kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")}
 """The methods there are, by name; called, they give settings that fit the thin models of the zoo."""
 METHODS["Masksembles"] = functools.partial(mt.Masksembles, fewest=2)
-for name in ("EMP", "ECMP", "MCDropout", "DropConnect"):
+for name in ("EMP", "ECMP", "MCDropout", "DropConnect", "SWAG", "Laplace"):
     METHODS[name] = functools.partial(METHODS[name], members=4)
 
 

@@ -15,7 +15,9 @@ from zoo import Case
 
 import multitudes as mt
 from multitudes.engine import tree
+from multitudes.engine.draws import draw_distinct
 from multitudes.engine.modules import named_tensors
+from multitudes.methods.layers.one_run import OneRun
 
 SEED = 5
 MODES = ("train", "eval")
@@ -24,6 +26,15 @@ MODES = ("train", "eval")
 def convert(method: mt.Method, case: Case, **options: Any) -> mt.Ensemble:
     """The case's model in double precision as an ensemble, in eval mode."""
     return copy.deepcopy(_converted(method, case, tuple(sorted(options.items()))))
+
+
+def convert_apart(method: mt.Method, case: Case, **options: Any) -> mt.Ensemble:
+    """The same with members that differ, also where a method's members would be equal until training has ended."""
+    ens = convert(method, case, **options)
+    if isinstance(method, OneRun) and method.members > 1:
+        draw_distinct(ens.template, ens.engine.owned, ens.members)
+        ens.engine.refresh()
+    return ens
 
 
 @functools.lru_cache(maxsize=64)

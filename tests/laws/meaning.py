@@ -16,7 +16,6 @@ from laws.compare import (
     assert_same,
     buffers,
     call,
-    convert,
     coupled,
     gradients,
     owned,
@@ -33,6 +32,7 @@ from laws.compare import (
     without_dropout,
     written,
 )
+from laws.compare import convert_apart as convert
 from multitudes.engine import tree
 from multitudes.engine.modules import named_tensors
 

@@ -2,8 +2,8 @@
 
 FAST, in `make test`: Deep on the ResNet by every law, so that each fault of test_laws_can_fail.py is caught. Every other method
 by every light law, each on one of five networks: law j of method i on network (i + j) mod 5, or the next one that takes it; if
-no method tries a law on a network, Deep does. So each method meets each law and each network, and each law each network. Heavy
-laws by the methods in `HEAVY`, on a small CNN.
+no method tries a law on a network, Deep does. So each method meets each law and each network, and each law each network; but
+methods of one run, which share one conversion, are tried by one law each. Heavy laws by the methods in `HEAVY`, on a small CNN.
 
 FULL, in `make test-full`: every method on every network of the zoo by `member`, `executors` and one more law, number (i + j)
 modulo their count for method i and network j; on the five networks by every light law; on the CNN by every heavy law.
@@ -33,6 +33,8 @@ SMALL = "cnn"
 MORE = {"export": ("resnet", "vit"), "compile": ("unet",)}
 LIGHT = tuple(law for law in LAWS if law not in HEAVY and law != "public")
 STRONGEST = ("member", "executors")
+ONE_RUN = {"SWAG": ("resnet", "member"), "Snapshot": ("lstm", "by_rows"), "Laplace": ("vit", "executors")}
+"""Methods that convert all parts alike, and the one law and network of each in FAST; all others are in FULL."""
 BY_ROW = ("rows", "batching", "by_rows")
 """Laws that speak of single rows: a base model whose rows depend on each other does not obey them itself."""
 
@@ -45,8 +47,9 @@ def applies(method: str, network: str, law: str) -> bool:
 def fast() -> list[Trial]:
     """What `make test` tries."""
     trials = [("Deep", FIVE[0], law) for law in LIGHT]
-    for i, method in enumerate(METHODS):
-        trials.append((method, FIVE[0], "public"))
+    trials += [(method, FIVE[0], "public") for method in METHODS]
+    trials += [(method, *trial) for method, trial in ONE_RUN.items()]
+    for i, method in enumerate(method for method in METHODS if method not in ONE_RUN):
         for j, law in enumerate(LIGHT):
             networks = [FIVE[(i + j + k) % len(FIVE)] for k in range(len(FIVE))]
             trials.append(next((method, network, law) for network in networks if applies(method, network, law)))

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import multitudes as mt
 
+pytestmark = pytest.mark.slow
+
 WORDS, LENGTH, SIZE, CLASSES, M = 9, 5, 6, 3, 2
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 2, 0, 0, 0], [8, 3, 7, 2, 0], [4, 4, 2, 0, 0]])
 MASK = (IDS != 0).long()

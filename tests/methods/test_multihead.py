@@ -13,6 +13,8 @@ from zoo import ZOO
 
 import multitudes as mt
 
+pytestmark = pytest.mark.slow
+
 
 def heads_of(model: nn.Module, x: object, **settings: object) -> set[str]:
     """The tensors that carry members."""

@@ -214,6 +214,7 @@ def packings(draw: st.DrawFn) -> tuple[int, float, int, list[int], list[int]]:
     return members, members * eighths / 8, gamma, widths, kernels
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(packings())
 def test_every_layer_has_the_weights_of_the_formula(packing: tuple[int, float, int, list[int], list[int]]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from multitudes.conversion.anatomy.formed_weights import UNKNOWN
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.check import self_check
 from multitudes.conversion.draft import UNUSED, Draft, make_draft
@@ -113,7 +114,10 @@ def ensemble(
         options: Any = {"keep": keep, "at": at, "start": start, "batch_axis": batch_axis, "chunk": chunk, "output": output}
         draft = make_draft(model, method, example, seed=seed, **options)
         if draft.plan.refused:
-            raise ConversionError(_refusal_text(draft.plan))
+            names = [entry.name for entry in draft.plan.refused if entry.name]
+            more = {**options, "keep": [*draft.plan.keep, *names]}
+            kept = names and method.keeps_layers and _converts(lambda: make_draft(model, method, example, seed=0, **more))
+            raise ConversionError(_refusal_text(draft.plan, names if kept else []))
         _check_outputs(draft, task)
         for note in draft.plan.notes:
             if note.startswith(UNUSED):
@@ -175,12 +179,20 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
         ) from error
 
 
-def _refusal_text(planned: Plan) -> str:
+def _converts(drafted: Callable[[], Draft]) -> bool:
+    """Whether a draft can be made, and refuses nothing."""
+    try:
+        return not drafted().plan.refused
+    except Exception:  # of the network, which may not even run
+        return False
+
+
+def _refusal_text(planned: Plan, kept: Sequence[str]) -> str:
+    """Lists what is refused, and what to type instead: `kept` are modules that members may share."""
     lines = [f"{type(planned.method).__name__} cannot convert {len(planned.refused)} part(s) of {planned.model}:"]
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
-    names = [entry.name for entry in planned.refused if entry.name]
-    unhelped = ("tied to", "by the first batch")  # reasons that hold for a shared layer too
-    helps = not any(words in entry.reason for words in unhelped for entry in planned.refused)
-    if names and planned.method.keeps_layers and helps:
-        lines.append(f"To let members share them instead:  ensemble(model, {planned.method}, x, keep={names})")
+    if kept:
+        lines.append(f"To let members share them instead:  ensemble(model, {planned.method}, x, keep={[*planned.keep, *kept]})")
+    elif any(UNKNOWN in entry.reason for entry in planned.refused):
+        lines.append("Use a method for any network:  ensemble(model, mt.Deep(members=4), x)")
     return "\n".join(lines)

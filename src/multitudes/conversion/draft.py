@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,11 +35,13 @@ from multitudes.engine.modules import (
     without_caches,
 )
 from multitudes.engine.seeds import member_seed
-from multitudes.engine.state import Engine
-from multitudes.errors import InputError
+from multitudes.engine.state import SEEDS, Engine
+from multitudes.errors import ConversionError, InputError
 from multitudes.method import Given, Layout, Method
 from multitudes.terminal import step
 
+MUCH = 1_000_000
+"""If members share more numbers than this, only their own tensors are drawn."""
 UNUSED = "the given weights look trained"
 """How the note begins on weights that training left, and that members do not start with."""
 
@@ -83,7 +86,7 @@ class Draft:
 
     def neutral(self) -> Draft:
         """Returns the draft with the method's neutral settings, under which the ensemble must equal the given model."""
-        return replace(self.prepared(self.method.neutral(), {}), start="copies")
+        return replace(self.prepared(self.method.neutral(), {}, self.plan.keep), start="copies")
 
     @property
     def full_width(self) -> bool:
@@ -157,8 +160,7 @@ class Draft:
             return network, dict.fromkeys(dict(named_tensors(network)), self.method.origin)
         seed = member_seed(self.given.seed, m)
         if self.given.factory is None:
-            shared = dict(named_tensors(self.network)).keys() - self.owned - self.summed
-            return reinitialised(self.network, seed, shared=shared)
+            return self._initialised(seed)
         network = self.method.prepare(self.given.with_model(build(self.given.factory, 1.0, seed), seed))
         ours, theirs = ({n: t.shape for n, t in named_tensors(net)} for net in (self.network, network))
         if ours != theirs:
@@ -168,6 +170,16 @@ class Draft:
                 f" {differ[:4]}. Remove random choices and state from the factory"
             )
         return network, dict.fromkeys(ours, "the factory")
+
+    def _initialised(self, seed: int) -> tuple[nn.Module, dict[str, str]]:
+        """Initialises the network of one member by a seed. If members share much, their own tensors alone get values."""
+        tensors = dict(named_tensors(self.network))
+        ours = self.owned | self.summed
+        shared = tensors.keys() - ours
+        if sum(tensors[name].numel() for name in shared) > MUCH and not any("parametrizations." in name for name in ours):
+            with contextlib.suppress(Exception):  # an initialiser that needs the values of other layers
+                return reinitialised(self.network, seed, only={owning_module(name) for name in ours}, shared=shared)
+        return reinitialised(self.network, seed, shared=shared)
 
 
 def make_draft(
@@ -208,23 +220,24 @@ def make_draft(
         return replace(draft, plan=replace(plan, refused=refused))
     draft = draft.prepared(method, given.at, kept)
     structure = given.structure if draft.network is given.model else given.observed(draft.network)
+    run = run_in_training(structure, given.seed)  # before draws get the shapes of the whole example
     if given.small.inputs is not given.inputs and method.fit_shapes(draft.network, given.inputs, batch_axis):
         set_draws(draft.network, 0)
     layout = with_norms(draft.network, without(method.layout(structure), kept))
     draft = _with_layout(draft, structure, layout, kept)
-    return draft if draft.plan.refused else _without_unseen(draft, structure, kept)
+    return draft if draft.plan.refused else _without_unseen(draft, run, kept)
 
 
-def _without_unseen(draft: Draft, structure: Structure, kept: Sequence[str]) -> Draft:
+def _without_unseen(draft: Draft, run: TrainingRun, kept: Sequence[str]) -> Draft:
     """Refuses layers that run in training mode only, if members would share them: the method has not seen them.
 
     Refuses parameters that forward writes into, too, if members could not keep what it writes.
     """
-    run = run_in_training(structure, draft.given.seed)
     unseen = run.layers - {owning_module(name) for name in draft.owned | draft.summed}
     reason = "it runs in training mode only, where members would share it: let forward return its output in eval mode too"
-    shared = _refused(draft.network, dict.fromkeys(sorted(unseen), reason), kept) if draft.method.members > 1 else ()
-    refused = _refused(draft.network, _writes(draft, run), ()) or shared
+    given = draft.given.model
+    shared = _refused(given, dict.fromkeys(sorted(unseen), reason), kept) if draft.method.members > 1 else ()
+    refused = _refused(given, _writes(draft, run), ()) or shared
     light = run.runs and not run.written and not run.set_once
     return replace(draft, plan=replace(draft.plan, refused=refused)) if refused else replace(draft, light=light)
 
@@ -264,9 +277,14 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
         raise InputError(
             f"keep={list(kept)}: members of {method} keep different channels, so they cannot share a layer: leave keep= out"
         )
-    if kept and not owned and method.members > 1:
-        raise InputError(
-            f"keep={list(kept)} leaves nothing for {method} to convert, so all members would be equal: keep fewer modules"
+    if method.members > 1 and not (owned | layout.summed) - {SEEDS}:
+        if kept:
+            raise InputError(
+                f"keep={list(kept)} leaves nothing for {method} to convert, so all members would be equal: keep fewer modules"
+            )
+        raise ConversionError(
+            f"{type(method).__name__} knows no layer of this {draft.plan.model}, so all members would be equal. Use a method "
+            "for any network: mt.Deep(members=4)"
         )
     converted = {name for name in map(owning_module, owned) if not isinstance(draft.network.get_submodule(name), Formed)}
     return replace(

@@ -12,11 +12,11 @@ from multitudes.conversion.draft import Draft
 from multitudes.conversion.plan import Counts, Plan
 from multitudes.conversion.proofs import keep, recall
 from multitudes.engine.counting import multiply_adds, work_and_memory
-from multitudes.engine.draws import draw_distinct, redraw
+from multitudes.engine.draws import are_distinct, draw_distinct, redraw
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import detached_copy, named_tensors
-from multitudes.engine.program import shapes_only, without_values
+from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
 from multitudes.engine.state import Engine
 from multitudes.errors import ConversionError, RunError
@@ -72,7 +72,7 @@ def _few_members(draft: Draft, engine: Engine) -> Engine:
     if not draft.method.draws:
         return few
     resized = draft.method.fit_shapes(few.template, draft.given.small.inputs, draft.batch_axis)
-    if few.members > 1:
+    if few.members > 1 and (resized or not are_distinct(few.template, few.owned)):
         draw_distinct(few.template, few.owned, few.members)
     elif resized:
         redraw(few)
@@ -147,7 +147,7 @@ def _measured(draft: Draft, engine: Engine) -> tuple[Line, Line, int]:
             thin = replace(engine, template=shapes_only(engine.template))
             with draft.given.small.decisions.on_meta():
                 base = None if draft.given.small.multiply_adds else shapes_only(draft.given.model)
-                return _measure(base, thin, without_values(inputs))
+                return _measure(base, thin, shape_inputs(inputs))
         except Exception:  # values decide what runs
             pass
     return _measure(detached_copy(draft.given.model, {}), engine, inputs)

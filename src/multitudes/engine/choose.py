@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from multitudes.engine.fold import batch_coupled
-from multitudes.engine.modules import hooked
+from multitudes.engine.modules import under_autocast
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError, listed
 
@@ -48,11 +48,11 @@ def vmap_is_right(engine: Engine, per_member: bool) -> bool:
     channels-last weights, with hooks, and in chunks if a shared BatchNorm would count each chunk as a batch.
     """
     training = engine.template.training
-    unsupported = engine.channels_last or (not torch.compiler.is_compiling() and bool(hooked(engine.template)))
+    unsupported = engine.channels_last or (not torch.compiler.is_compiling() and engine.is_hooked())
     chunked = engine.chunk is not None and engine.chunk < engine.members
     in_chunks = chunked and engine.shares and training and not engine.traits.coupled
     proven = "vmap" in engine.proven["train" if training else "eval"] and (engine.traits.vmap_per_member or not per_member)
-    autocast = torch.is_autocast_enabled(engine.device_type)
+    autocast = under_autocast(engine.device_type)
     return proven and not is_exporting() and not in_chunks and not unsupported and not autocast
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from multitudes.errors import ConversionError
 
 
 def converted_class(mixin: type, layer_class: type, attributes: tuple[tuple[str, Any], ...] = ()) -> Any:
@@ -23,6 +26,41 @@ def _converted_class(mixin: Any, layer_class: Any, attributes: tuple[tuple[str, 
     name = f"{mixin.__name__}{layer_class.__name__}"
     values |= {"made_of": (mixin, layer_class, attributes), "__reduce_ex__": _reduce}
     return type(name, (mixin, layer_class), values)
+
+
+def convert_layer(layer: Any, mixin: type, attributes: tuple[tuple[str, Any], ...] = (), **values: Any) -> None:
+    """Puts a mixin before a layer's class, in place, and sets `values` as its attributes. The layer's tensors stay.
+
+    A layer that has something of its own by one of these names is refused: one would be read in place of the other.
+    """
+    names = {*_names_of(mixin), *(key for key, _ in attributes), *values}
+    check_names(layer, names - _names_of_torch(layer.__class__))
+    layer.__class__ = converted_class(mixin, type(layer), attributes)
+    vars(layer).update(values)
+
+
+def check_names(layer: Any, names: Collection[str]) -> None:
+    """Refuses a layer that has something of its own by one of the names that its conversion adds."""
+    taken = sorted(name for name in names if hasattr(layer, name))
+    if taken:
+        kind = getattr(type(layer), "made_of", (None, type(layer)))[1].__name__
+        raise ConversionError(
+            f"{kind} has an attribute {' and '.join(taken)}, and this method adds one of that name: rename it in {kind}, or "
+            "use a method that adds none, such as mt.Deep(members=4)"
+        )
+
+
+@functools.cache
+def _names_of(mixin: Any) -> frozenset[str]:
+    """Returns the names that a mixin adds to a module."""
+    return frozenset(name for kind in mixin.__mro__ for name in vars(kind) if not name.startswith("__"))
+
+
+@functools.cache
+def _names_of_torch(kind: Any) -> frozenset[str]:
+    """Returns the names of a layer's classes that are torch's own: a mixin overrides them on purpose."""
+    own = [one for one in (*kind.__mro__, nn.Module) if one.__module__.startswith("torch.") or one is object]
+    return frozenset(name for one in own for name in vars(one))
 
 
 def _reduce(self: Any, protocol: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from multitudes.engine.listening import Listening, result_of
+from multitudes.engine.listening import Listening, on_one_device, result_of
 from multitudes.engine.modules import plain_attention
 from multitudes.engine.seeds import seeded
 
@@ -28,7 +28,7 @@ class _Counter(Listening):
     flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = on_one_device(func, args, kwargs or {})
         formula = flop_registry.get(func._overloadpacket)
         if formula is None:
             with self:

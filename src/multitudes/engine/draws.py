@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.converted import converted_class
+from multitudes.engine.converted import check_names, convert_layer
 from multitudes.engine.inputs import Inputs, axes
-from multitudes.engine.modules import detached_copy, join_name, registers_of
+from multitudes.engine.modules import copy_with, join_name, registers_of
 from multitudes.engine.seeds import member_seeds
 from multitudes.engine.state import SEEDS, Engine
 from multitudes.errors import InputError
@@ -36,6 +36,10 @@ class Drawing:
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws one member's values of the buffers in `draws`, by name, on the CPU."""
         raise NotImplementedError
+
+    def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws values for a trial run, in which members must differ; by default as `draw`."""
+        return self.draw(generator)
 
     def bake(self) -> None:
         """Turns the layer back into its plain class, in place, with the current draws worked into its weights."""
@@ -94,7 +98,7 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
     registers, buffers, generator = registers_of(network), dict(network.named_buffers()), torch.Generator().manual_seed(0)
     for name, layer in drawing_layers(network):
         for _ in range(16):
-            drawn = [layer.draw(generator) for _ in range(members)]
+            drawn = [layer.draw_for_trial(generator) for _ in range(members)]
             if all(bool((one[key] != drawn[0][key]).any()) for one in drawn[1:] for key in layer.draws):
                 break
         for key in layer.draws:
@@ -102,6 +106,12 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
             value = torch.stack([one[key] for one in drawn]).to(buffers[full])
             for register, place in registers[full] if full in owned else ():
                 register[place] = value
+
+
+def are_distinct(network: nn.Module, owned: Collection[str]) -> bool:
+    """Whether in every draw, ``[M, ...]``, the other members differ from the first."""
+    draws = [network.get_buffer(name) for name in drawn_names(network) if name in owned]
+    return all(not torch.equal(draw[0], other) for draw in draws for other in draw[1:])
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -118,10 +128,9 @@ def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, 
 
 
 def drawn_member(network: nn.Module, seed: int) -> nn.Module:
-    """Returns a copy of the network that has this seed and the draws made from it."""
-    new = detached_copy(network, {})
+    """Returns a copy of the network that has this seed and the draws made from it; the other tensors are the network's own."""
+    new = copy_with(network, {SEEDS: torch.full_like(network.get_buffer(SEEDS), seed)})
     set_draws(new, seed)
-    new.get_buffer(SEEDS).fill_(seed)
     return new
 
 
@@ -188,8 +197,15 @@ def make_drawing(layer: Any, kind: type[Drawing], **values: Any) -> None:
 
     The layer's tensors and their names stay.
     """
-    layer.__class__ = converted_class(kind, type(layer), (("ADDED", ("draws", *values)),))
-    vars(layer).update(values)
+    convert_layer(layer, kind, (("ADDED", ("draws", *values)),), draws=(), **values)
+
+
+def add_draws(layer: Any, draws: Mapping[str, Tensor]) -> None:
+    """Adds the buffers of a layer's draws, outside the state dict."""
+    check_names(layer, draws)
+    layer.draws = tuple(draws)
+    for name, value in draws.items():
+        layer.register_buffer(name, value, persistent=False)
 
 
 def bake_draws(member: nn.Module) -> None:

@@ -36,7 +36,7 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     folded = join_slots(inputs, engine.batch_axis) if per_member else tile_rows(inputs, engine.batch_axis, engine.members)
     count = count_rows(folded, engine.batch_axis) // engine.members
     if takes_rows(engine):
-        with _counted_once(engine) if not per_member else contextlib.nullcontext():
+        with _counted_once(engine, engine.members * count) if not per_member else contextlib.nullcontext():
             output = call(engine, _tensors_per_row(engine, count), folded)[0]
     else:
         places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
@@ -171,7 +171,7 @@ def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = Fal
     guard = plain_attention() if engine.has_attention else contextlib.nullcontext()
     if engine.traits.mutates:
         inputs = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
-    with guard, _folded(engine, places, total), _counted_once(engine) if tiled else contextlib.nullcontext():
+    with guard, _folded(engine, places, total), _counted_once(engine, total) if tiled else contextlib.nullcontext():
         return tree.without_objects(engine.template(*inputs.args, **inputs.kwargs))
 
 
@@ -197,12 +197,14 @@ def _folded(engine: Engine, places: list[Tensor], total: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _counted_once(engine: Engine) -> Iterator[None]:
+def _counted_once(engine: Engine, total: int) -> Iterator[None]:
     """Runs BatchNorm layers of the shared trunk on one member's rows, in a with-block: all members have equal rows there."""
     changed = []
     norms = batch_norms(engine.template)
 
-    def once(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def once(name: str, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if x.shape[0] % total:  # parts of the batch, as in ghost batch norm, are no copies of one member's rows
+            raise RunError(_not_the_rows(name, x.shape[0], total))
         y = forward(x.narrow(0, 0, x.shape[0] // engine.members))
         return y.repeat(engine.members, *(1 for _ in y.shape[1:]))
 
@@ -210,13 +212,21 @@ def _counted_once(engine: Engine) -> Iterator[None]:
         for name in engine.shared_norms - engine.traits.coupled:
             if engine.members > 1 and uses_batch(norms[name]):
                 changed.append((norms[name], "forward" in vars(norms[name]), vars(norms[name]).get("forward")))
-                norms[name].forward = functools.partial(once, norms[name].forward)  # type: ignore[method-assign]
+                norms[name].forward = functools.partial(once, name, norms[name].forward)  # type: ignore[method-assign]
         yield
     finally:
         for norm, had, before in changed:
             del norm.forward
             if had:
                 norm.forward = before  # type: ignore[assignment]
+
+
+def _not_the_rows(name: str, entries: int, total: int) -> str:
+    """Says that a tensor does not hold the rows of all members."""
+    return (
+        f"a tensor of {name} has {entries} entries along its batch axis, which is not a multiple of the {total} rows: keep the "
+        "batch axis in forward"
+    )
 
 
 class _Inner(nn.Module):
@@ -268,10 +278,7 @@ class _Fold:
         """Returns the positions of the entries of rows `place`: several per row if rows were split (attention windows)."""
         each, rest = divmod(tensor.shape[axis], self.total)
         if rest or not each:
-            raise RunError(
-                f"a tensor of {self.name} has {tensor.shape[axis]} entries along its batch axis, which is not a multiple of "
-                f"the {self.total} rows: keep the batch axis in forward"
-            )
+            raise RunError(_not_the_rows(self.name, tensor.shape[axis], self.total))
         place = place.to(tensor.device)
         return place if each == 1 else (place[:, None] * each + torch.arange(each, device=place.device)).flatten()
 

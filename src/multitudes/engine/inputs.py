@@ -242,10 +242,7 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
     """Checks the example. Returns it as a call with at least `rows_at_least` rows; a single row is repeated."""
     inputs = Inputs.of(example)
     if not inputs.tensors():
-        first = next(iter([*inputs.args, *inputs.kwargs.values()]), None)
-        kind, is_set = type(first).__name__, isinstance(first, Dataset | DataLoader)
-        give = "a batch of its inputs, next(iter(DataLoader(dataset, batch_size=2)))[0]" if is_set else "torch.as_tensor(x)"
-        raise InputError(f"the example is a {kind}, not an input of the model: give a tensor, {give}")
+        raise InputError(_no_tensor(inputs))
     for tensor in inputs.tensors():
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
             raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input: give finite ones")
@@ -257,6 +254,20 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
     if len(devices) == 1 and others:
         raise InputError(f"the model is on {devices.pop()}, the example on {others.pop()}: move one of them with .to(device)")
     return each_row(inputs, batch_axis, lambda tensor, axis: _distinct_rows(tensor, axis, max(count, rows_at_least)))
+
+
+def _no_tensor(inputs: Inputs) -> str:
+    """Says what to type in place of an example without tensors: a shape, a dataset, an array."""
+    parts = [*inputs.args, *inputs.kwargs.values()]
+    first = next(iter(parts), None)
+    sizes = first if isinstance(first, (tuple, list)) and len(parts) == 1 else parts
+    if sizes and all(type(size) is int and size > 0 for size in sizes):
+        shape = ", ".join(map(str, sizes))
+        return f"the example is a shape, ({shape}), not a tensor: give a batch of this shape, torch.randn({shape})"
+    give = "torch.as_tensor(x)" if hasattr(first, "__array__") else "torch.randn(2, 30) for two rows of 30 numbers"
+    if isinstance(first, Dataset | DataLoader):
+        give = "a batch of its inputs, next(iter(DataLoader(dataset, batch_size=2)))[0]"
+    return f"the example is a {type(first).__name__}, not an input of the model: give a tensor, {give}"
 
 
 def _distinct_rows(tensor: Tensor, axis: int, count: int) -> Tensor:

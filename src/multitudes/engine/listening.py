@@ -26,7 +26,7 @@ class Listening(TorchDispatchMode):
 
 
 class Quick(Listening):
-    """Makes runs on the meta device faster."""
+    """Makes runs on the meta device faster, also of calls whose whole numbers have values (`shape_inputs`)."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return result_of(func, args, kwargs or {})
@@ -38,6 +38,7 @@ def result_of(func: Any, args: Any, kwargs: Any) -> Any:
     On the meta device torch computes shapes in Python, ten times slower than it computes numbers elsewhere: so the results of
     operations that only make new tensors are remembered.
     """
+    args, kwargs = on_one_device(func, args, kwargs)
     key = _key(func, args, kwargs)
     if key is None:
         return func(*args, **kwargs)
@@ -54,6 +55,32 @@ def result_of(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     made = tuple(torch.empty_strided(shape, stride, dtype=dtype, device="meta") for shape, stride, dtype in known)
     return made[0] if len(func._schema.returns) == 1 else made
+
+
+def on_one_device(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Returns the arguments of an operation, all without values if some have none.
+
+    So masks and ids are computed with, until they meet what has no values; moved to where that is, they keep theirs. Raises a
+    RuntimeError if what has none would be written into what has some.
+    """
+    found = [value for value in (*args, *kwargs.values()) if isinstance(value, (Tensor, list, tuple))]
+    tensors = [t for value in found for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
+    if not any(t.is_meta for t in tensors):
+        moves = func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("meta")
+        return args, {name: value for name, value in kwargs.items() if not (moves and name == "device")}
+    if all(t.is_meta for t in tensors):
+        return args, kwargs
+    schema = func._schema.arguments
+    written = [value for known, value in zip(schema, args, strict=False) if known.alias_info and known.alias_info.is_write]
+    if any(isinstance(value, Tensor) and not value.is_meta for value in written):
+        raise RuntimeError(f"{func} writes what is on the meta device, without values, into a tensor with values")
+    return [_thin(value) for value in args], {name: _thin(value) for name, value in kwargs.items()}
+
+
+def _thin(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    return type(value)(map(_thin, value)) if type(value) in (list, tuple) else value
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Hashable | None:

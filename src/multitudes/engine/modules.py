@@ -114,9 +114,18 @@ def hooked(module: nn.Module) -> list[str]:
     names = []
     for name, part in named_parts(module):
         kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        if any(kinds) and any(getattr(hook, "sees_members", True) for hooks in kinds for hook in hooks.values()):
+        if any(kinds) and any(_sees_members(hook) for hooks in kinds for hook in hooks.values()):
             names.append(name)
     return names
+
+
+CAPTURING = "transformers.utils.output_capturing"
+"""The module of transformers' hooks on every block. They hand values to the output of the same call, and keep none."""
+
+
+def _sees_members(hook: Any) -> bool:
+    """Whether a hook may do with the values of all members what was meant for one's."""
+    return getattr(hook, "sees_members", True) and getattr(hook, "__module__", "") != CAPTURING
 
 
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "_FabricModule": "module"}
@@ -128,6 +137,11 @@ def unwrapped(module: Any) -> Any:
     while isinstance(module, nn.Module) and type(module).__name__ in WRAPPERS:
         module = getattr(module, WRAPPERS[type(module).__name__])
     return module
+
+
+def under_autocast(device: str) -> bool:
+    """Checks whether autocast is on for a type of device; the meta device has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def owning_module(name: str) -> str:
@@ -247,10 +261,13 @@ def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def light_copy(module: nn.Module, own: Callable[[str], bool] = lambda name: False) -> nn.Module:
-    """Copies a module with its own buffers, and its own parameters where `own(name)`; the others share their memory."""
+    """Copies a module with its own buffers, and its own parameters where `own(name)`; the others share their memory.
+
+    Tensors that were made in inference mode cannot have gradients, so they are not shared.
+    """
     values = {}
     for name, tensor in named_tensors(module):
-        shares = isinstance(tensor, nn.Parameter) and not own(name)
+        shares = isinstance(tensor, nn.Parameter) and not own(name) and not tensor.is_inference()
         values[name] = as_same_kind(tensor, tensor.detach() if shares else tensor.detach().clone())
     return copy_with(module, values)
 

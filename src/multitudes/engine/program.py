@@ -74,7 +74,7 @@ class Tracer:
         """Returns the program of one call. Raises what the network raises on its own device."""
         if self.on_meta:
             try:
-                return _record(self.network, without_values(inputs), mode)
+                return _record(self.network, shape_inputs(inputs), mode)
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):
                     raise
@@ -124,6 +124,16 @@ def shapes_only(module: nn.Module) -> nn.Module:
 def without_values(inputs: Inputs) -> Inputs:
     """Returns the same call on the meta device."""
     return inputs.refill([tensor.detach().to(META) for tensor in inputs.tensors()])
+
+
+def shape_inputs(inputs: Inputs) -> Inputs:
+    """Returns the same call on the meta device, in which whole numbers keep their values: masks may decide what runs.
+
+    It is for modes that run operations by `result_of`.
+    """
+    exact = (not t.is_floating_point() and not t.is_complex() for t in inputs.tensors())
+    tensors = zip(inputs.tensors(), exact, strict=True)
+    return inputs.refill([t.detach().clone() if whole else t.detach().to(META) for t, whole in tensors])
 
 
 def _record(module: nn.Module, inputs: Inputs, mode: str) -> Program:

@@ -8,9 +8,10 @@ layers. So all that reads inputs beside these layers, such as a mask, reads thos
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, slot
+from multitudes.engine.listening import Quick
 from multitudes.engine.loop import slices
 from multitudes.engine.modules import with_attribute
+from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.state import Engine, call, write_back
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -51,15 +54,39 @@ def run_slots_in_turn(engine: Engine, inputs: Inputs, per_member: bool = True) -
     return tree.stack(outputs)
 
 
-def sums_of_slots(engine: Engine, inputs: Inputs, buffers: dict[str, Tensor], noise: Any) -> list[Tree]:
+def run_last_slot(engine: Engine, inputs: Inputs) -> Tree:
+    """Runs the last member alone as `run_slots_in_turn` does, without its changes of buffers. Shape: ``[1, B, ...]``."""
+    before = {n: b.clone() for n, b in engine.buffers().items() if n not in engine.owned}
+    noise, last = noise_state(), engine.members - 1
+    sums = sums_of_slots(engine, inputs, before, noise, _count_of_calls(engine, inputs))
+    for output, _ in members_on_sums(engine, inputs, sums, before, noise, first=last):
+        return tree.stack([output])
+    raise AssertionError("there is a last member")
+
+
+def _count_of_calls(engine: Engine, inputs: Inputs) -> int | None:
+    """Counts the calls of first layers in one forward, on the meta device; None if the network does not run there."""
+    thin, call = replace(engine, template=shapes_only(engine.template)), shape_inputs(inputs)
+    thin.refresh()
+    try:
+        with Quick():
+            return len(_products(thin, next(iter(slices(thin))), _slot(thin, call, 0), 0, None))
+    except Exception:  # values decide what runs
+        return None
+
+
+def sums_of_slots(
+    engine: Engine, inputs: Inputs, buffers: dict[str, Tensor], noise: Any, count: int | None = None
+) -> list[Tree]:
     """Returns the sum over slots for each call of a first layer, in order. Buffers stay as they are.
 
-    The first slot runs to the end, since it is not known which call is the last: what it counts there is not counted.
+    Without `count`, the number of these calls, the first slot runs to the end, since it is not known which call is the last:
+    what it counts there is not counted.
     """
     products: list[list[Tree]] = []
     for m, tensors in enumerate(slices(engine)):
         _set_noise(noise)
-        count = len(products[0]) if m else None
+        count = len(products[0]) if m else count
         own = _cloned({name: tensor for name, tensor in tensors.items() if name in engine.buffers()})
         products.append(_products(engine, {**_cloned(buffers), **tensors, **own}, _slot(engine, inputs, m), m, count))
     if any(len(other) != len(products[0]) for other in products):
@@ -68,13 +95,15 @@ def sums_of_slots(engine: Engine, inputs: Inputs, buffers: dict[str, Tensor], no
 
 
 def members_on_sums(
-    engine: Engine, inputs: Inputs, sums: list[Tree], buffers: dict[str, Tensor], noise: Any
+    engine: Engine, inputs: Inputs, sums: list[Tree], buffers: dict[str, Tensor], noise: Any, first: int = 0
 ) -> Iterator[tuple[Tree, dict[str, Tensor]]]:
     """Yields each member's output on its own inputs, with these sums as outputs of first layers, and the changed buffers.
 
+    `first` is the member to begin with.
+
     There is one network behind all slots: it draws its noise once, and counts the batch once in shared buffers.
     """
-    for m, tensors in enumerate(slices(engine)):
+    for m, tensors in itertools.islice(enumerate(slices(engine)), first, None):
         _set_noise(noise)
         rest = iter(sums)
         now = Turn(m, engine.members, lambda _, rest=rest: tree.apply(Tensor.clone, next(rest)))  # type: ignore[misc]

@@ -19,6 +19,7 @@ from multitudes.engine.modules import (
     copy_with,
     empty_dicts,
     has_attention,
+    hooked,
     is_channels_last,
     join_name,
     named_parts,
@@ -35,7 +36,7 @@ SEEDS = "draw_seeds"
 """Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
 
 
-REBUILT = ("lock", "registers", "parameter_places", "buffer_places", "recurrent", "caches")
+REBUILT = ("lock", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches")
 """Attributes of an engine that refer to its modules: they are made again when it is copied or unpickled."""
 
 
@@ -113,7 +114,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.registers = registers_of(self.template)
-        parameters = {id(part._parameters) for _, part in named_parts(self.template)}
+        self.parts = [part for _, part in named_parts(self.template)]
+        parameters = {id(part._parameters) for part in self.parts}
         places = {name: registers[0] for name, registers in self.registers.items()}
         self.parameter_places = {name: place for name, place in places.items() if id(place[0]) in parameters}
         self.buffer_places = {name: place for name, place in places.items() if name not in self.parameter_places}
@@ -146,6 +148,13 @@ class Engine:
     def shares(self) -> bool:
         """True if some tensors are shared, so that some work may be the same for all members."""
         return len(self.owned) < len(self.registers)
+
+    def is_hooked(self) -> bool:
+        """Whether a module of the template has hooks that may see values."""
+        return any(
+            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+            for part in self.parts
+        ) and bool(hooked(self.template))
 
     @contextlib.contextmanager
     def with_draws(self, draws: Mapping[str, Tensor]) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,15 +85,14 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 def refill(tree: Tree, values: Iterable[Tensor]) -> Tree:
     """Replaces the tensors of a nested value; `values` come in the order of `tensors(tree)`."""
-    source = iter(values)
+    return _filled(tree, iter(values))  # a function inside this one would know itself, and keep the values until a collection
 
-    def fill(node: Tree) -> Tree:
-        if isinstance(node, Tensor):
-            return next(source)
-        inner = parts(node)
-        return node if inner is None else rebuild(node, [fill(value) for _, value in inner])
 
-    return fill(tree)
+def _filled(node: Tree, source: Iterator[Tensor]) -> Tree:
+    if isinstance(node, Tensor):
+        return next(source)
+    inner = parts(node)
+    return node if inner is None else rebuild(node, [_filled(value, source) for _, value in inner])
 
 
 def apply(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:

@@ -8,12 +8,14 @@ operator draws the noise; its result has a member axis only if its input has one
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
+from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -21,7 +23,7 @@ from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.inputs import Inputs, axes, each_row, slot
 from multitudes.engine.loop import output_axes
-from multitudes.engine.modules import plain_attention
+from multitudes.engine.modules import plain_attention, under_autocast
 from multitudes.engine.state import Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
@@ -65,7 +67,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
 def _with_autocast(inputs: Inputs) -> Any:
     """Returns the mode that casts operands of matrix products and convolutions; a null context without autocast."""
     device = next((tensor.device.type for tensor in inputs.tensors()), "cpu")
-    if not torch.is_autocast_enabled(device):
+    if not under_autocast(device):
         return contextlib.nullcontext()
     return AutocastProducts(torch.get_autocast_dtype(device))
 
@@ -124,7 +126,7 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
 
     alike = size == 1 or (engine.summed and per_member)  # one member, or one trunk after summed inputs: noise is drawn once
     noise = "same" if alike else "different"
-    results = torch.func.vmap(run_member, randomness=noise)(*stacked.values(), *split_values)
+    results = over_members(run_member, size, noise, [*stacked.values(), *split_values])
     tree.plain(structure[0])
     outputs, changed = results[: len(results) - len(names)], results[len(results) - len(names) :]
     shared = [name for name in names if name not in engine.owned]
@@ -139,6 +141,24 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     traced = torch.compiler.is_compiling()
     moved = {n: v for n, v in counts.items() if n not in names and (traced or not torch.equal(v, before[n]))}
     return tree.refill(structure[0], outputs), moved
+
+
+def over_members(
+    run: Callable[..., tuple[Tensor, ...]], size: int, randomness: str, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Runs a function of tensors ``[size, ...]`` under vmap, like torch.func.vmap.
+
+    That looks through nested arguments and results, which takes as long as a small network. Here they are flat.
+    """
+    if torch.compiler.is_compiling():
+        return torch.func.vmap(run, randomness=randomness)(*tensors)
+    lazy_load_decompositions()
+    level = functorch._vmap_increment_nesting(size, randomness)
+    try:
+        outputs = run(*[functorch._add_batch_dim(tensor, 0, level) for tensor in tensors])
+        return tuple(functorch._remove_batch_dim(tensor, level, size, 0) for tensor in outputs)
+    finally:
+        functorch._vmap_decrement_nesting()
 
 
 DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: None, F.dropout3d: 3}

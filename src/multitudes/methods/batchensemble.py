@@ -34,10 +34,10 @@ from multitudes.conversion.anatomy.known_layers import (
     without_fast_path,
 )
 from multitudes.conversion.anatomy.structure import Structure
-from multitudes.engine.converted import Formed, converted_class
+from multitudes.engine.converted import Formed, check_names, convert_layer
 from multitudes.engine.draws import bake_parameters, run_with
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name, light_copy
+from multitudes.engine.modules import join_name, light_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Given, Layout, Method, split_rows
@@ -69,7 +69,7 @@ class BatchEnsemble(Method):
 
     def prepare(self, given: Given) -> nn.Module:
         """Adds factors to every known layer; they start at one."""
-        new = detached_copy(given.model, {})
+        new = light_copy(given.model)
         for name in layers_by_name(given.structure):
             scale(new.get_submodule(name))
         for name, keys in formed_weights(given.structure).items():
@@ -273,6 +273,7 @@ def factor_names(network: nn.Module) -> set[str]:
 
 def scale_weights(layer: Any, keys: Sequence[str]) -> None:
     """Adds factors of one to these weights of a module, in place. Its other tensors keep their names."""
+    check_names(layer, [f"{key}_{kind}" for key in keys for kind in ("alpha", "gamma")])
     for key in keys:
         weight = layer._parameters[key]
         shape = list(weight.shape)
@@ -281,8 +282,7 @@ def scale_weights(layer: Any, keys: Sequence[str]) -> None:
         for kind, summed in (("alpha", outputs), ("gamma", inputs)):
             sizes = [1 if axis == summed or axis in spread else size for axis, size in enumerate(shape)]
             layer.register_parameter(f"{key}_{kind}", nn.Parameter(weight.new_ones(sizes)))
-    layer.__class__ = converted_class(ScaledWeights, type(layer))
-    layer.formed_keys = tuple(keys)
+    convert_layer(layer, ScaledWeights, formed_keys=tuple(keys))
 
 
 def scale(layer: Any) -> None:
@@ -293,12 +293,13 @@ def scale(layer: Any) -> None:
     def ones(size: int) -> nn.Parameter:
         return nn.Parameter(torch.ones(size, **options))
 
+    check_names(layer, FACTORS)
     if isinstance(layer, nn.MultiheadAttention):
-        layer.__class__ = converted_class(ScaledAttention, type(layer))
+        convert_layer(layer, ScaledAttention)
         layer.alpha, layer.gamma = ones(layer.embed_dim + layer.kdim + layer.vdim), ones(3 * layer.embed_dim)
         layer.alpha_out, layer.gamma_out = ones(layer.embed_dim), ones(layer.embed_dim)
         return
     product, (inputs, outputs) = product_of(layer), channels(layer)
     assert product is not None, f"{type(layer).__name__} is not a known layer"
-    layer.__class__ = converted_class(ScaledProduct, type(layer), (("product", product),))
+    convert_layer(layer, ScaledProduct, (("product", product),))
     layer.alpha, layer.gamma = ones(inputs), ones(outputs)

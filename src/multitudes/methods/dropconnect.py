@@ -24,6 +24,7 @@ from multitudes.engine import tree
 from multitudes.engine.converted import Formed
 from multitudes.engine.draws import (
     Drawing,
+    add_draws,
     add_seeds,
     bake_draws,
     bake_weights,
@@ -35,7 +36,7 @@ from multitudes.engine.draws import (
     stored_weight,
 )
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name
+from multitudes.engine.modules import join_name, light_copy
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Criterion, Given, Layout, Method
@@ -62,7 +63,7 @@ class DropConnect(DropPrior, Method):
 
     def prepare(self, given: Given) -> nn.Module:
         """Adds masks to the weights of every known layer."""
-        new = detached_copy(given.model, {})
+        new = light_copy(given.model)
         for name in layers_by_name(given.structure):
             layer: Any = new.get_submodule(name)
             if is_parametrized(layer):
@@ -131,6 +132,8 @@ class Connected(Drawing):
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws masks, True for the weights to keep."""
+        if self.p == 0:
+            return {_mask(key): torch.ones(shape, dtype=torch.bool) for key, shape in self.shapes.items()}
         return {_mask(key): torch.rand(shape, generator=generator) >= self.p for key, shape in self.shapes.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,6 +196,4 @@ def connect(layer: Any, p: float, keys: Sequence[str], kind: type[Connected]) ->
     device = next(layer.parameters()).device
     more = {"formed_keys": tuple(keys)} if kind is ConnectedWeights else {}
     make_drawing(layer, kind, replaced=tuple(keys), p=p, shapes=shapes, **more)
-    layer.draws = tuple(map(_mask, keys))
-    for key, shape in shapes.items():
-        layer.register_buffer(_mask(key), torch.ones(shape, dtype=torch.bool, device=device), persistent=False)
+    add_draws(layer, {_mask(key): torch.ones(shape, dtype=torch.bool, device=device) for key, shape in shapes.items()})

@@ -41,16 +41,18 @@ from multitudes.conversion.anatomy.known_layers import (
 )
 from multitudes.conversion.anatomy.structure import Structure, last_layers
 from multitudes.conversion.compact import compact_members
+from multitudes.conversion.convert import ensemble
 from multitudes.conversion.resize.resize import resized
-from multitudes.engine.converted import Formed, converted_class
+from multitudes.engine.converted import Formed, convert_layer
 from multitudes.engine.draws import bake_parameters
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, inside, join_name, light_copy
+from multitudes.engine.modules import inside, join_name, light_copy
 from multitudes.engine.seeds import member_seed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
 from multitudes.method import Batch, Given, Layout, Method, split_rows
 from multitudes.methods.layers.masks import columns_per_one, effective_scale, masks_of, ones_for, overlap
+from multitudes.methods.layers.package_masks import with_package_masks, without_mask_layers
 from multitudes.models.network import nearest
 from multitudes.settings import Count, above, at_least, check_rules, explained
 
@@ -95,7 +97,7 @@ class Masksembles(Method):
     def prepare(self, given: Given) -> nn.Module:
         """Widens the model if width="grow", and adds masks, which are all ones at first."""
         grows = self.width == "grow" and self.ratio != 1
-        new = detached_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model, {})
+        new = light_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model)
         structure = given.structure
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
         called = {name for name in layers_by_name(structure) if name in structure.order}
@@ -187,7 +189,7 @@ class Masksembles(Method):
         for name, layer in structure.model.named_modules():
             if isinstance(layer, Masked):
                 tensors |= {join_name(name, key) for key in masks_in(layer)}
-                features = layer.mask.shape[-1]
+                features = layer.own_mask.shape[-1]
                 scale = effective_scale(features, self.members, layer.ones)
                 iou = sum(layer.overlap.values()) / len(layer.overlap)
                 because[name] = f"masks of {layer.ones} ones in {features}, scale {scale:.3g}, IoU {iou:.2f}"
@@ -212,7 +214,7 @@ class Masksembles(Method):
 
     def compact(self, ensemble: Ensemble) -> Ensemble:
         """Removes from each member the channels that its masks drop."""
-        masked = {name: layer.mask for name, layer in ensemble.template.named_modules() if isinstance(layer, Masked)}
+        masked = {name: layer.own_mask for name, layer in ensemble.template.named_modules() if isinstance(layer, Masked)}
         return compact_members(ensemble, masked, self.position)
 
     def neutral(self) -> Masksembles:
@@ -224,6 +226,17 @@ class Masksembles(Method):
         whole = super().batch(inputs, target, rng, per_member, count)
         return whole if per_member or self.feed == "all" else split_rows(whole, self.members, rng)
 
+    @staticmethod
+    def from_package(model: nn.Module, example: Any, **options: Any) -> Ensemble:
+        """Converts a network with layers of the `masksembles` package, with its weights and masks; its outputs are the same.
+
+        Its mask layers are left out, and the layers behind them have the masks. `options` are those of `mt.ensemble`.
+        """
+        plain, masks = without_mask_layers(model)
+        method = Masksembles(members=len(next(iter(masks.values()))), fewest=1)
+        ens = ensemble(plain, method, example, **options)
+        return with_package_masks(ens, model, masks, example)
+
 
 @functools.lru_cache(maxsize=1024)
 def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
@@ -233,26 +246,35 @@ def _table(features: int, members: int, ones: int, seed: int) -> Tensor:
 class Masked:
     """Mixin of a layer with a mask; it is placed before the layer's own class."""
 
-    mask: Tensor
     ones: int
     overlap: dict[str, float]
     reported = ("overlap",)
+
+    @property
+    def own_mask(self) -> Tensor:
+        """The mask on the inputs or outputs."""
+        mask: Tensor = getattr(self, masks_in(self)[0])
+        return mask
 
     def work_in(self) -> None:
         """Turns this layer into a plain one, with the mask multiplied into its weights."""
         raise NotImplementedError
 
 
+ELSE = "members_mask"
+"""The name of the mask of a layer that has something of its own called mask, as autoregressive layers have."""
+
+
 def masks_in(layer: Any) -> list[str]:
     """Returns the names of a layer's masks."""
-    return [key for key, _ in layer.named_buffers(recurse=False) if key in ("mask", "mask_out")]
+    return [ELSE] if ELSE in layer._buffers else [key for key in ("mask", "mask_out") if key in layer._buffers]
 
 
 def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:
     """Yields for each mask its layer, its name, and its seed."""
     for index, layer in enumerate(part for part in network.modules() if isinstance(part, Masked)):
         for key in masks_in(layer):
-            yield layer, key, member_seed(seed, 2 * index + (key != "mask"))
+            yield layer, key, member_seed(seed, 2 * index + (key == "mask_out"))
 
 
 def _unmasked(layer: Any) -> None:
@@ -269,12 +291,12 @@ class MaskedBefore(Masked):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer on masked inputs; shapes are those of the plain layer."""
         layer: Any = self
-        return super().forward(input * along_channels(layer, self.mask, input), *args, **kwargs)  # type: ignore[misc]
+        return super().forward(input * along_channels(layer, self.own_mask, input), *args, **kwargs)  # type: ignore[misc]
 
     def work_in(self) -> None:
         """Turns this layer into a plain one, with the mask multiplied into its weights."""
         layer: Any = self
-        weight = weight_of(layer) * over_channels(layer, self.mask, self.mask.new_ones(channels(layer)[1]))
+        weight = weight_of(layer) * over_channels(layer, self.own_mask, self.own_mask.new_ones(channels(layer)[1]))
         _unmasked(layer)
         restore_layer(layer, weight, layer.bias)
 
@@ -288,13 +310,13 @@ class MaskedAfter(Masked):
         """Runs the layer and masks its outputs; shapes are those of the plain layer."""
         layer: Any = self
         y = super().forward(input, *args, **kwargs)  # type: ignore[misc]
-        return y * along_channels(layer, self.mask, y)
+        return y * along_channels(layer, self.own_mask, y)
 
     def work_in(self) -> None:
         """Turns this layer into a plain one, with the mask multiplied into its weights."""
         layer: Any = self
-        weight = weight_of(layer) * over_channels(layer, self.mask.new_ones(channels(layer)[0]), self.mask)
-        bias = None if layer.bias is None else layer.bias * self.mask
+        weight = weight_of(layer) * over_channels(layer, self.own_mask.new_ones(channels(layer)[0]), self.own_mask)
+        bias = None if layer.bias is None else layer.bias * self.own_mask
         _unmasked(layer)
         restore_layer(layer, weight, bias)
 
@@ -305,7 +327,7 @@ class MaskedInput(MaskedBefore):
     def work_in(self) -> None:
         """Turns this layer into a plain one if it masks nothing."""
         layer: Any = self
-        if bool((self.mask == 1).all()):
+        if bool((self.own_mask == 1).all()):
             _unmasked(layer)
             layer.__class__ = type(layer).made_of[1]
 
@@ -318,7 +340,7 @@ class MaskedWeights(Formed, Masked):
 
     def form(self, key: str, stored: Tensor) -> Tensor:
         """Returns the member's weight."""
-        return stored * self.mask.view(-1, *(1 for _ in range(-1 - self.axes[key])))
+        return stored * self.own_mask.view(-1, *(1 for _ in range(-1 - self.axes[key])))
 
     def work_in(self) -> None:
         """Turns this module into its plain class, with the mask multiplied into its weights."""
@@ -356,7 +378,7 @@ class MaskedAttention(Masked, FormedAttention):
 
     def weights(self) -> tuple[list[Tensor], Tensor]:
         """Returns the masked weights of query, key and value, and of the output projection."""
-        read = [w * self.mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
+        read = [w * self.own_mask if w.shape[1] == self.embed_dim else w for w in projections(self)]
         return read, self.out_proj.weight * self.mask_out
 
     def work_in(self) -> None:
@@ -372,13 +394,13 @@ class AttentionMaskedAfter(Masked, nn.MultiheadAttention):
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Runs attention and masks its outputs; shapes are those of plain attention."""
         output, maps = super().forward(*args, **kwargs)
-        return output * self.mask, maps
+        return output * self.own_mask, maps
 
     def work_in(self) -> None:
         """Turns this module into plain attention, with the mask multiplied into its weights."""
-        out, bias = self.out_proj.weight * self.mask[:, None], self.out_proj.bias
+        out, bias = self.out_proj.weight * self.own_mask[:, None], self.out_proj.bias
         if bias is not None:
-            self.out_proj.bias = nn.Parameter((bias * self.mask).detach(), requires_grad=bias.requires_grad)
+            self.out_proj.bias = nn.Parameter((bias * self.own_mask).detach(), requires_grad=bias.requires_grad)
         weights = projections(self)
         _unmasked(self)
         restore_projections(self, weights, out)
@@ -399,9 +421,8 @@ def mask(layer: Any, position: str, ones: int, axes: dict[str, int] | None = Non
     else:
         size = channels(layer)[0 if before else 1]
         kind = MaskedAfter if not before else MaskedBefore if axes is None else MaskedInput
-    layer.__class__ = converted_class(kind, type(layer))
-    layer.ones, layer.overlap = ones, {}
-    if axes:
-        layer.axes, layer.formed_keys = axes, tuple(axes)
-    for key in ("mask", "mask_out") if attention and before else ("mask",):
+    formed: dict[str, Any] = {"axes": axes, "formed_keys": tuple(axes)} if axes else {}
+    convert_layer(layer, kind, ones=ones, overlap={}, **formed)
+    one = ELSE if hasattr(layer, "mask") else "mask"
+    for key in ("mask", "mask_out") if attention and before else (one,):
         layer.register_buffer(key, torch.ones(size, dtype=weight.dtype, device=weight.device))

@@ -10,7 +10,7 @@ mask of the shape of a row's activation, the same for all rows, so that predicti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ from multitudes.conversion.anatomy.structure import Structure, is_layer, is_norm
 from multitudes.engine import tree
 from multitudes.engine.draws import Drawing, add_seeds, drawing_layers, drawn_names, make_drawing, remove_draws
 from multitudes.engine.inputs import BatchAxis, Inputs
-from multitudes.engine.modules import detached_copy, names_matching
+from multitudes.engine.modules import light_copy, names_matching
 from multitudes.engine.state import SEEDS
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError
@@ -86,7 +86,7 @@ class MCDropout(DropPrior, Method):
             layers = {**layers_by_name(structure), **formed_weights(structure)}
             known = [n for n, part in model.named_modules() if n in layers and not isinstance(part, nn.MultiheadAttention)]
             found = [n for n in known if n not in first and n in structure.takes_tensor and is_layer(model.get_submodule(n))]
-            missing = "no linear layer or convolution after the first: name modules by globs"
+            missing = f"no linear layer or convolution after the first: {_elsewhere(structure, first)}"
         elif where == "norm":
             found = [n for n, part in model.named_modules() if is_norm(part) and n in structure.order]
             missing = "no norm layer: position='layers' adds dropout before layers"
@@ -111,7 +111,7 @@ class MCDropout(DropPrior, Method):
 
     def prepare(self, given: Given) -> nn.Module:
         """Makes dropout active at prediction too, and adds it where `position` says. Masks are drawn later."""
-        new = detached_copy(given.model, {})
+        new = light_copy(given.model)
         for name in self.sites(given.structure):
             part: Any = new.get_submodule(name)
             weight = self._weight_behind(given.structure, name) if self.prior == "elbo" else ""
@@ -128,7 +128,6 @@ class MCDropout(DropPrior, Method):
             else:
                 rate = 0.1 if self.p is None else self.p
                 make_drawing(part, MaskedDropout, rate=rate, weight_behind=weight, calls=[], at=0, filterwise=self.filterwise)
-            part.draws = ()
         without_fast_path(new, Drawing)
         add_seeds(new)
         return new
@@ -206,6 +205,14 @@ class MCDropout(DropPrior, Method):
         """Returns 2 to the power of the number of masked units."""
         masks = [b for n, b in ensemble.template.named_buffers() if n in drawn_names(ensemble.template)]
         return int(2 ** sum(mask[0].numel() for mask in masks))
+
+
+def _elsewhere(structure: Structure, first: Collection[str]) -> str:
+    """Says what to type for a network without known layers to drop before."""
+    named = [name for name in structure.order if name and name not in first and name in structure.takes_tensor]
+    if not named:
+        return "use another method, such as mt.Deep(members=4)"
+    return f"name modules to drop units before, as in mt.MCDropout(position=[{named[-1]!r}])"
 
 
 def _quiet(part: nn.Module) -> bool:

@@ -23,9 +23,18 @@ from multitudes.conversion.anatomy.input_reads import InputReads, input_reads, i
 from multitudes.conversion.anatomy.known_layers import pads_as_tensorflow, taught_name
 from multitudes.conversion.anatomy.structure import Structure, heads, last_layers
 from multitudes.engine import tree
-from multitudes.engine.converted import converted_class
+from multitudes.engine.converted import convert_layer
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import as_same_kind, detached_copy, hooked, inside, named_tensors, owned_modules, owning_module
+from multitudes.engine.modules import (
+    as_same_kind,
+    detached_copy,
+    hooked,
+    inside,
+    light_copy,
+    named_tensors,
+    owned_modules,
+    owning_module,
+)
 from multitudes.engine.slots import Turn
 from multitudes.ensemble import Ensemble
 from multitudes.method import Batch, Given, Layout, Method, by_rank
@@ -78,11 +87,11 @@ class MIMO(Method):
 
     def prepare(self, given: Given) -> nn.Module:
         """Makes the first layers sum their outputs over slots."""
-        new = detached_copy(given.model, {})
+        new = light_copy(given.model)
         for name in input_reads(given.structure).first:
             layer: Any = new.get_submodule(name)
             attributes = (("axes", layer.weight.ndim), ("standardised", is_standardised(layer)))
-            layer.__class__ = converted_class(Slotted, type(layer), attributes)
+            convert_layer(layer, Slotted, attributes)
         return new
 
     def layout(self, structure: Structure) -> Layout:

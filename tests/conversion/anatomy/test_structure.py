@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from zoo import ZOO
 
 import multitudes as mt
+from multitudes.conversion.anatomy import structure as structures
+from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.input_reads import input_reads
 from multitudes.conversion.anatomy.structure import (
     block_starts,
     blocks,
@@ -217,3 +220,57 @@ def test_a_sum_of_three_ways() -> None:
             return self.head(x + self.b(torch.tanh(self.a(x))) + self.d(torch.tanh(self.c(x))))
 
     assert block_starts(observe(Three(), mt.Inputs(torch.randn(2, 4)))) == {"a", "c"}
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("case", sorted(ZOO))
+def test_a_large_model_is_observed_without_copies_as_with_them(
+    case: str, values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the meta device, where it runs there."""
+    model, inputs = ZOO[case].model(), mt.Inputs.of(ZOO[case].example())
+    whole = observe(model, inputs)
+    monkeypatch.setattr(structures, "LARGE", 0)
+    light = observe(model, inputs, values)
+    for name in ("order", "read_elsewhere", "functional_dropout", "summed_axes", "takes_tensor", "output_shapes", "left_out"):
+        assert getattr(light, name) == getattr(whole, name), name
+    assert last_layers(light) == last_layers(whole)
+    assert first_layers(light) == first_layers(whole)
+    ours, theirs = input_reads(light), input_reads(whole)
+    assert (ours.first, ours.both, ours.beside, ours.loose) == (theirs.first, theirs.both, theirs.beside, theirs.loose)
+
+
+class StartsByData(nn.Module):
+    """Sets its scale by the first batch, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head, self.started = nn.Parameter(torch.ones(4)), nn.Linear(4, 2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.started:
+            self.scale.data.copy_(1 / x.std(0))
+            self.started = True
+        y: Tensor = self.head(x * self.scale)
+        return y
+
+
+class Force(nn.Module):
+    """Returns the gradient of an energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
+
+
+def test_a_forward_that_writes_or_needs_gradients_is_observed_on_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structures, "LARGE", 0)
+    writes = StartsByData()
+    assert not observe(writes, mt.Inputs(torch.randn(5, 4))).shares
+    assert torch.equal(writes.scale, torch.ones(4))
+    assert not observe(Force(), mt.Inputs(torch.randn(5, 3))).shares

@@ -60,3 +60,37 @@ def test_transformers_are_written_with_their_configuration() -> None:
     thin = eval(call, {"ratio": 0.5, "ViTConfig": hf.ViTConfig, "ViTForImageClassification": hf.ViTForImageClassification})
     assert thin.config.hidden_size == 12 and thin.config.intermediate_size == 20 and thin.config.num_attention_heads == 3
     assert thin(torch.randn(2, 3, 32, 32)).logits.shape == (2, 5)
+
+
+class Attending(nn.Module):
+    """A width that heads divide, and channels that are split so that it is refused."""
+
+    def __init__(self, width: int = 24, num_heads: int = 3, classes: int = 5) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, classes)
+        self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+
+class Fixed(nn.Module):
+    """A network whose widths are no arguments."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_widths_are_rounded_to_what_heads_divide() -> None:
+    text = advice(run_example(Attending(), Inputs(torch.randn(2, 6, 4)), 0))
+    assert "Attending(width=3 * round(8 * ratio))" in text
+
+
+def test_a_network_without_widths_among_its_arguments_is_named() -> None:
+    text = advice(run_example(Fixed(), Inputs(torch.randn(2, 4)), 0))
+    assert "Let Fixed take its width" in text

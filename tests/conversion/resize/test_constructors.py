@@ -22,6 +22,8 @@ from multitudes.conversion.anatomy.structure import observe
 from multitudes.conversion.resize.constructors import recipe_of
 from multitudes.models.network import nearest
 
+pytestmark = pytest.mark.slow
+
 
 class Transformers:
     """The package, imported when it is first used: that takes seconds."""

@@ -91,5 +91,9 @@ def test_arguments_that_are_no_literals_are_not_written() -> None:
     """Then loading searches."""
     recipe = recipe_of(observe(Unstored(12, 3), mt.Inputs(ROWS)))
     assert recipe is not None
-    assert found.text_of(recipe, {("width",): 6})
+    text = found.text_of(recipe, {("width",): 6})
+    assert text
+    with pytest.raises(ConversionError, match="other values than numbers"):
+        found.recipe_from(text.replace("6", "'a path that the constructor would read'"), Unstored(12, 3), None)
+    assert not found.text_of(recipe.with_values({("depth",): "3"}), {("width",): 6})
     assert not found.text_of(recipe, {("width",): float("inf")})

@@ -25,6 +25,8 @@ from multitudes.conversion.resize.audit import changed_outputs, width_of
 from multitudes.conversion.resize.pruning import Chooser, first_channels
 from multitudes.models.network import nearest
 
+pytestmark = pytest.mark.slow
+
 LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 IMAGE = mt.Inputs(torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))

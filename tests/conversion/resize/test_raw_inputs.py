@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import multitudes as mt
 
+pytestmark = pytest.mark.slow
+
 
 class Branches(nn.Module):
     """Learned branches, and a raw input among them at a given place."""

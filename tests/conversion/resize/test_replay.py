@@ -21,6 +21,8 @@ from multitudes.conversion.resize.recipe import META
 from multitudes.conversion.resize.roles import groups, is_head_count, split
 from multitudes.conversion.resize.widths import Search
 
+pytestmark = pytest.mark.slow
+
 TOKENS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -333,7 +335,7 @@ def test_which_arguments_are_widths() -> None:
     assert recipe is not None
     search = Search(recipe, structure)
     assert search.widths().paths == {("dim",): 8}
-    assert written(structure.model, recipe, search.alone()).startswith("Attention(dim=round(8 * ratio)")
+    assert written(structure.model, recipe, dict.fromkeys(search.alone(), 1)).startswith("Attention(dim=round(8 * ratio)")
 
 
 def test_numbers_of_one_role_are_tried_together() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import multitudes as mt
 from multitudes.conversion.anatomy.structure import observe
@@ -242,3 +242,65 @@ def test_a_depthwise_layer_on_the_output_stays_as_wide() -> None:
     thin: Any = mt.resize(Depthwise(), 0.5, torch.randn(2, 3, 6, 6))
     layers = (thin.stem, thin.down, thin.each, thin.up, thin.back)
     assert [layer.out_channels for layer in layers] == [8, 24, 24, 24, 24]
+
+
+class Sines(nn.Module):
+    """A transformer with a table of sines, as many positions as channels, and the width of its perceptron in its code."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.layer = nn.TransformerEncoderLayer(width, heads, 64, batch_first=True)
+        self.head = nn.Linear(width, 3)
+        table, places = torch.zeros(32, width), torch.arange(32)[:, None]
+        table[:, 0::2] = torch.sin(places * 10000 ** (-torch.arange(0, width, 2) / width))
+        self.register_buffer("table", table)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(x) + self.table[: x.shape[1]]).mean(1))
+
+
+class Spectral(nn.Module):
+    """Layers under spectral norms, the last one too: a buffer of it has the width of its inputs."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.head = spectral_norm(nn.Linear(4, width)), spectral_norm(nn.Linear(width, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x).relu())
+
+
+class Fourier(nn.Module):
+    """A layer of a Fourier neural operator: complex weights for a few modes."""
+
+    def __init__(self, width: int = 12, modes: int = 2) -> None:
+        super().__init__()
+        self.first, self.head, self.modes = nn.Linear(4, width), nn.Linear(width, 3), modes
+        self.weight = nn.Parameter(torch.randn(width, width, modes, dtype=torch.cfloat) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = torch.fft.rfft(self.first(x).transpose(1, 2))[..., : self.modes]
+        return self.head(torch.fft.irfft(torch.einsum("bix,iox->box", waves, self.weight), n=5).mean(-1))
+
+
+def test_the_length_of_a_table_in_code_is_no_width() -> None:
+    """32 is a width and a number of positions; the table follows the argument alone."""
+    thin = mt.resize(Sines(), 0.5, TOKENS, seed=0)
+    assert thin.table.shape == (32, 16) and thin.layer.linear1.out_features == 32
+    assert torch.equal(thin.table, Sines(16).table)
+
+
+def test_buffers_of_parametrizations_are_no_widths() -> None:
+    thin = mt.resize(Spectral(), 0.5, ROWS, seed=0)
+    assert thin.first.weight.shape == (8, 4) and thin.head.weight.shape == (3, 8)
+
+
+def test_complex_weights_stay_complex_and_modes_stay() -> None:
+    thin = mt.resize(Fourier(), 0.5, TOKENS, seed=0)
+    assert thin.weight.shape == (6, 6, 2) and thin.weight.dtype == torch.cfloat
+
+
+def test_a_factory_that_fails_at_a_ratio_is_told_what_to_round() -> None:
+    with pytest.raises(mt.ConversionError, match=r"fails at ratio 0\.3: AssertionError.*4 \* round\(16 \* ratio\)"):
+        mt.resize(lambda ratio: Sines(round(32 * ratio)), 0.3, TOKENS)

@@ -190,6 +190,7 @@ class TestLeaks:
         "multinomial": lambda: Own(lambda h: h + torch.multinomial(h.detach().nan_to_num().abs() + 1, 1), training=True),
     }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", CLEAN)
     def test_no_false_alarm(self, kind: str) -> None:
         """Networks that use a member's own values in odd ways, or noise whose amount depends on them."""

@@ -158,6 +158,7 @@ def rough(run: Any) -> Any:
     return rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [mt.Deep(members=2), mt.MIMO(members=2)], ids=["Deep", "MIMO"])
 def test_double_precision_decides_where_rounding_errors_are_large(method: mt.Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversion and check: what differs in single precision alone is right, and what differs in both is refused."""

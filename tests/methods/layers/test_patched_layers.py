@@ -195,8 +195,8 @@ REFUSED: list[tuple[nn.Module, Tensor, str, str, str]] = [
     (Tied(), X, "head", "head", r"tied to body.weight.*model.head.weight = nn.Parameter"),
     (Attending(), SEQUENCE, "attention", "attention", "MultiheadAttention"),
     (Attending(), SEQUENCE, "*.out_proj", "attention.out_proj", "attention"),
-    (net_of(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), X, "output", "0", "ParametrizedLinear"),
-    (net_of(nn.Linear(5, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), X, "1", "1", "ParametrizedLinear"),
+    (net_of(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))), X, "output", "0", "computes its weight"),
+    (net_of(nn.Linear(5, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), X, "1", "1", "computes its weight"),
     (net_of(Named()), X, "output", "0", "alias|weight"),
 ]
 """Layers that forward does not read where they stand: the network, its input, what to patch, the layer and the reason."""

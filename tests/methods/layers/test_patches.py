@@ -19,6 +19,8 @@ import multitudes as mt
 from multitudes.methods.layers.patches import Patched, patched_names
 from multitudes.models import MLP
 
+pytestmark = pytest.mark.slow
+
 
 def row_by_row(state: dict[str, Tensor], draws: dict[str, Tensor], x: Tensor, of_row: Sequence[int]) -> tuple[Tensor, Any]:
     """The perceptron, each row with the weights of its own draw, and BatchNorm over all rows; its statistics too."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch import nn
 
 from multitudes.conversion.anatomy.graph import outputs_first
-from multitudes.conversion.anatomy.structure import Structure, probe_of
+from multitudes.conversion.anatomy.structure import Structure, rerun
 from multitudes.engine import tree
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.listening import Quick
 
 
 def first_layers(structure: Structure) -> set[str]:
@@ -26,9 +30,17 @@ def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:
     """Drops layers whose input does not depend on the network's inputs, but on a learned query, say."""
     if len(names) < 2:
         return names
-    probe = probe_of(structure).requires_grad_(False)
-    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in structure.inputs.tensors()]
-    call = structure.inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
+    if "reading inputs" not in structure.worked_out:
+        structure.worked_out["reading inputs"] = rerun(structure, functools.partial(_reading, names))
+    reading: set[str] = structure.worked_out["reading inputs"]
+    return reading or names
+
+
+def _reading(names: set[str], probe: nn.Module, inputs: Inputs) -> set[str]:
+    """Names those of these layers whose arguments depend on the inputs; `probe` is a copy of the model for one run."""
+    probe.requires_grad_(False)
+    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
+    call = inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
     reading: set[str] = set()
 
     def look(name: str, inputs: Any) -> None:
@@ -38,6 +50,6 @@ def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:
     for name in names:
         part = probe.get_submodule(name)
         part.register_forward_pre_hook(lambda _, args, kwargs, name=name: look(name, (args, kwargs)), with_kwargs=True)
-    with torch.enable_grad():
+    with torch.enable_grad(), Quick():
         probe(*call.args, **call.kwargs)
-    return reading or names
+    return reading

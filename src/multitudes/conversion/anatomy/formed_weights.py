@@ -19,6 +19,8 @@ from multitudes.engine.modules import inside, join_name, owning_module
 
 SHARED = (*NORMS, nn.Embedding, nn.EmbeddingBag)
 """Layers that all members share, even if they have matrices."""
+UNKNOWN = "is an unknown layer"
+"""How the reason of a refusal begins, after the layer's class."""
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 """torch's recurrent layers and cells."""
 
@@ -75,7 +77,7 @@ def _reasons(structure: Structure, keys: Mapping[str, Sequence[str]]) -> dict[st
         if parent and name not in structure.order:
             reasons[name] = "the model reads its weights without calling it, so converting it would have no effect"
         else:
-            reasons[name] = f"{type(part).__name__} is an unknown layer: {why}"
+            reasons[name] = f"{type(part).__name__} {UNKNOWN}: {why}"
     return reasons
 
 

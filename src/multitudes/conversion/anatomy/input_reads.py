@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.graph import walk
-from multitudes.conversion.anatomy.structure import Structure, probe_of
+from multitudes.conversion.anatomy.structure import Structure, rerun
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.listening import Listening
+from multitudes.engine.listening import Listening, Quick, result_of
 from multitudes.engine.modules import copy_with
 
 HIDDEN, WEIGHT, INPUT = 1, 2, 4
@@ -55,7 +55,7 @@ class InputReads:
         An input that first layers read only together with others, such as edges that mix nodes before a layer, does not
         count. The example is run when this property is first read.
         """
-        ways = _around(self.structure, self.first) if self.first else set()
+        ways = rerun(self.structure, functools.partial(_around, self.first)) if self.first else set()
         return next((name for k, name in enumerate(input_names(self.structure.inputs)) if k in ways & self.alone), None)
 
 
@@ -63,27 +63,26 @@ def input_reads(structure: Structure) -> InputReads:
     """Runs the example through a copy of the model in eval mode, once, and follows what depends on its inputs."""
     known = structure.worked_out
     if "input reads" not in known:
-        known["input reads"] = _follow(structure)
+        known["input reads"] = rerun(structure, functools.partial(_follow, structure))
     reads: InputReads = known["input reads"]
     return reads
 
 
-def _follow(structure: Structure) -> InputReads:
-    probe = probe_of(structure).requires_grad_(False)
+def _follow(structure: Structure, probe: nn.Module, call: Inputs) -> InputReads:
+    """Follows what depends on the inputs of a call; `probe` is a copy of the model for one run."""
+    probe.requires_grad_(False)
     layers = [name for name in structure.layers() if any(True for _ in probe.get_submodule(name).parameters())]
-    tensors = [t.detach().clone() for t in structure.inputs.tensors()]
     marks = Marks()
     for name, parameter in probe.named_parameters():
         marks.add(parameter, WEIGHT)
         marks.names[marks.key(parameter)] = name
-    for k, tensor in enumerate(tensors):
+    for k, tensor in enumerate(call.tensors()):
         marks.add(tensor, INPUT << k)
     watch = Watch(marks)
     for name in layers:
         part = probe.get_submodule(name)
         part.register_forward_pre_hook(lambda _, args, kwargs, name=name: watch.enter(name, args, kwargs), with_kwargs=True)
         part.register_forward_hook(lambda _, __, output, name=name: watch.leave(name, output))
-    call = structure.inputs.refill(tensors)
     with torch.inference_mode(False), torch.no_grad(), marks:
         output = probe(*call.args, **call.kwargs)
     reached = marks.of(output) // INPUT
@@ -135,7 +134,7 @@ class Marks(Listening):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        output = func(*args, **kwargs)
+        output = result_of(func, args, kwargs)
         name = func.overloadpacket.__name__
         if name.endswith(SHAPES_ONLY) or name in SHAPES_ONLY:
             return output
@@ -202,9 +201,8 @@ class Watch:
                 self.marks.marks[self.marks.key(tensor)] = HIDDEN
 
 
-def _around(structure: Structure, first: Collection[str]) -> set[int]:
+def _around(first: Collection[str], probe: nn.Module, inputs: Inputs) -> set[int]:
     """Returns the inputs that reach the outputs with a gradient, but not through these layers."""
-    probe, inputs = probe_of(structure), structure.inputs
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
     call = inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
     ends: set[Any] = set()
@@ -214,7 +212,7 @@ def _around(structure: Structure, first: Collection[str]) -> set[int]:
 
     for name in first:
         probe.get_submodule(name).register_forward_hook(stop)
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), Quick():
         output = probe(*call.args, **call.kwargs)
     nodes = walk([t.grad_fn for t in tree.tensors(output)], stop=ends.__contains__)
     met = {id(getattr(node, "variable", None)) for node in nodes}
@@ -236,9 +234,13 @@ def is_additive(layer: nn.Module, call: tuple[Any, Any]) -> bool:
 
 
 def _in_double(tensor: Tensor) -> Tensor:
-    """Returns a tensor in double precision; one without values, on the meta device, gets ones, or zeros for whole numbers."""
+    """Returns a tensor in double precision; one without values, on the meta device, gets random ones, or zeros for ids."""
     wide = tensor.double() if tensor.is_floating_point() else tensor
-    return wide if not wide.is_meta else torch.full(wide.shape, wide.is_floating_point(), dtype=wide.dtype)
+    if not wide.is_meta:
+        return wide
+    if not wide.is_floating_point():
+        return torch.zeros(wide.shape, dtype=wide.dtype)
+    return torch.randn(wide.shape, generator=torch.Generator().manual_seed(0), dtype=wide.dtype)
 
 
 def _random_tensors(layer: nn.Module, seed: int) -> dict[str, Tensor]:

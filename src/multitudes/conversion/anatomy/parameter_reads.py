@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,8 +30,12 @@ class ParameterReads(TorchFunctionMode):
     HARMLESS = frozenset("size dim ndimension numel nelement is_floating_point is_complex stride __len__ __hash__".split())
     ATTRIBUTES = frozenset("data T mT H mH real imag".split())
 
-    def __init__(self, probe: nn.Module) -> None:
+    def __init__(self, probe: nn.Module, inputs: Iterable[Tensor] = ()) -> None:
         super().__init__()
+        self.data: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._mark(inputs)
+        self.weight_nodes: set[Any] = set()
+        """Autograd nodes of tensors that are computed from parameters and constants alone: a weight in another form."""
         self.read_elsewhere: set[str] = set()
         self.functional_dropout: set[str] = set()
         self.products: dict[str, set[int | None]] = {}
@@ -48,8 +53,17 @@ class ParameterReads(TorchFunctionMode):
             part.register_forward_pre_hook(lambda module, _: self.running.append(module))
             part.register_forward_hook(self._leave)
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, _: Any, args: Any, output: Any) -> None:
         self.running.pop()
+        if self._reads_data(args):  # functions of a library's own are not seen
+            self._mark(tree.tensors(output))
+
+    def _mark(self, tensors: Iterable[Tensor]) -> None:
+        """Notes that tensors depend on the network's inputs."""
+        self.data.update({id(tensor): tensor for tensor in tensors})
+
+    def _reads_data(self, values: Any) -> bool:
+        return any(self.data.get(id(tensor)) is tensor for tensor in tree.tensors(values))
 
     def __torch_function__(
         self,
@@ -72,6 +86,11 @@ class ParameterReads(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if name not in self.HARMLESS:
             self._note_products(func, name, args, kwargs or {}, result)
+            made = tree.tensors(result)
+            if self._reads_data((args, kwargs or {})):
+                self._mark(made)
+            else:
+                self.weight_nodes |= {tensor.grad_fn for tensor in made if tensor.grad_fn is not None}
         return result
 
     def summed_axes(self) -> dict[str, int | None]:

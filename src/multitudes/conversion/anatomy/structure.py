@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,18 +21,22 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads
 from multitudes.engine import tree
-from multitudes.engine.inputs import Inputs, cast_advice
+from multitudes.engine.inputs import Inputs, cast_advice, fresh_inputs
+from multitudes.engine.listening import Quick
 from multitudes.engine.modules import (
     as_same_kind,
     copy_with,
     detached_copy,
     join_name,
+    light_copy,
     named_parts,
     named_tensors,
     owning_module,
     tensors_of,
 )
+from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.seeds import seeded
+from multitudes.engine.writes import Writes
 from multitudes.errors import InputError
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -43,6 +47,8 @@ SEEN_THROUGH = """View UnsafeView Reshape ReshapeAlias Expand Select Slice Unsqu
 """Autograd nodes of operations that only move, repeat or interpolate entries."""
 ENTRYWISE = "Add Sub Mul Cat Stack Embedding Where".split()
 """Autograd nodes of operations that work entry by entry."""
+LARGE = 1_000_000
+"""Models with more parameters than this are observed without copies of them."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -67,16 +73,22 @@ class Structure:
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
     summed_axes: dict[str, int | None]
     """Parameters that are factors of products and nothing else, and the axis that these sum over (`ParameterReads`)."""
+    weight_nodes: set[Any]
+    """Autograd nodes of tensors that are computed from parameters and constants alone, such as a weight times a fixed mask."""
     takes_tensor: set[str]
     """Modules whose every call has a floating tensor as its first argument."""
     inputs: Inputs
     """The example."""
     output_shapes: dict[str, list[int]] = field(default_factory=dict)
     """Shapes of the output tensors, by name: "0" and "1" for a tuple, "" for one tensor."""
+    outputs: tuple[Tensor, ...] | None = field(default=None, compare=False, repr=False)
+    """The output tensors; None if the model was observed without values."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Outputs that an ensemble does not return, and their types: caches and other objects (`tree.left_out`)."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
     """The parameters of the copy that was observed, for further runs (`probe_of`)."""
+    shares: bool = False
+    """Whether these share the memory of the model's own: in eval mode no forward writes into them."""
     worked_out: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What was worked out from this structure by further runs of the example, by name: each is run once."""
 
@@ -176,12 +188,48 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(tensors_of([("", module), *((join_name("parametrizations", name), part) for name, part in parts)]))
 
 
-def observe(model: nn.Module, inputs: Inputs) -> Structure:
-    """Runs the example through a copy of the model in eval mode, and records its structure."""
-    probe = detached_copy(model, {}).eval()
+def observe(model: nn.Module, inputs: Inputs, values: bool = True) -> Structure:
+    """Runs the example through a copy of the model in eval mode, and records its structure.
+
+    The copy of a large model has the memory of the given parameters, if forward writes into none, and keeps nothing for
+    backward, if forward computes no gradients. Without `values` a large model runs on the meta device, where it can.
+    """
+    if sum(p.numel() for p in model.parameters()) > LARGE:
+        for way in ("light",) if values else ("meta", "light"):
+            try:
+                return _observe(model, inputs, way)
+            except InputError:
+                raise
+            except Exception:  # forward needs values or gradients, writes into parameters, or fails
+                continue
+    return _observe(model, inputs, "whole")
+
+
+def _probe(model: nn.Module, inputs: Inputs, way: str) -> tuple[nn.Module, Inputs, contextlib.ExitStack]:
+    """Returns a copy of the model to observe, a call for it, and what surrounds the call."""
+    around = contextlib.ExitStack()
+    if way == "meta":
+        probe, call = shapes_only(model), shape_inputs(inputs)
+        around.enter_context(Quick())
+    else:
+        probe = light_copy(model) if way == "light" else detached_copy(model, {})
+        call = fresh_inputs(inputs)
+    if way == "light":
+        around.enter_context(Writes(dict(probe.named_parameters()), refuse=True))
+        around.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _none_kept))
     for parameter in probe.parameters():
         if parameter.is_floating_point() or parameter.is_complex():
             parameter.requires_grad_(True)
+    return probe.eval(), call, around
+
+
+def _none_kept(_: None) -> Tensor:
+    raise RuntimeError("forward computes gradients")
+
+
+def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
+    """Observes a "whole" copy of the model, a "light" one, or one on the "meta" device."""
+    probe, call, around = _probe(model, inputs, way)
     order: dict[str, int] = {}
     produced_by: dict[Any, tuple[str, int]] = {}
     inputs_of: dict[str, list[tuple[Any, ...]]] = {}
@@ -205,9 +253,8 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
     for name, module in probe.named_modules():
         module.register_forward_pre_hook(lambda _, args, kwargs, name=name: enter(name, (args, kwargs)), with_kwargs=True)
         module.register_forward_hook(lambda _, __, output, name=name: leave(name, output))
-    reading = ParameterReads(probe)
-    with torch.enable_grad(), _without_calls_of(model), reading:
-        call = inputs.refill([tensor.detach().clone() for tensor in inputs.tensors()])
+    reading = ParameterReads(probe, call.tensors())
+    with torch.enable_grad(), _without_calls_of(model), around, reading:
         output = probe(*call.args, **call.kwargs)
     new_buffers = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
     if new_buffers:
@@ -222,11 +269,14 @@ def observe(model: nn.Module, inputs: Inputs) -> Structure:
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
         summed_axes=reading.summed_axes(),
+        weight_nodes=reading.weight_nodes,
         takes_tensor=order.keys() - other_first,
         inputs=inputs,
         output_shapes={path: list(leaf.shape) for path, leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)},
+        outputs=None if way == "meta" else tuple(t.detach() for t in tree.tensors(output)),
         left_out=tree.left_out(output),
-        parameters={name: parameter.detach() for name, parameter in probe.named_parameters()},
+        parameters={n: p.detach() for n, p in (model if way == "meta" else probe).named_parameters()},
+        shares=way != "whole",
     )
     shapes = structure.unregistered_weights()
     if shapes:
@@ -256,6 +306,14 @@ def _without_calls_of(model: nn.Module) -> Iterator[None]:
         hook.remove()
 
 
+def rerun(structure: Structure, run: Callable[[nn.Module, Inputs], Any]) -> Any:
+    """Returns `run(probe, inputs)` on a copy of the model in eval mode: of a large one on the meta device, if it runs there."""
+    if structure.shares:
+        with contextlib.suppress(Exception):  # values decide what runs
+            return run(shapes_only(structure.model).eval(), shape_inputs(structure.inputs))
+    return run(probe_of(structure), fresh_inputs(structure.inputs))
+
+
 def probe_of(structure: Structure) -> nn.Module:
     """Returns a copy of the model for one more run in eval mode.
 
@@ -268,11 +326,11 @@ def probe_of(structure: Structure) -> nn.Module:
     return copy_with(structure.model, values).eval()
 
 
-def run_example(model: nn.Module, inputs: Inputs, seed: int) -> Structure:
-    """Observes a model on the user's example. Raises InputError if the model fails on it."""
+def run_example(model: nn.Module, inputs: Inputs, seed: int, values: bool = True) -> Structure:
+    """Observes a model on the user's example (see `observe`). Raises InputError if the model fails on it."""
     try:
         with seeded(seed):
-            return observe(model, inputs)
+            return observe(model, inputs, values)
     except InputError:
         raise
     except Exception as error:
@@ -296,12 +354,22 @@ def _advice(model: nn.Module, inputs: Inputs, error: Exception) -> str:
         return f", ids from 0 to {min(part.num_embeddings for part in tables) - 1}, or make the embedding larger"
     if isinstance(error, TypeError) and "missing" in said and "argument" in said:
         return ", with every argument of its forward: mt.Inputs(first, second)"
-    if "channels" in said:
-        return ", rows first: x[None] for one example, x[:, None] for images without an axis of channels"
-    with contextlib.suppress(Exception):
-        observe(model, inputs.refill([tensor[None] for tensor in inputs.tensors()]))
-        return ", rows first: x[None] for one example"
+    for change, text in FORMS.items():
+        with contextlib.suppress(Exception):
+            observe(model, inputs.refill([change(tensor) for tensor in inputs.tensors()]))
+            return text
     return ": inputs of the shapes, and in the order, that its forward takes"
+
+
+FORMS: dict[Callable[[Tensor], Tensor], str] = {
+    lambda x: x[None]: ", rows first: x[None] for one example",
+    lambda x: x[:, None]: ", with an axis of channels: x[:, None]",
+    lambda x: x.movedim(-1, 1): ", channels before height and width: x.movedim(-1, 1)",
+    lambda x: x.movedim(-1, 0)[None]: ", rows first, then channels: x.movedim(-1, 0)[None] for one example",
+    lambda x: x.flatten(1): ", one row of numbers for each example: x.flatten(1)",
+    lambda x: x.flatten()[None]: ", rows first: x.flatten()[None] for one example",
+}
+"""Other forms of an example, on which a model that fails may run, and what to type for them."""
 
 
 def last_layers(structure: Structure) -> tuple[set[str], set[str]]:
@@ -419,7 +487,10 @@ def _summands(node: Any, users: dict[Any, int]) -> list[Any]:
 
 
 def additive_parameters(structure: Structure) -> set[str]:
-    """Names the parameters that are only added, multiplied entry by entry or concatenated: tokens, positions, scales."""
+    """Names the parameters that are only added to data, multiplied with it entry by entry, or concatenated with it.
+
+    These are tokens, positions and scales. A weight that is multiplied by a fixed mask, and then used, is none of them.
+    """
     consumers: dict[Any, list[Any]] = {}
     for node in outputs_first(structure.output_nodes):
         for source, _ in node.next_functions:
@@ -427,20 +498,23 @@ def additive_parameters(structure: Structure) -> set[str]:
     names = set()
     for leaf in consumers:
         name = structure.names.get(id(getattr(leaf, "variable", None)))
-        if name is not None and _only_entrywise(leaf, consumers):
+        if name is not None and _only_entrywise(leaf, consumers, structure.weight_nodes):
             names.add(name)
     return names
 
 
-def _only_entrywise(leaf: Any, consumers: dict[Any, list[Any]]) -> bool:
-    """Whether every operation that reads a parameter, directly or reshaped, works entry by entry."""
+def _only_entrywise(leaf: Any, consumers: dict[Any, list[Any]], weights: Collection[Any]) -> bool:
+    """Whether every operation on data that reads a parameter works entry by entry.
+
+    The parameter may be read directly, reshaped, or after entrywise operations that make another weight of it.
+    """
     queue, seen = [leaf], set()
     while queue:
         for user in consumers.get(queue.pop(), []):
             kind = user.name().removesuffix("Backward0").removesuffix("Backward1")
-            if kind in SEEN_THROUGH and user not in seen:
+            if kind not in (*SEEN_THROUGH, *ENTRYWISE):
+                return False
+            if user not in seen and (kind in SEEN_THROUGH or user in weights):
                 seen.add(user)
                 queue.append(user)
-            elif kind not in (*SEEN_THROUGH, *ENTRYWISE):
-                return False
     return True

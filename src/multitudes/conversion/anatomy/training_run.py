@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.structure import Structure, is_layer, probe_of
 from multitudes.engine.inputs import fresh_inputs
-from multitudes.engine.listening import Listening
-from multitudes.engine.modules import owning_module
+from multitudes.engine.modules import detached_copy, owning_module
 from multitudes.engine.seeds import seeded
+from multitudes.engine.writes import Writes, Written
 
 INITIALISERS = ("__init__", "init_weights", "_init_weights", "reset_parameters", "_reset_parameters")
 """Functions that write into parameters, and that forward does not call."""
@@ -39,26 +38,36 @@ class TrainingRun:
 
 def run_in_training(structure: Structure, seed: int) -> TrainingRun:
     """Runs a copy of the model in training mode; twice if it writes into its parameters."""
-    probe = probe_of(structure).train()
+    try:
+        return _run(structure, seed, refuse=structure.shares)
+    except Written:  # only now are copies of the given parameters needed
+        return _run(structure, seed, refuse=False)
+
+
+def _run(structure: Structure, seed: int, refuse: bool) -> TrainingRun:
+    """Runs a copy of the model. With `refuse` it has the memory of the given parameters, and writes into it raise `Written`."""
+    probe = (probe_of(structure) if refuse or not structure.shares else detached_copy(structure.model, {})).train()
     called: set[str] = set()
     for name, module in probe.named_modules():
         if is_layer(module):
             module.register_forward_pre_hook(lambda _, __, name=name: called.add(name))
     try:
-        first = _written(probe, structure, seed)
-        again = _written(probe, structure, seed) if first else set()
+        first = _written(probe, structure, seed, refuse)
+        again = _written(probe, structure, seed, refuse) if first else set()
+    except Written:
+        raise
     except Exception:  # a network that does not train on the example
         return TrainingRun(runs=False)
     return TrainingRun(frozenset(called - structure.order.keys()), frozenset(first - again), frozenset(first & again))
 
 
-def _written(probe: nn.Module, structure: Structure, seed: int) -> set[str]:
+def _written(probe: nn.Module, structure: Structure, seed: int, refuse: bool) -> set[str]:
     """Names the parameters that one call writes into or replaces. cuDNN moves those of recurrent layers, which is no change."""
     before = {n: (id(p), p.data_ptr()) for n, p in _parameters(probe).items()}
-    places = {p.untyped_storage().data_ptr(): n for n, p in _parameters(probe).items()}
-    writes, call = _Writes(places), fresh_inputs(structure.inputs)
+    writes, call = Writes(_parameters(probe), refuse), fresh_inputs(structure.inputs)
     with torch.no_grad(), seeded(seed), writes:
         probe(*call.args, **call.kwargs)
+    writes.check()
     after = {n: (id(p), p.data_ptr()) for n, p in _parameters(probe).items()}
     return writes.names | {name for name in before if after.get(name) != before[name]}
 
@@ -75,20 +84,3 @@ def may_write(model: nn.Module) -> bool:
     functions = [value for kind in kinds for name, value in vars(kind).items() if name not in INITIALISERS]
     names = {name for f in functions if isinstance(f, FunctionType) for name in f.__code__.co_names}
     return any(name == "data" or (name.endswith("_") and not name.endswith("__")) for name in names)
-
-
-class _Writes(Listening):
-    """Notes the names of tensors that operations write into, by the address of their memory."""
-
-    def __init__(self, places: dict[int, str]) -> None:
-        super().__init__()
-        self.places = places
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                    if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.layout is torch.strided:
-                        self.names |= {self.places[p] for p in [tensor.untyped_storage().data_ptr()] if p in self.places}
-        return func(*args, **(kwargs or {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -13,9 +14,18 @@ from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import is_known, recipe_of, timm_architecture, timm_recipe
 from multitudes.conversion.resize.pruning import ADVICE, is_transformers
 from multitudes.conversion.resize.recipe import Recipe
-from multitudes.conversion.resize.widths import Search
+from multitudes.conversion.resize.widths import UNEVEN, Search
 from multitudes.errors import ConversionError
 from multitudes.models.network import Network
+
+Multiples = Mapping[Path, int]
+"""Widths by their paths, and the number of heads that each must be divisible by; 1 if there are none."""
+
+SIZES = "hidden_size|intermediate_size|embed_dim|hidden_dim|d_model|d_ff|ffn_dim|embedding_size|n_embd"
+"""Names of widths in configurations."""
+
+OTHERS = "class|label|num_|depth|layer|iter|step|args|drop"
+"""Parts of names of arguments that are no widths."""
 
 STREAM = "Its output is its residual stream"
 """How the reason begins why a network cannot be thinned whose blocks add to the output."""
@@ -32,20 +42,55 @@ def advice(structure: Structure, factory: Any = None) -> str:
         return text
     try:
         recipe = recipe_of(structure, factory)
-        call = (
-            written(model, recipe, _widths(Search(recipe, structure, guessed=not is_known(model, factory)))) if recipe else ""
-        )
+        call = written(model, recipe, _widths(recipe, structure, not is_known(model, factory))) if recipe else ""
     except Exception:  # of a constructor; then the general line is given
         call = ""
-    return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else ADVICE
+    return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else _general(model)
 
 
-def _widths(search: Search) -> Collection[Path]:
+def _general(model: nn.Module) -> str:
+    """Writes what to type for a network whose widths are not known: its class, or configuration, and the names of arguments."""
+    kind = type(model)
+    if is_transformers(model):
+        config: Any = model.config
+        heads = getattr(config, "num_attention_heads", 1)
+        heads = heads if isinstance(heads, int) else 1
+        sizes = {n: v for n, v in vars(config).items() if type(v) is int and v > 1 and re.search(SIZES, n)}
+        texts = ", ".join(f"{name}={_rounded(value, heads)}" for name, value in sizes.items())
+        if texts:
+            call = _example(f"{kind.__name__}({type(config).__name__}({texts}))")
+            return f"Give a factory that makes it at any width, with your other settings:  {call}"
+    if kind.__module__.startswith("torch.nn."):
+        return ADVICE
+    if architecture := timm_architecture(model):
+        return f"Give a factory that makes it at any width:  {_example(f'timm.create_model({architecture!r}, ...)')}"
+    names = [name for name in list(inspect.signature(kind.__init__).parameters)[1:] if not re.search(OTHERS, name)]
+    texts = ", ".join(f"{name}=..." for name in names)
+    if not names:
+        return (
+            f"Let {kind.__name__} take its width, and give a factory:  {_example(f'{kind.__name__}(width=round(64 * ratio))')}"
+        )
+    return f"Give a factory that multiplies its widths by the ratio:  {_example(f'{kind.__name__}({texts})')}"
+
+
+def _widths(recipe: Recipe, structure: Structure, guessed: bool) -> Multiples:
     """Returns the widths that a search finds, without those that change more than widths; if none are left, with these."""
+    search = Search(recipe, structure, guessed=guessed)
     try:
-        return search.widths().paths
+        paths: Collection[Path] = search.widths().paths
     except ConversionError:
-        return search.alone()
+        paths = search.alone()
+    multiples = {path: search.heads(path) for path in paths}
+    return {} if _fail(search, multiples) else multiples
+
+
+def _fail(search: Search, widths: Multiples) -> bool:
+    """Whether the network does not run with half of these widths: then some of them are none."""
+    half = {}
+    for path, heads in widths.items():
+        value = search.numbers[path]
+        half[path] = value / 2 if isinstance(value, float) else heads * max(1, round(value / heads / 2))
+    return search.wrong_at(half) not in ("", UNEVEN)
 
 
 def _stream(structure: Structure) -> str:
@@ -68,7 +113,7 @@ def _example(call: str) -> str:
     return f"mt.ensemble(lambda ratio: {call}, mt.Packed(...), x)"
 
 
-def written(model: nn.Module, recipe: Recipe, widths: Collection[Path]) -> str:
+def written(model: nn.Module, recipe: Recipe, widths: Multiples) -> str:
     """Writes the call that makes a model, for a factory: the arguments at the paths `widths` are multiplied by the ratio.
 
     Arguments that are no widths are written where they differ from the default.
@@ -86,7 +131,7 @@ def written(model: nn.Module, recipe: Recipe, widths: Collection[Path]) -> str:
     return f"{function}({', '.join([*first, *_texts(recipe.arguments, defaults, widths, ())])})"
 
 
-def _texts(values: Mapping[str, Any], defaults: Mapping[str, Any], widths: Collection[Path], path: Path) -> Iterator[str]:
+def _texts(values: Mapping[str, Any], defaults: Mapping[str, Any], widths: Multiples, path: Path) -> Iterator[str]:
     """Yields arguments as they are typed: those that follow the ratio or are no defaults."""
     for name, value in values.items():
         if name.startswith("_"):
@@ -97,12 +142,17 @@ def _texts(values: Mapping[str, Any], defaults: Mapping[str, Any], widths: Colle
             yield f"{name}={text}"
 
 
-def _text(value: Any, widths: Collection[Path], path: Path) -> str:
+def _text(value: Any, widths: Multiples, path: Path) -> str:
     if isinstance(value, (list, tuple)) and len(value) < 8:
         inner = ", ".join(_text(part, widths, (*path, index)) for index, part in enumerate(value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
     if path in widths:
-        return f"{value:g} * ratio" if isinstance(value, float) else f"round({value} * ratio)"
+        return f"{value:g} * ratio" if isinstance(value, float) else _rounded(value, widths[path])
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     return getattr(value, "__name__", "...")
+
+
+def _rounded(width: int, heads: int) -> str:
+    """Writes a width that follows the ratio, and stays divisible by the number of heads."""
+    return f"{heads} * round({width // heads} * ratio)" if heads > 1 and width % heads == 0 else f"round({width} * ratio)"

@@ -155,7 +155,9 @@ class _Fit:
             return
         with seeded(0):
             twin = recipe.build({}, tensors[0].device)
-        twin = twin.to(dtype=tensors[0].dtype) if tensors[0].is_floating_point() else twin
+        dtypes = {name: tensor.dtype for name, tensor in named_tensors(model)}
+        for name, tensor in named_tensors(twin):
+            tensor.data = tensor.data.to(dtypes.get(name, tensor.dtype))
         moved = without_constants(model)
         twin.load_state_dict(moved.state_dict())
         outputs: list[list[torch.Tensor]] = []

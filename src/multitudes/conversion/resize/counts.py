@@ -33,8 +33,11 @@ def changed_tables(model: nn.Module, new: nn.Module) -> Iterator[str]:
                 yield f"{name} would have {now} rows instead of {rows}, but their number is no width"
 
 
-def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: float, in_code: bool) -> Iterator[str]:
-    """Reports what may be a count in a network whose numbers were guessed; `in_code`: also from its constructors' code."""
+def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: float, in_code: Collection[str]) -> Iterator[str]:
+    """Reports what may be a count in a network whose numbers were guessed.
+
+    `in_code` names the tensors that follow numbers in its constructors' code.
+    """
     yield from _changed_loose(model, new, in_code)
     for name, part in model.named_modules():
         other: Any = new.get_submodule(name)
@@ -55,7 +58,7 @@ def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: floa
         yield f"it would run {len(thin.names)} operations instead of {len(full.names)}, so a number of steps follows the width"
 
 
-def _changed_loose(model: nn.Module, new: nn.Module, in_code: bool) -> Iterator[str]:
+def _changed_loose(model: nn.Module, new: nn.Module, in_code: Collection[str]) -> Iterator[str]:
     """Reports tensors that belong to no layer of torch's if axes of theirs changed that may be counts."""
     widths = {width_of(part) for part in model.modules()}
     after = dict(named_tensors(new))
@@ -66,7 +69,7 @@ def _changed_loose(model: nn.Module, new: nn.Module, in_code: bool) -> Iterator[
         changed = {axis for axis, (a, b) in enumerate(zip(shape, now, strict=True)) if a != b}
         if changed <= _channel_axes(model.get_submodule(owning_module(name)), name):
             continue
-        if not _may_change(shape, changed, widths, isinstance(tensor, nn.Parameter), in_code):
+        if not _may_change(shape, changed, widths, isinstance(tensor, nn.Parameter), name in in_code):
             yield f"{name} would be {list(now)} instead of {list(shape)}, and which of its axes are channels is not known"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from multitudes.engine.modules import named_tensors
@@ -23,6 +25,11 @@ def changed_dims(before: Shapes, after: Shapes) -> Dims:
         other = after[name] if len(after[name]) == len(shape) else (0,) * len(shape)
         dims.update({(name, axis): (a, b) for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b})
     return dims
+
+
+def of_tensors(dims: Dims | None, names: Collection[str]) -> Dims | None:
+    """Returns the sizes of these tensors among those that change."""
+    return dims and {dim: sizes for dim, sizes in dims.items() if dim[0] in names}
 
 
 def output_axis(layer: nn.Module | None, key: str) -> int:

@@ -1,7 +1,8 @@
 """What a search for widths found, as text: a file keeps it, so that `load` builds a member's network without a search.
 
 A search is limited in time, so another one may find something else. The text is a Python literal: the arguments that were found
-by trying, and the numbers that were scaled, by their places among the arguments and in code.
+by trying, and the numbers that were scaled, by their places among the arguments and in code. Values are numbers and flags only:
+a text could be a path, and a constructor that reads it would read what a file's author chose.
 """
 
 from __future__ import annotations
@@ -28,9 +29,20 @@ def text_of(recipe: Recipe, changes: Mapping[Path, Any]) -> str:
     }
     text = repr(known)
     try:
-        return text if ast.literal_eval(text) == known else ""
-    except (ValueError, SyntaxError):  # an argument that is no number, text or collection of them
+        return text if _is_plain(known) and ast.literal_eval(text) == known else ""
+    except (ValueError, SyntaxError):  # a number that is not finite
         return ""
+
+
+def _is_plain(known: Mapping[str, Any]) -> bool:
+    """Whether all values of a description are numbers, flags or None, or collections of these."""
+
+    def plain(value: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return all(map(plain, value))
+        return value is None or isinstance(value, (bool, int, float))
+
+    return all(plain(value) for key in ("fitted", "arguments", "code") for value in known[key].values())
 
 
 def recipe_from(text: str, model: nn.Module, factory: Any) -> tuple[Recipe, dict[Path, Any]]:
@@ -39,6 +51,8 @@ def recipe_from(text: str, model: nn.Module, factory: Any) -> tuple[Recipe, dict
     Raises ConversionError where the constructor is another one now.
     """
     known = ast.literal_eval(text)
+    if not _is_plain(known):
+        raise ConversionError("its description has other values than numbers")
     recipe = first_recipe(model, factory)
     if recipe is None:
         raise ConversionError("what it was built with is not known")

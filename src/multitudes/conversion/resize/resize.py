@@ -49,7 +49,7 @@ from multitudes.engine.modules import Factory, copy_with, named_tensors, owning_
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.engine.selected_output import selected, selecting, selection_of
 from multitudes.engine.undisturbed import undisturbed
-from multitudes.errors import ConversionError
+from multitudes.errors import ConversionError, MultitudesError
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
 
@@ -129,7 +129,7 @@ def resized(
     """Resizes an observed model, or calls its factory at this ratio."""
     model = structure.model
     if factory is not None and takes_ratio(factory):
-        return _by_factory(structure, build(factory, ratio, seed), ratio)
+        return _by_factory(structure, _made(factory, ratio, seed), ratio)
     if ratio == 1:
         return reported(structure, reinitialised(model, seed)[0], ratio, "nothing")
     device = next((tensor.device for _, tensor in named_tensors(model)), torch.device("cpu"))
@@ -150,6 +150,19 @@ def resized(
         reasons = str(error).removesuffix(f"\n{ADVICE}")
         raise ConversionError(f"{reasons}\n  {failure}\n{instead}") from error
     return reported(structure, reinitialised(thin, seed, resized_from=model)[0], ratio, "channels")
+
+
+def _made(factory: Factory, ratio: float, seed: int) -> nn.Module:
+    """Calls a factory, which made a network at ratio 1, at another ratio."""
+    try:
+        return build(factory, ratio, seed)
+    except MultitudesError:
+        raise
+    except Exception as error:  # a constructor may raise anything
+        raise ConversionError(
+            f"the factory fails at ratio {ratio:g}: {type(error).__name__}: {error}. Round widths to what must divide them, "
+            "such as the number of heads or groups: 4 * round(16 * ratio) in place of round(64 * ratio)"
+        ) from error
 
 
 def _by_factory(structure: Structure, new: nn.Module, ratio: float) -> nn.Module:
@@ -307,7 +320,7 @@ def _replay_problems(structure: Structure, factory: Any, replay: Replay, new: nn
     in_code = bool(replay.recipe.functions)
     problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
     if not problems and (in_code or not is_known(model, factory)):
-        problems = list(changed_counts(model, new, inputs, ratio, in_code))
+        problems = list(changed_counts(model, new, inputs, ratio, replay.search.by_code(widths)))
     if not problems and in_code:
         problems = list(stale_numbers(model, new, inputs))
     yield from problems

@@ -9,7 +9,7 @@ from typing import Any
 from multitudes.conversion.resize import constants
 from multitudes.conversion.resize.constants import Path, Place
 
-COUNTS = "num|len|position|token|quer|latent|slot|regist|expert"
+COUNTS = "num|len|position|token|quer|latent|slot|regist|expert|mode"
 """Words in the names of arguments that are numbers of something, not widths."""
 
 

@@ -26,7 +26,7 @@ from multitudes.conversion.anatomy.structure import Structure, is_layer, last_la
 from multitudes.conversion.resize import constants
 from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of, width_of
 from multitudes.conversion.resize.constants import Path, Place
-from multitudes.conversion.resize.dims import Dims, changed_dims, output_axis, shapes_of
+from multitudes.conversion.resize.dims import Dims, changed_dims, of_tensors, output_axis, shapes_of
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
@@ -131,6 +131,11 @@ class Search:
         """Returns the numbers that are widths taken alone, and still are together."""
         return self._reaching()[0]
 
+    def by_code(self, widths: Widths) -> set[str]:
+        """Names the tensors that follow numbers in code; all of them if one of these numbers cannot change alone."""
+        effects = [self.single.get(path) for path in widths.paths if isinstance(path, Place)]
+        return set(self.shapes) if None in effects else {name for dims in effects for name, _ in dims or {}}
+
     def _following(self, chosen: list[Path]) -> set[str]:
         """Names the hidden layers whose width doubles with these numbers."""
         net = self._doubled(chosen) if chosen else None
@@ -174,7 +179,7 @@ class Search:
         problem = "its widths cannot be rounded so that they are legal and near the ratio"
         uneven: dict[Path, Any] = {}
         for multiple, scaled in self._roundings(paths, ratio):
-            wrong = self._wrong_at(scaled)
+            wrong = self.wrong_at(scaled)
             if not wrong:
                 return (self._exact(paths, ratio, scaled) if multiple != 1 else scaled), ""
             uneven = uneven or (scaled if wrong == UNEVEN else {})
@@ -186,7 +191,7 @@ class Search:
         for multiple in (1, 0, 2, 4, 8, 16, 32, 64):
             scaled = {}
             for path, value in paths.items():
-                divisor = max(multiple, 1) * (self._heads(path) if multiple != 1 else 1)
+                divisor = max(multiple, 1) * (self.heads(path) if multiple != 1 else 1)
                 scaled[path] = value * ratio if isinstance(value, float) else nearest(value * ratio, divisor)
             far = any(_is_far(paths[path], value, ratio) for path, value in scaled.items())
             if scaled not in seen and not far:
@@ -199,11 +204,11 @@ class Search:
         for group in fine_groups(paths):
             exact = {p: nearest(paths[p] * ratio) for p in group if not isinstance(paths[p], float)}
             trial = {**scaled, **exact}
-            if trial != scaled and self._left() > 0 and not self._wrong_at(trial):
+            if trial != scaled and self._left() > 0 and not self.wrong_at(trial):
                 scaled = trial
         return scaled
 
-    def _heads(self, path: Path) -> int:
+    def heads(self, path: Path) -> int:
         """Returns the number of heads that a width must be divisible by: of the same stage, if there is one per stage."""
         counts = []
         for other, value in self.numbers.items():
@@ -218,7 +223,7 @@ class Search:
                     counts.append(value)
         return math.lcm(*(c for c in counts if c > 0)) if counts else 1
 
-    def _wrong_at(self, scaled: dict[Path, Any]) -> str:
+    def wrong_at(self, scaled: dict[Path, Any]) -> str:
         """Says what is wrong with the network of these widths; "" if nothing is."""
         try:
             net = self.recipe.build(scaled, self.device)
@@ -342,15 +347,19 @@ class Search:
                 failing.append(path)
         joint = self._effect([*kept, *failing]) if failing else None
         if joint and self._is_width(joint):
-            return tuple(self._needed([*kept, *failing], failing))
+            needed = self._needed([*kept, *failing], failing)
+            rest += constants.by_value(path for path in group if path not in needed)
+            return tuple(needed)
         rest += constants.by_value(path for path in group if path not in kept)
         return tuple(kept)
 
     def _needed(self, paths: list[Path], doubtful: list[Path]) -> list[Path]:
-        """Leaves out numbers among the doubtful ones without which the same sizes change."""
+        """Leaves out numbers among the doubtful ones without which the same sizes change, as the length of a table of sines."""
         for part in constants.by_value(doubtful):
             fewer = [path for path in paths if path not in part]
-            if self._effect(fewer) == self._effect(paths):
+            without, together = self._effect(fewer), self._effect(paths)
+            alike = of_tensors(without, self.parameters) == of_tensors(together, self.parameters)
+            if without == together or (alike and self._check(fewer) in ([], self._check(paths))):
                 paths = fewer
         return paths
 
@@ -484,7 +493,7 @@ class Search:
             layer = self.full.get_submodule(module) if module in self.kinds else None
             if self._is_kernel(name, axis):
                 return False
-            if module in self.ends and axis == output_axis(layer, key):
+            if module in self.ends and name in self.parameters and axis == output_axis(layer, key):
                 return False
         return True
 
@@ -495,10 +504,10 @@ class Search:
         return axis > 1 and name.endswith(".weight") and isinstance(layer, _ConvNd)
 
     def _is_output(self, name: str, axis: int) -> bool:
-        """Whether an axis of a tensor is the width of a layer."""
+        """Whether an axis of a tensor is the width of a layer; buffers, such as knots for each input, do not count."""
         module, key = owning_module(name), name.rpartition(".")[2]
         layer = self.full.get_submodule(module) if module in self.kinds else None
-        return layer is not None and is_layer(layer) and axis == output_axis(layer, key)
+        return name in self.parameters and layer is not None and is_layer(layer) and axis == output_axis(layer, key)
 
     def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
         """Drops numbers whose doubling changes the outputs, and adds sizes of heads so that the number of heads stays."""

@@ -41,7 +41,7 @@ from multitudes.engine.proof.trial import RUNS, Trial, plain_member
 from multitudes.engine.proof.whole import run_whole
 from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import SLOW, run_vmap
-from multitudes.errors import RunError
+from multitudes.errors import RunError, listed
 from multitudes.terminal import step
 
 SAME_NOISE = ("fractional_max_pool",)
@@ -97,7 +97,8 @@ def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -
     _prove_gradients(trial, engine)
     for name in ("vmap", "fold"):
         if name in engine.untried:
-            engine.why[name] = LATER
+            never = forbidden(engine) if name == "fold" and engine.shared_norms else None
+            engine.why[name] = never or LATER
     engine.row_axes, engine.traits = trial.engine.row_axes, trial.engine.traits
     if engine.summed:
         step("other inputs for each slot")
@@ -222,10 +223,10 @@ def _check_trainable(trial: Trial, engine: Engine) -> None:
     if "train" in trial.failed or engine.members == 1:
         return
     if engine.traits.coupled and not {"vmap", "fold"} & set(engine.proven["train"]):
-        names = ", ".join(sorted(engine.traits.coupled))
         raise RunError(
-            f"it could not be trained: BatchNorm {names} is shared by members, so it must see all their rows at once. "
-            f"fold cannot run this model ({engine.why.get('fold')}), nor can vmap ({engine.why.get('vmap')})"
+            f"it could not be trained: BatchNorm {listed(engine.traits.coupled)} is shared by members, so it must see all "
+            f"their rows at once. fold cannot run this model ({engine.why.get('fold')}), nor can vmap "
+            f"({engine.why.get('vmap')})"
         )
 
 

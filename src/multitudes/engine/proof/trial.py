@@ -19,7 +19,7 @@ from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Quick
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
-from multitudes.engine.program import Tracer, shapes_only, without_values
+from multitudes.engine.program import Tracer, shape_inputs, shapes_only
 from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
     Outcome,
@@ -299,8 +299,11 @@ class Trial:
         engine.traits = replace(engine.traits, coupled=engine.traits.coupled | norms)
 
     def _difference_from_plain(self, mode: str) -> str | None:
-        """Compares each member in the loop with the same network alone: outputs, gradients of its own tensors, buffers."""
-        for m in range(self.engine.members):
+        """Compares each member in the loop with the same network alone: outputs, gradients of its own tensors, buffers.
+
+        A whole network whose shallower copy was proved runs the last member alone: it meets what the others leave behind.
+        """
+        for m in range(self.engine.members)[0 if self.backward else -1 :]:
 
             def pair(precise: bool, m: int = m) -> tuple[Outcome, Outcome]:
                 loop = self.outcome("loop", mode, precise=precise)
@@ -347,9 +350,10 @@ class Trial:
         """Returns what a function learns from shapes: of a large engine on the meta device, if it runs there."""
         if self.large:
             try:
+                thin = replace(self.engine, template=shapes_only(self.engine.template).eval())
+                call = shape_inputs(self.inputs)
                 with Quick():
-                    thin = replace(self.engine, template=shapes_only(self.engine.template).eval())
-                    return learn(thin, without_values(self.inputs))
+                    return learn(thin, call)
             except Exception:  # values decide what runs, or batch axes are unclear
                 pass
         twin = self.copy()

@@ -6,7 +6,7 @@ often each dropout is called, with which shapes, and which axis holds the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from multitudes.conversion.anatomy.known_layers import channel_axis
 from multitudes.conversion.anatomy.structure import NORMS
 from multitudes.engine import tree
-from multitudes.engine.draws import Drawing, drawing_layers, drawn_names
+from multitudes.engine.draws import Drawing, add_draws, drawing_layers, drawn_names
 from multitudes.engine.inputs import BatchAxis, Inputs, add_row, count_rows, row_axis
+from multitudes.engine.listening import Quick
 from multitudes.engine.modules import registers_of
-from multitudes.engine.program import shapes_only, without_values
+from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.proof import smaller
 from multitudes.errors import ConversionError, RunError
 
@@ -68,9 +69,7 @@ class MaskedDropout(Drawing):
         self.calls, layer.at = found, 0
         if first:
             drawn = self.draw(torch.Generator())
-            layer.draws = tuple(drawn)
-            for key, mask in drawn.items():
-                layer.register_buffer(key, like.new_ones(mask.shape), persistent=False)
+            add_draws(layer, {key: like.new_ones(mask.shape) for key, mask in drawn.items()})
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws the masks: 0 or 1 / (1 − p) for each unit of a row, or for each channel."""
@@ -179,11 +178,19 @@ def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[st
     """Runs the network with two numbers of rows. Returns the shapes of each dropout's calls, by the dropout's name."""
     count = count_rows(inputs, batch_axis)
     few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
-    many = _seen(
-        network,
-        add_row(inputs, batch_axis),
-        lambda name, at, x: _slot(name, few[name][at], x, count) if at < len(few[name]) else None,
-    )
+    faults: dict[str, str] = {}
+
+    def look(name: str, at: int, x: Tensor) -> CallShape | None:
+        try:
+            return _slot(few[name][at], x, count) if at < len(few[name]) else None
+        except ValueError as error:
+            faults.setdefault(name, str(error))
+            return None
+
+    many = _seen(network, add_row(inputs, batch_axis), look)
+    faults |= _by_values(network, inputs, few, many)
+    if faults:
+        raise ConversionError(_without(faults, list(many)))
     for name, calls in many.items():
         if len(calls) != len(few[name]):
             raise ConversionError(
@@ -198,7 +205,9 @@ def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchA
     if numbers <= smaller.LARGE * count_rows(inputs, batch_axis):
         return None
     try:
-        calls = _calls(shapes_only(network), without_values(inputs), batch_axis)
+        thin, call = shapes_only(network), shape_inputs(inputs)
+        with Quick():
+            calls = _calls(thin, call, batch_axis)
     except Exception:  # values decide what runs
         return None
     return (
@@ -238,20 +247,42 @@ def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor],
     return found
 
 
-def _slot(name: str, small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
-    """Returns the shape of a call from its input shape with `count` rows, and its input x with the first row repeated last."""
-    try:
-        axis = row_axis(small, x.shape, count)
-    except ValueError as error:
-        raise ConversionError(f"MCDropout cannot drop at {name}: {error}. Leave it out of position=") from error
+def _by_values(
+    network: nn.Module, inputs: Inputs, few: Mapping[str, list[tuple[int, ...]]], calls: Mapping[str, list[CallShape | None]]
+) -> dict[str, str]:
+    """Names the places without rows whose shape depends on values: those of experts, which are given some of the rows."""
+    fixed = [name for name, found in calls.items() if any(call is not None and call.axis is None for call in found)]
+    faults: dict[str, str] = {}
+    for shift in (1, 2, 3) if fixed else ():
+        other = inputs.refill([t.roll(shift, -1) if t.ndim > 1 else t for t in inputs.tensors()])
+        seen = _seen(network, other, lambda name, at, x: tuple(x.shape))
+        for name in fixed:
+            if seen[name] != few[name]:
+                faults[name] = f"its shape {list(few[name][0])} depends on the values of the inputs"
+    return faults
+
+
+def _without(faults: Mapping[str, str], every: Sequence[str]) -> str:
+    """Says where nothing can be dropped, why, and what to type: the other places, or another method."""
+    name, reason = next(iter(faults.items()))
+    more = f" (nor at {', '.join(list(faults)[1:])})" if len(faults) > 1 else ""
+    others = [place for place in every if place not in faults]
+    instead = f"Leave it out: mt.MCDropout(position={others})" if others else "Use another method, such as mt.Deep(members=4)"
+    return f"MCDropout cannot drop at {name}{more}: {reason}. {instead}"
+
+
+def _slot(small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
+    """Returns the shape of a call from its input shape with `count` rows, and its input x with the first row repeated last.
+
+    Raises ValueError if rows cannot be told from what belongs to one row.
+    """
+    axis = row_axis(small, x.shape, count)
     if axis is None:
         return CallShape(small, None, 1)
     each = small[axis] // count
     if each > 1 and not x.is_meta:
         parts = x.unflatten(axis, (count + 1, each))
         if not torch.allclose(parts.select(axis, 0), parts.select(axis, count), equal_nan=True):
-            raise ConversionError(
-                f"MCDropout cannot drop at {name}: a row's {each} entries lie apart in its input. Leave it out of position="
-            )
+            raise ValueError(f"a row's {each} entries lie apart in its input")
     shape = tuple(0 if at == axis else size for at, size in enumerate(small))
     return CallShape(shape, axis, each)

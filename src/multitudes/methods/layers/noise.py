@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multitudes.engine.draws import Drawing, bake_weights, make_drawing, run_with, stored_weight
+from multitudes.engine.draws import Drawing, add_draws, bake_weights, make_drawing, run_with, stored_weight
 from multitudes.engine.modules import inside
 
 
@@ -63,6 +63,4 @@ def add_noise(network: nn.Module, sigma: float, apart: Collection[str]) -> None:
     for name, keys in noisy_keys(network, apart).items():
         layer: Any = network.get_submodule(name)
         make_drawing(layer, Noisy, replaced=keys, sigma=sigma)
-        layer.draws = tuple(map(noise_name, keys))
-        for key in keys:
-            layer.register_buffer(noise_name(key), torch.zeros_like(stored_weight(layer, key).detach()), persistent=False)
+        add_draws(layer, {noise_name(key): torch.zeros_like(stored_weight(layer, key).detach()) for key in keys})

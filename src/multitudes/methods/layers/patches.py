@@ -27,6 +27,7 @@ from multitudes.engine import tree
 from multitudes.engine.converted import Formed
 from multitudes.engine.draws import (
     Drawing,
+    add_draws,
     add_seeds,
     bake_draws,
     bake_weights,
@@ -36,7 +37,7 @@ from multitudes.engine.draws import (
     run_with,
 )
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name, names_matching, owning_module, registers_of
+from multitudes.engine.modules import join_name, light_copy, names_matching, owning_module, registers_of
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS
 from multitudes.errors import ConversionError
@@ -221,7 +222,9 @@ class Patching:
             chosen = set().union(*(found[word] for word in words))
             if not chosen or (missing and self.patch != "norm+output"):
                 what = " or ".join(missing)
-                raise ConversionError(f"{name}(patch={self.patch!r}): the model has no {what} layer: name layers by globs")
+                raise ConversionError(
+                    f"{name}(patch={self.patch!r}): the model has no {what} layer: {_others(structure, name)}"
+                )
             if self.patch == "norm+output":
                 chosen = chosen - tied_layers(model).keys() or chosen
         else:
@@ -251,6 +254,9 @@ class Patching:
                 continue
             elif isinstance(part, kinds) or hasattr(part, "parametrizations"):
                 found[name] = f"a {type(part).__name__} does not read its parameters from the module that holds them"
+                if hasattr(part, "parametrizations"):
+                    removed = f"remove_parametrizations(model.get_submodule({name!r}), 'weight')"
+                    found[name] = f"it computes its weight, which has no components: first torch.nn.utils.parametrize.{removed}"
             elif name in noisy and _read_elsewhere(structure, name):
                 found[name] = "its parameters are read outside its own forward, which would not see the noise: use sigma=0"
         return found
@@ -258,7 +264,7 @@ class Patching:
     def prepare(self, given: Given) -> nn.Module:
         """Gives the patched layers K components of each parameter."""
         names, seed = self.patched(given.structure), given.seed
-        new = detached_copy(given.model, {})
+        new = light_copy(given.model)
         stored = self.components - self.zero_component
         starts = self._starts(given.model, names, [member_seed(seed, k) for k in range(stored)])
         every = [f"{n}.{key}" for n, part in new.named_modules() for key in part._parameters]
@@ -281,12 +287,10 @@ class Patching:
                 shapes=shapes, **({"formed_keys": keys} if formed else {}),
             )  # fmt: skip
             device = layer._parameters[keys[0]].device
-            first = layer.draw(torch.Generator().manual_seed(0))
-            layer.draws = tuple(first)
-            for key, value in first.items():
-                small = torch.uint8 if self.elementwise and self.components <= 256 else torch.int64
-                kept = value.to(layer._parameters[keys[0]].dtype) if value.is_floating_point() else value.to(small)
-                layer.register_buffer(key, torch.zeros_like(kept, device=device), persistent=False)
+            small = torch.uint8 if self.elementwise and self.components <= 256 else torch.int64
+            dtypes = {True: layer._parameters[keys[0]].dtype, False: small}
+            first = layer.draw(torch.Generator().manual_seed(0)).items()
+            add_draws(layer, {k: torch.zeros_like(v, dtype=dtypes[v.is_floating_point()], device=device) for k, v in first})
         if self.sigma:
             add_noise(new, self.sigma, apart=names)
         without_fast_path(new, Drawing)
@@ -420,6 +424,15 @@ def patched_names(network: nn.Module) -> frozenset[str]:
 def patched_layers(network: nn.Module) -> list[tuple[str, Patched]]:
     """Lists the layers that have components, by name."""
     return [(name, layer) for name, layer in drawing_layers(network) if isinstance(layer, Patched)]
+
+
+def _others(structure: Structure, method: str) -> str:
+    """Says what to type for a network whose norms or output layers cannot be patched."""
+    parts = [name for name, part in structure.model.named_modules() if name in structure.order and list(part.parameters(False))]
+    named = [name for name in parts if name]
+    return (
+        f"name layers, as in mt.{method}(patch=[{named[-1]!r}])" if named else "use another method, such as mt.Deep(members=4)"
+    )
 
 
 def tied_layers(model: nn.Module) -> dict[str, str]:

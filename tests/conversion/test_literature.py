@@ -1,0 +1,180 @@
+"""Parts of networks of the literature: weights under fixed masks, ghost batch norm, experts on some rows; and what to type."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import multitudes as mt
+
+X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+
+
+class MaskedLinear(nn.Linear):
+    """A linear layer of MADE: its weight is multiplied by a fixed mask."""
+
+    def __init__(self, inputs: Tensor, outputs: Tensor, strict: bool = False) -> None:
+        super().__init__(len(inputs), len(outputs))
+        self.register_buffer("mask", (outputs[:, None] > inputs if strict else outputs[:, None] >= inputs).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * self.mask, self.bias)
+
+
+class MADE(nn.Module):
+    """An autoregressive network: output j depends on the inputs before j alone."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        places, hidden = torch.arange(6), torch.arange(width) % 5
+        self.first, self.second = MaskedLinear(places, hidden), MaskedLinear(hidden, hidden)
+        self.head = MaskedLinear(hidden, places, strict=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.second(F.relu(self.first(x)))))
+
+
+class WritesMask(MaskedLinear):
+    """The same, but forward masks the stored weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data *= self.mask
+        return F.linear(x, self.weight, self.bias)
+
+
+class Spline(nn.Module):
+    """A layer of a KAN: the weight of its bases is a product of two parameters."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("knots", torch.linspace(-1, 1, 4).expand(inputs, -1).clone())
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, 4))
+        self.scale = nn.Parameter(torch.rand(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bases = (1 - (x.unsqueeze(-1) - self.knots).abs()).relu()
+        return F.linear(bases.flatten(1), (self.weight * self.scale.unsqueeze(-1)).flatten(1))
+
+
+class KAN(nn.Module):
+    """Two layers of splines."""
+
+    def __init__(self, widths: tuple[int, ...] = (6, 8, 8, 3)) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Spline(a, b) for a, b in itertools.pairwise(widths)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Scales(nn.Module):
+    """A network of vectors alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class GhostNorm(nn.Module):
+    """Batch norm over parts of the batch, as in TabNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        parts = x.chunk(max(1, len(x) // 8)) if self.training else [x]
+        return self.head(torch.cat([self.norm(part) for part in parts]).relu())
+
+
+class Experts(nn.Module):
+    """Each row goes to one expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.head = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        chosen = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = torch.where(chosen == index)[0]
+            out = out.index_add(0, rows, expert(x[rows]))
+        return self.head(x + out)
+
+
+def converted(ens: mt.Ensemble) -> set[str]:
+    return {entry.name for entry in ens.plan.converted} - {""}
+
+
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=3), mt.DropConnect(members=3), mt.Masksembles(members=3)], ids=str)
+def test_a_weight_under_a_fixed_mask_is_converted_and_keeps_its_mask(method: mt.Method) -> None:
+    """It is no scale, which members would share; and members stay autoregressive, whatever the masks of the method."""
+    torch.manual_seed(0)
+    ens = mt.ensemble(MADE().eval(), method, X, seed=0).eval()
+    assert {"second", "head"} <= converted(ens)
+    outputs = ens(X)
+    assert not torch.allclose(outputs[0], outputs[1])
+    for m in range(3):
+        assert torch.allclose(ens.member(m).eval()(X), outputs[m], atol=1e-6)
+    jacobian: Tensor = torch.autograd.functional.jacobian(lambda x: ens(x).sum((0, 1)), X)
+    assert not torch.triu(jacobian.abs().amax(1)).any()
+
+
+def test_a_weight_that_is_a_product_of_parameters_is_no_scale() -> None:
+    """It was shared without a word; no rule is known for it, and nothing else is left to convert."""
+    with pytest.raises(mt.ConversionError, match=r"it multiplies by layers\.0\.weight(.|\n)*mt\.Deep\(members=4\)"):
+        mt.ensemble(KAN(), mt.BatchEnsemble(), X)
+
+
+def test_members_that_would_all_be_equal_are_refused() -> None:
+    with pytest.raises(mt.ConversionError, match=r"all members would be equal.*mt\.Deep"):
+        mt.ensemble(Scales(), mt.BatchEnsemble(), X, task="regression")
+
+
+def test_what_a_refusal_says_to_keep_can_be_kept() -> None:
+    """The kept layers stay plain in the comparison with the given model, too."""
+    net = nn.Sequential(WritesMask(torch.arange(6), torch.arange(12) % 5), nn.ReLU(), nn.Linear(12, 3)).eval()
+    with pytest.raises(mt.ConversionError, match=r"keep=\['0'\]") as refusal:
+        mt.ensemble(net, mt.BatchEnsemble(members=3), X)
+    assert "Scaled" not in str(refusal.value)
+    ens = mt.ensemble(net, mt.BatchEnsemble(members=3), X, keep=["0"])
+    assert converted(ens) == {"2"}
+
+
+def test_fold_refuses_parts_of_a_batch_in_a_shared_norm() -> None:
+    """A part of the folded rows holds other rows than a part of the batch; the statistics were silently those of a few rows."""
+    ens = mt.ensemble(GhostNorm(), mt.MultiHead(members=4), X)
+    batch = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+    if "fold" in ens.plan.proven["train"]:
+        with pytest.raises(mt.CheckError, match=r"fold, train: RunError: .*norm has 8 entries .* 64 rows"):
+            mt.check(ens, batch)
+
+
+def test_mcdropout_names_the_places_that_are_left() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(mt.ConversionError, match=r"cannot drop at experts") as refusal:
+        mt.ensemble(Experts().eval(), mt.MCDropout(members=3), X)
+    listed = re.search(r"mt\.MCDropout\(position=\[(.*)\]\)", str(refusal.value))
+    assert listed is not None and "'gate'" in listed[1] and "'head'" in listed[1]
+
+
+def test_lines_to_type_name_this_network_s_layers() -> None:
+    """A glob, or a method for any network, in place of "name layers by globs"."""
+    with pytest.raises(mt.ConversionError, match=r"such as mt\.Deep\(members=4\)"):
+        mt.ensemble(Scales(), mt.MCDropout(), X, task="regression")
+    sn = nn.utils.parametrizations.spectral_norm
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), sn(nn.Linear(8, 3)))
+    with pytest.raises(mt.ConversionError, match=r"remove_parametrizations\(model\.get_submodule\('2'\), 'weight'\)"):
+        mt.ensemble(net, mt.EMP(), X)
