@@ -235,6 +235,12 @@ def test_files_and_models_that_do_not_fit(saved: Path, change: Any, model: Calla
         mt.load(saved, model())
 
 
+def test_a_method_that_is_not_imported_is_told_with_its_module(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mt.Method, "all", staticmethod(list))
+    with pytest.raises(mt.FileError, match=r"type import multitudes\.methods\.[a-z]+ first"):
+        mt.load(saved, CASE.model())
+
+
 def test_a_missing_folder(tmp_path: Path) -> None:
     """Nothing is created on the way."""
     with pytest.raises(mt.FileError, match=r"cannot write .*no/a\.multitude: there is no folder .*/no\. Make it: mkdir -p"):

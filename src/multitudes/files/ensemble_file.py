@@ -38,9 +38,14 @@ from multitudes.files.old_settings import current_settings
 from multitudes.method import Given, Method
 from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.temperature import Calibrator
+from multitudes.settings import takes_names
 from multitudes.storage import FORMAT, _safetensors, digest, write
 
+IN_CHECKPOINT = "multitudes"
+"""Key of a checkpoint of torch under which an ensemble is described."""
 
+
+@takes_names()
 def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     """Writes the ensemble to one file. An old file stays until the new one is complete.
 
@@ -49,7 +54,12 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     """
     from safetensors.torch import save as to_bytes
 
-    ensemble = checked_ensemble(ensemble, "save")
+    tensors, text = contents(checked_ensemble(ensemble, "save"))
+    write(Path(path), to_bytes(tensors, metadata={"multitudes": text, "sha256": digest(tensors, text)}))
+
+
+def contents(ensemble: Ensemble) -> tuple[dict[str, Tensor], str]:
+    """Returns what a file of an ensemble holds: its tensors on the CPU by name, and the JSON about it."""
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
         raise FileError(
@@ -64,9 +74,7 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
         for name, tensor in named_tensors(ensemble.template)
         if name not in redrawn
     }
-    text = json.dumps(_described(ensemble), sort_keys=True)
-    header = {"multitudes": text, "sha256": digest(tensors, text)}
-    write(Path(path), to_bytes(tensors, metadata=header))
+    return tensors, json.dumps(_described(ensemble), sort_keys=True)
 
 
 @undisturbed
@@ -74,7 +82,8 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     """Loads an ensemble. `model` (a module or a factory) gives the base model's architecture; its weights are not used.
 
     The ensemble gets the mode, dtypes and executors with which it was saved, and the model's device. Networks of
-    `multitudes.models` need no `model`: the file has their arguments.
+    `multitudes.models` need no `model`: the file has their arguments. The path may also be a checkpoint that Lightning's
+    Trainer wrote of an `EnsembleModule`; torch reads it with weights_only=True, which runs no code of the file.
     """
     if isinstance(path, nn.Module):
         raise InputError("the path comes first, then the model: load(path, model)")
@@ -235,6 +244,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "model": type(ensemble.base).__name__,
         "arguments": _arguments(ensemble.base),
         "method": type(ensemble.method).__name__,
+        "module": type(ensemble.method).__module__,
         "settings": ensemble.method.settings(),
         "task": ensemble.task,
         "output": ensemble.selected_output,
@@ -270,8 +280,37 @@ def _arguments(base: nn.Module) -> dict[str, Any] | None:
     return base.arguments if ours else None  # type: ignore[return-value]
 
 
+def _checkpoint(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Reads the ensemble in a checkpoint of torch, which `integrations.lightning` described there. No code of it is run."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # its parts may be anything
+        raise FileError(
+            f"{path} is a pickled checkpoint with more than tensors and plain values, or damaged: nothing of it is loaded. "
+            "Save the ensemble itself, mt.save(ens, path)"
+        ) from error
+    about = found.get(IN_CHECKPOINT) if isinstance(found, dict) else None
+    if not isinstance(about, dict):
+        raise FileError(
+            f"{path} is a checkpoint of torch without an ensemble: train lightning.EnsembleModule(ens), whose checkpoints "
+            "have one, or load the checkpoint of a network by Deep.from_checkpoints"
+        )
+    inside = {name.removeprefix(about["prefix"]): tensor for name, tensor in found["state_dict"].items()}
+    tensors = {**about["beside"], **{name: inside[name].contiguous() for name in about["names"] if name in inside}}
+    return {"multitudes": about["text"], "sha256": digest(tensors, about["text"])}, tensors
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file begins as torch's checkpoints do, which are zip archives."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError:  # told by who reads the file
+        return False
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    header, tensors = _safetensors(path)
+    header, tensors = _checkpoint(path) if _is_archive(path) else _safetensors(path)
     if "multitudes" not in header or "sha256" not in header:
         raise FileError(
             f"{path} was not written by mt.save: pass a file that was, or load checkpoints by Deep.from_checkpoints"
@@ -293,9 +332,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _method(path: Path, about: dict[str, Any]) -> Method:
     known = {kind.__name__: kind for kind in Method.all()}
     if about["method"] not in known:
+        module = str(about.get("module", ""))
+        named = module != "__main__" and all(part.isidentifier() for part in module.split("."))
+        first = f"type import {module} first" if named else "import the module that defines it"
         raise FileError(
-            f"{path} has the unknown method {about['method']!r}: import the module that defines it, or load the file with the "
-            f"version of multitudes that saved it. Known are {', '.join(known)}"
+            f"{path} has the unknown method {about['method']!r}: {first}, or load the file with the version of multitudes that "
+            f"saved it. Known are {', '.join(known)}"
         )
     kind = known[about["method"]]
     fields = {field.name for field in dataclasses.fields(kind)}

@@ -1,0 +1,167 @@
+"""Exports five networks of usual sizes by every method, and compares operations, size and outputs of the files.
+
+python benchmarks/export.py                                      all pairs, into results/export.json
+python benchmarks/export.py --networks resnet,vit --methods Deep,Packed
+python benchmarks/export.py --write                              results/export.json as the table of docs/deploy.md
+
+Tensors held are those of the ensemble, or of the compacted one, draws included, as the engine stores them; a file should
+have at most 1.1 times their bytes. Operations are those that depend on the inputs, compared with those of the single network;
+a runtime computes the others once, when it loads the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import multitudes as mt
+from multitudes import models
+from multitudes.engine.modules import named_tensors
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "results" / "export.json", ROOT / "docs" / "deploy.md"
+METHODS = "Deep,Packed,BatchEnsemble,MIMO,Masksembles,MultiHead,TreeNet,MCDropout,DropConnect,EMP,ECMP"
+SIZES = (1, 3, 17)
+OUTPUTS = ["probs", "entropy", "mutual_information", "member_logits"]
+
+sys.path.insert(0, str(ROOT / "tests" / "files" / "export"))
+
+
+def bert() -> nn.Module:
+    """BERT-small: 4 layers of 512."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
+    return BertForSequenceClassification(BertConfig(**sizes, vocab_size=8000, max_position_embeddings=128, num_labels=4))
+
+
+def words(count: int) -> mt.Inputs:
+    """Sentences of 12 words, some masked."""
+    mask = (torch.rand(count, 12) > 0.3).long()
+    mask[:, 0] = 1
+    return mt.Inputs(torch.randint(8000, (count, 12)), attention_mask=mask)
+
+
+def networks() -> dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]]:
+    """Returns each network with a maker of its inputs. Images are small: sizes of files do not depend on them."""
+    from test_export import MLP, UNet  # type: ignore[import-not-found]
+
+    return {
+        "mlp": (lambda: MLP(512), lambda count: torch.randn(count, 8)),
+        "resnet": (models.resnet18, lambda count: torch.randn(count, 3, 16, 16)),
+        "vit": (lambda: models.ViT(image=16, size=192, depth=6), lambda count: torch.randn(count, 3, 16, 16)),
+        "unet": (lambda: UNet(32), lambda count: torch.randn(count, 3, 16, 16)),
+        "bert": (bert, words),
+    }
+
+
+def held_bytes(ens: mt.Ensemble) -> int:
+    """Returns the bytes of the ensemble's tensors, draws included; BatchNorm's counters are not of the network's outputs."""
+    found = {id(tensor): tensor for name, tensor in named_tensors(ens.template) if not name.endswith("num_batches_tracked")}
+    return sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+
+
+def count_operations(path: Path) -> int:
+    """Counts the operations of a file whose results depend on its inputs."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    known, count = {one.name for one in graph.input}, 0
+    for node in graph.node:
+        if known & set(node.input):
+            known |= set(node.output)
+            count += 1
+    return count
+
+
+def measure(network: str, kind: type[mt.Method], folder: Path) -> dict[str, Any]:
+    """Exports one pair, and runs the file beside the ensemble."""
+    from test_export import off
+
+    make, inputs = networks()[network]
+    torch.manual_seed(0)
+    ens = mt.ensemble(make(), kind(), inputs(3), seed=0, output="logits" if network == "bert" else None).eval()
+    result = mt.export(ens, inputs(3), folder / "a.onnx", outputs=OUTPUTS)
+    return {
+        "operations": count_operations(result.path),
+        "constant operations": result.nodes - count_operations(result.path),
+        "bytes": result.bytes,
+        "graph": result.tensor_bytes,
+        "held": held_bytes(ens.compact() if result.compacted else ens),
+        "difference": max(off(result.path, ens, inputs(size)) for size in SIZES),
+        "form": result.form,
+        "compacted": result.compacted,
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Returns a table in Markdown: for each method and network, operations and bytes in shares."""
+    names = list(dict.fromkeys(key.split("/")[0] for key in found))
+    methods = list(dict.fromkeys(key.split("/")[1] for key in found))
+    lines = ["| method | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for method in methods:
+        cells = [_cell(found, name, method) for name in names]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(found: dict[str, dict[str, Any]], network: str, method: str) -> str:
+    one, single = found.get(f"{network}/{method}"), found.get(f"{network}/Single")
+    if one is None or single is None or "refused" in one:
+        return "refused" if one is not None and "refused" in one else "not measured"
+    return f"{one['operations'] / single['operations']:.2f} / {one['bytes'] / one['held']:.3f}"
+
+
+def run(names: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
+    """Measures each pair and prints it."""
+    found: dict[str, dict[str, Any]] = {}
+    for network in names:
+        for name in ["Single", *(one for one in methods if one != "Single")]:
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    one = measure(network, getattr(mt, name), Path(folder))
+                except mt.MultitudesError as error:
+                    one = {"refused": str(error)}
+            found[f"{network}/{name}"] = one
+            print(f"{network:8} {name:14} {_cell(found, network, name)}  {json.dumps(one)}", flush=True)
+    return found
+
+
+def main() -> int:
+    """Measures, or writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="mlp,resnet,vit,unet,bert")
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    if given.write:
+        whole = table(json.loads(RESULTS.read_text()))
+        page = re.sub(
+            r"(<!-- files -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{whole}\n\n{m[2]}", PAGE.read_text(), flags=re.S
+        )
+        PAGE.write_text(page)
+        return 0
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found: dict[str, dict[str, Any]] = {}
+    for network in given.networks.split(","):
+        found |= run([network], given.methods.split(","))
+        before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps({**before, **found}, indent=1) + "\n")
+    large = [key for key, one in found.items() if "refused" in one or one["bytes"] > 1.1 * one["held"]]
+    print(f"refused, or larger than 1.1 × the tensors held: {', '.join(large) or 'none'}")
+    return int(bool(large))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

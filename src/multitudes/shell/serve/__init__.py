@@ -1,0 +1,1 @@
+"""Serve: an exported ensemble behind HTTP, with its uncertainty. It needs onnxruntime, and never imports torch."""

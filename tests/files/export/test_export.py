@@ -1,0 +1,385 @@
+"""Exported files compute what the live ensemble does, at any batch size, with standard operations alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import multitudes as mt
+from multitudes import models
+from multitudes.files.export import verify, work
+from multitudes.files.export.onnx_file import Session
+from multitudes.files.export.seal import is_intact
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+NAMES = """probs label confidence margin entropy expected_entropy mutual_information variation_ratio disagreement max_logit
+    energy member_probs member_logits abstain""".split()
+
+
+class MLP(nn.Module):
+    """Linear layers with both norms and dropout."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.a, self.bn = nn.Linear(8, width), nn.BatchNorm1d(width)
+        self.b, self.ln, self.drop = nn.Linear(width, width), nn.LayerNorm(width), nn.Dropout(0.1)
+        self.c = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.drop(torch.relu(self.ln(self.b(torch.relu(self.bn(self.a(x))))))))
+
+
+class UNet(nn.Module):
+    """A skip across a pooled branch, joined along the channels."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.down, self.bottom = self.block(3, width), nn.Sequential(nn.MaxPool2d(2), self.block(width, 2 * width))
+        self.up, self.mix = nn.ConvTranspose2d(2 * width, width, 2, 2), self.block(2 * width, width)
+        self.head = nn.Conv2d(width, 5, 1)
+
+    def block(self, inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x)
+        return self.head(self.mix(torch.cat([skip, self.up(self.bottom(skip))], 1)))
+
+
+def bert() -> nn.Module:
+    hf = pytest.importorskip("transformers")
+    settings = {"vocab_size": 200, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.BertConfig(**settings, intermediate_size=96, max_position_embeddings=16, num_labels=4)
+    return hf.BertForSequenceClassification(config)
+
+
+def words(count: int) -> mt.Inputs:
+    mask = (torch.rand(count, 7) > 0.3).long()
+    mask[:, 0] = 1
+    return mt.Inputs(torch.randint(200, (count, 7)), attention_mask=mask)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "mlp": (MLP, lambda count: torch.randn(count, 8)),
+    "resnet": (lambda: models.ResNet(18, width=0.125), lambda count: torch.randn(count, 3, 16, 16)),
+    "vit": (lambda: models.ViT(image=16, size=48, depth=1), lambda count: torch.randn(count, 3, 16, 16)),
+    "unet": (UNet, lambda count: torch.randn(count, 3, 8, 8)),
+    "bert": (bert, words),
+}
+
+
+def made(network: str, method: mt.Method, **options: Any) -> tuple[mt.Ensemble, Callable[[int], Any]]:
+    """An ensemble with BatchNorm statistics unlike those of a fresh network."""
+    torch.manual_seed(0)
+    make, inputs = NETWORKS[network]
+    output = "logits" if network == "bert" else None
+    ens = mt.ensemble(make(), method, inputs(3), seed=0, output=output, **options)
+    for name, buffer in ens.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.data.normal_()
+        elif name.endswith("running_var"):
+            buffer.data.uniform_(0.5, 2.0)
+    return ens.eval(), inputs
+
+
+def off(path: Path, ens: mt.Ensemble, x: Any) -> float:
+    """The largest difference between the members' logits in a file and those of the ensemble."""
+    call = x if isinstance(x, mt.Inputs) else mt.Inputs(x)
+    session = Session(path.read_bytes())
+    found = session(session.inputs, call.tensors())["member_logits"]
+    with torch.no_grad():
+        return float((found - ens(*call.args, **call.kwargs).transpose(0, 1)).abs().max())
+
+
+def opened(path: Path) -> tuple[Any, dict[str, Any]]:
+    model = onnx.load(path)
+    return model, json.loads({entry.key: entry.value for entry in model.metadata_props}["multitudes"])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[mt.Ensemble, Any, Path]:
+    """One export that several tests look at."""
+    ens, inputs = made("mlp", mt.Deep(members=3))
+    path = tmp_path_factory.mktemp("export") / "a.onnx"
+    pred = mt.predict(ens, inputs(40), progress=False)
+    options: Any = {"outputs": NAMES, "threshold": 0.35, "reference": pred, "labels": list("abcd")}
+    return ens, mt.export(ens, inputs(2), path, **options), path
+
+
+def test_a_file_computes_what_the_ensemble_does(exported: tuple[mt.Ensemble, Any, Path]) -> None:
+    ens, result, path = exported
+    for count in (1, 3, 17):
+        x = torch.randn(count, 8)
+        session = Session(path.read_bytes())
+        found, pred = session(["x"], [x]), mt.predict(ens, x, progress=False)
+        assert off(path, ens, x) < 1e-5
+        for name in set(NAMES) - {"label", "member_probs", "member_logits", "abstain"}:
+            torch.testing.assert_close(found[name].double(), getattr(pred, name).double(), rtol=1e-4, atol=1e-5)
+        assert found["label"].dtype == torch.int64
+        assert torch.equal(found["label"], pred.labels)
+        assert torch.equal(found["abstain"], pred.confidence < 0.35)
+        assert found["member_probs"].shape == (count, 3, 4)
+    assert result.difference < 1e-5
+    assert "one graph" in str(result)
+
+
+def test_a_file_has_standard_operations_and_says_what_it_is(exported: tuple[mt.Ensemble, Any, Path]) -> None:
+    _, result, path = exported
+    model, about = opened(path)
+    onnx.checker.check_model(model)
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+    assert not model.functions
+    assert is_intact(path.read_bytes())
+    assert not result.normalised
+    assert about["format"] == 1
+    assert (about["task"], about["method"], about["members"]) == ("classes", "Deep", 3)
+    assert about["inputs"] == [{"name": "x", "shape": [None, 8], "dtype": "float32"}]
+    assert about["outputs"] == [output.name for output in model.graph.output] == NAMES
+    assert about["labels"] == list("abcd")
+    assert about["threshold"] == {"score": "confidence", "value": 0.35}
+    assert about["reference"]["score"] == "mutual_information"
+    assert 0 < about["reference"]["quantiles"]["0.5"] <= about["reference"]["quantiles"]["0.95"]
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert sum(node.op_type == "MatMul" for node in model.graph.node) <= 3  # members' layers are one product each
+    assert result.nodes == len(model.graph.node)
+
+
+@pytest.mark.slow
+def test_a_graph_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ens, inputs = made("mlp", mt.MultiHead(members=2))
+    path = tmp_path / "a.pt2"
+    path.write_bytes(b"mine")
+    plain = verify.live_prediction
+
+    def shifted(*args: Any) -> mt.Prediction:
+        pred = plain(*args)
+        return mt.Prediction(logits=pred.members["logits"] + torch.tensor([0.01, 0, 0, 0]))
+
+    monkeypatch.setattr(verify, "live_prediction", shifted)
+    with pytest.raises(mt.RunError, match=r"differs from the ensemble by .* nothing is written"):
+        mt.export(ens, inputs(2), path)
+    assert path.read_bytes() == b"mine"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.pt2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "a.pb"}, "must end in .onnx"),
+        ({"path": "nowhere/a.onnx"}, "does not exist"),
+        ({"precision": "int4"}, "precision"),
+        ({"path": "a.pt2", "precision": "int8"}, "is for .onnx files"),
+        ({"aot": True}, "compiles a torch.export program"),
+        ({"outputs": ["prob"]}, "did you mean 'probs'"),
+        ({"outputs": ["abstain"]}, "needs a threshold"),
+        ({"outputs": "probs"}, "must be a list"),
+        ({"outputs": ["probs", "probs"]}, "none twice"),
+        ({"outputs": ["variance"]}, "does not have"),
+        ({"threshold": float("inf")}, "abstains always or never"),
+        ({"threshold": ("std", 1.0)}, "has the score 'std'"),
+        ({"labels": ["a"]}, "1 names for 4 classes"),
+        ({"calibrator": 1.5}, "takes a calibrator"),
+        ({"units": 3}, "takes the Data"),
+        ({"label": ["a"]}, "label"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    ens, inputs = ENSEMBLE
+    path = tmp_path / options.pop("path", "a.onnx")
+    with pytest.raises(mt.InputError, match=message):
+        mt.export(ens, inputs(2), path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+ENSEMBLE = made("mlp", mt.MultiHead(members=2))
+
+
+def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(mt.InputError, match=r"multitudes\[export\]"):
+        mt.export(ENSEMBLE[0], torch.randn(2, 8), tmp_path / "a.onnx")
+
+
+def test_a_network_that_looks_at_values_is_refused(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            return y if y.sum() > 0 else -y
+
+    ens = mt.ensemble(Branches(), mt.Deep(members=2), torch.randn(3, 8), seed=0)
+    with pytest.raises(mt.RunError, match=r"Branches cannot be exported: .*remove ifs on values"):
+        mt.export(ens, torch.randn(3, 8), tmp_path / "a.onnx")
+
+
+GRID = [
+    *(("mlp", kind) for kind in (mt.Single, mt.MultiHead, mt.MIMO, mt.EMP, mt.SWAG, mt.Laplace, mt.Snapshot)),
+    *(("unet", kind) for kind in (mt.Deep, mt.Masksembles, mt.BatchEnsemble, mt.TreeNet)),
+    *(("vit", kind) for kind in (mt.Packed, mt.MCDropout, mt.DropConnect)),
+    ("resnet", mt.ECMP),
+    ("bert", mt.Packed),
+]
+
+
+def test_no_method_is_left_out() -> None:
+    ours = {kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")}
+    assert {kind for _, kind in GRID} == ours
+    assert {network for network, _ in GRID} == set(NETWORKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "kind"), GRID, ids=lambda one: one if isinstance(one, str) else one.__name__)
+def test_methods_and_networks(network: str, kind: type[mt.Method], tmp_path: Path) -> None:
+    """Each method and each network once: `python benchmarks/export.py` measures all pairs, at usual sizes."""
+    ens, inputs = made(network, kind())
+    result = mt.export(ens, inputs(2), tmp_path / "a.onnx", outputs=["probs", "mutual_information", "member_logits"])
+    assert {node.domain for node in onnx.load(result.path).graph.node} <= {"", "ai.onnx"}
+    assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-4
+    assert result.bytes <= 1.1 * result.tensor_bytes + 12_000  # operations and names, which small networks notice
+    assert result.draws == (ens.members if ens.method.draws else 0)
+    assert "one graph" in result.form
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_weights_in_fewer_bits(precision: Any, tmp_path: Path) -> None:
+    ens, inputs = made("unet", mt.Deep(members=2))
+    data = TensorDataset(inputs(6), torch.randint(5, (6, 8, 8)))
+    whole = mt.export(ens, inputs(2), tmp_path / "a.onnx")
+    small = mt.export(ens, inputs(2), tmp_path / "b.onnx", precision=precision, data=data)
+    assert small.bytes < whole.bytes * (0.6 if precision == "float16" else 0.4)
+    assert set(small.scores) == {"error", "nll"}
+    before, after = small.scores["nll"]
+    pred = mt.predict(ens, data, progress=False)
+    assert before == pytest.approx(mt.score(pred)["nll"], rel=1e-5)
+    assert before != after
+    assert after == pytest.approx(before, rel=0.05)
+    assert "nll" in str(small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["binary", "multilabel", "gaussian", "regression"])
+def test_tasks_and_temperatures(task: str, tmp_path: Path) -> None:
+    ens, inputs = made("mlp", mt.Deep(members=2), task=task) if task != "binary" else (_binary(), lambda n: torch.randn(n, 8))
+    number = task in ("gaussian", "regression")
+    calibrators = {"gaussian": {"variance": 1.7}, "regression": None, "binary": {"mixture": 1.7}}
+    from multitudes.prediction.temperature import Calibrator
+
+    settings: Any = calibrators.get(task, {"members": (0.7, 1.4)})
+    ens.calibrator = None if settings is None else Calibrator(**settings)
+    limit: Any = ("variance", 0.1) if number else 0.6
+    result = mt.export(ens, inputs(2), tmp_path / "a.onnx", threshold=limit)
+    x = inputs(5)
+    session = Session(result.path.read_bytes())
+    found, pred = session(session.inputs, [x]), mt.predict(ens, x, progress=False)
+    for name in ("mean", "variance", "epistemic") if number else ("probs", "entropy", "mutual_information"):
+        torch.testing.assert_close(found[name].double(), getattr(pred, name).double(), rtol=1e-4, atol=1e-5)
+    assert found["abstain"].dtype == torch.bool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["gaussian", "regression"])
+def test_numbers_in_the_units_of_the_targets(task: Any, tmp_path: Path) -> None:
+    outputs = 2 if task == "gaussian" else 1
+    x = torch.randn(40, 8)
+    train = mt.data.Data(x, x[:, :1], target_mean=[300.0], target_std=[50.0])
+    ens = mt.ensemble(nn.Linear(8, outputs), mt.Deep(members=2), x[:3], task=task, seed=0).eval()
+    result = mt.export(ens, x[:3], tmp_path / "a.onnx", units=train, data=train)
+    session = Session(result.path.read_bytes())
+    found = session(session.inputs, [train.batch(range(40))[0]])
+    pred = mt.predict(ens, train, progress=False).in_original_units(train)
+    assert 200 < float(found["mean"].mean()) < 400
+    for name in ("mean", "variance", "epistemic"):
+        torch.testing.assert_close(found[name].double(), getattr(pred, name).double(), rtol=1e-4, atol=1e-3)
+    rmse = float((pred.mean.flatten().double() - (300 + 50 * x[:, 0].double())).square().mean().sqrt())
+    assert result.scores["rmse"] == pytest.approx((rmse, rmse), rel=1e-3)
+
+
+class Odd(nn.Module):
+    """Operations that few networks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Conv2d(16, 16, 3, groups=2)
+        self.pool, self.mix, self.c = nn.AdaptiveMaxPool2d(2), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.pixel_shuffle(nn.functional.gelu(self.b(self.norm(self.a(x)))), 2)
+        rows = self.mix(nn.functional.normalize(self.pool(y).flatten(2), dim=1))  # [B, 4, 4]
+        return self.c(torch.einsum("bij,bjk->bik", rows, rows).amax(1))
+
+
+@pytest.mark.slow
+def test_odd_operations_run_once_for_all_members(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ens = mt.ensemble(Odd(), mt.BatchEnsemble(members=3), torch.randn(3, 3, 8, 8), seed=0).eval()
+    result = mt.export(ens, torch.randn(3, 3, 8, 8), tmp_path / "a.onnx", outputs=["member_logits"])
+    assert result.form == "one graph for all members"
+    assert max(off(result.path, ens, torch.randn(count, 3, 8, 8)) for count in (1, 3, 17)) < 1e-5
+    assert "give units=train" in str(result)
+
+
+@pytest.mark.slow
+def test_one_member_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done for a network whose operations cannot run for all members at once with a free batch size."""
+    ens, inputs = made("mlp", mt.EMP(members=3))
+    plain = work.traced
+
+    def fixes(module: nn.Module, *args: Any) -> Any:
+        if isinstance(module, work.Outputs) and not getattr(module.members, "in_turn"):  # noqa: B009
+            raise mt.RunError("the batch size is fixed. An exported graph has one path")
+        return plain(module, *args)
+
+    monkeypatch.setattr(work, "traced", fixes)
+    result = mt.export(ens, inputs(3), tmp_path / "a.onnx", outputs=["member_logits"])
+    assert result.form == "one member after another, since the batch size is fixed"
+    assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["matrix", "isotonic"])
+def test_mappings_of_a_calibrator(how: Any, tmp_path: Path) -> None:
+    ens, inputs = made("mlp", mt.MultiHead(members=2))
+    ens.calibrator = mt.calibrate(mt.predict(ens, inputs(400), progress=False), torch.randint(4, (400,)), how=how)
+    if how == "isotonic":
+        with pytest.raises(mt.InputError, match="cannot be exported"):
+            mt.export(ens, inputs(3), tmp_path / "a.onnx")
+        return
+    result = mt.export(ens, inputs(3), tmp_path / "a.onnx")
+    x = inputs(9)
+    found = Session(result.path.read_bytes())(["x"], [x])
+    pred = mt.predict(ens, x, progress=False)
+    torch.testing.assert_close(found["probs"].double(), pred.probs.double(), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found["probs"].double(), pred.members.probs.mean(0).double(), atol=1e-2)
+
+
+def _binary() -> mt.Ensemble:
+    torch.manual_seed(0)
+    return mt.ensemble(nn.Sequential(nn.Linear(8, 1)), mt.Deep(members=2), torch.randn(2, 8), task="binary", seed=0)
+
+
+@pytest.mark.slow
+def test_a_program_of_torch(tmp_path: Path) -> None:
+    ens, inputs = made("unet", mt.Deep(members=2))
+    result = mt.export(ens, inputs(2), tmp_path / "a.pt2")
+    assert result.format == "pt2"
+    extra = {"multitudes.json": ""}
+    module = torch.export.load(str(result.path), extra_files=extra).module()
+    assert json.loads(extra["multitudes.json"])["outputs"] == list(result.outputs)
+    x = inputs(7)
+    probs = dict(zip(result.outputs, module(x), strict=True))["probs"]
+    torch.testing.assert_close(probs, mt.predict(ens, x, progress=False).probs, rtol=1e-4, atol=1e-5)

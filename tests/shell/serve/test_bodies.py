@@ -1,0 +1,220 @@
+"""Bodies: every form gives the same arrays; what does not fit is refused, and the row is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from multitudes.shell.serve.bodies import Refused, from_bytes, from_images, from_json
+from multitudes.shell.serve.description import Input
+from multitudes.shell.serve.limits import Limits
+
+ROW = (Input("x", (3,), "float32"),)
+LIMITS = Limits(rows=4, pixels=2000)
+X = np.array([[1, 2, 3], [4.5, -5, 1e-3]], np.float32)
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: from_json(json.dumps({"rows": X.tolist()}).encode(), ROW, LIMITS),
+        lambda: from_json(json.dumps({"rows": {"x": X.tolist()}}).encode(), ROW, LIMITS),
+        lambda: from_bytes(X.astype("<f4").tobytes(), ROW, LIMITS),
+        lambda: from_bytes(npy(X), ROW, LIMITS),
+        lambda: from_bytes(npy(X.astype(np.float64)), ROW, LIMITS),
+        lambda: from_bytes(npy(np.asfortranarray(X)), ROW, LIMITS),
+        lambda: from_bytes(npy(X.astype(">f4")), ROW, LIMITS),
+    ],
+)
+def test_every_form_is_the_same(read: Any) -> None:
+    (array,) = read().values()
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, X)
+
+
+DEEP = b"[" * 100_000
+REFUSED = [
+    *((body, 400, "no JSON") for body in (b"", b"{", b"\xff", DEEP, b'{"rows":' + DEEP)),
+    *((body, 422, "object") for body in (b"[1]", b"3", b'{"rows": [], "more": 1}')),
+    (b'{"rows": 3}', 422, "an array"),
+    (b'{"rows": []}', 422, "no rows"),
+    (b'{"rows": [[]]}', 422, r"shape \[0\]"),
+    (b'{"rows":' + b"[" * 500 + b"]" * 500 + b"}", 422, "shape"),
+    (b'{"rows": {"y": []}}', 422, "inputs x"),
+    (b'{"rows": [[1,2]]}', 422, r"shape \[2\].*must be float32 numbers of shape \[3\]"),
+    (b'{"rows": [[1,2,3],[1,2]]}', 422, "different shapes"),
+    *(
+        (b'{"rows": [[%s]]}' % row, 422, "must be numbers")
+        for row in (b'"a","b","c"', b"1,2,null", b"true,false,true", b"1,2,{}")
+    ),
+    (b'{"rows": [[1,2,3],[1,2,NaN]]}', 422, "row 1 of x is not finite"),
+    *((b'{"rows": [[1,2,%s]]}' % number, 422, "row 0 of x is not finite") for number in (b"Infinity", b"1e300", b"1e999")),
+    (b'{"rows": [[1,2,' + b"9" * 5000 + b"]]}", 400, "no JSON"),
+    (json.dumps({"rows": [[1, 2, 3]] * 5}).encode(), 413, "at most 4"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "says"), REFUSED, ids=lambda value: str(value)[:30])
+def test_json_that_is_refused(body: bytes, status: int, says: str) -> None:
+    with pytest.raises(Refused, match=says) as refused:
+        from_json(body, ROW, LIMITS)
+    assert refused.value.status == status
+
+
+IDS = (Input("ids", (None,), "int32"), Input("mask", (None,), "bool"))
+
+
+def test_several_inputs() -> None:
+    arrays = from_json(b'{"rows": {"mask": [[true, false]], "ids": [[7, 8.0]]}}', IDS, LIMITS)
+    assert {name: (array.dtype.name, array.tolist()) for name, array in arrays.items()} == {
+        "ids": ("int32", [[7, 8]]),
+        "mask": ("bool", [[True, False]]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "says"),
+    [
+        ("[[1.5]]", "[[true]]", "row 0 of ids has a number that is no int32"),
+        ("[[1], [3000000000]]", "[[true], [true]]", "row 1 of ids"),
+        ("[[1]]", "[[1]]", "true or false"),
+        ("[[1]]", "[[true], [true]]", "different numbers of rows"),
+        ("[[NaN]]", "[[true]]", "row 0 of ids"),
+        ("[[9223372036854775808.0]]", "[[true]]", "row 0 of ids"),
+    ],
+)
+def test_several_inputs_that_are_refused(ids: str, mask: str, says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        from_json(f'{{"rows": {{"ids": {ids}, "mask": {mask}}}}}'.encode(), IDS, LIMITS)
+    with pytest.raises(Refused, match="object with the rows of each input"):
+        from_json(b'{"rows": [[1]]}', IDS, LIMITS)
+    with pytest.raises(Refused, match="several as JSON"):
+        from_bytes(b"1234", IDS, LIMITS)
+
+
+def header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "whole number of rows|no rows"),
+        (b"12345", "no whole number of rows of 12 bytes"),
+        (b"\x93NUMPY", "damaged"),
+        (npy(X)[:-1], "not as long"),
+        (npy(X)[:40], "damaged"),
+        (header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }\n"), "not as long"),
+        (header("{'descr': '|O', 'fortran_order': False, 'shape': (1, 3), }\n") + bytes(24), "has object"),
+        (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 3), }\n"), "not as long|damaged"),
+        (header("__import__('os').abort()\n"), "damaged"),
+        (header("(" * 5000 + "\n"), "damaged"),
+        (npy(np.zeros((2, 3), "U5")), "has <U5"),
+        (npy(np.zeros((2, 3), bool)), "has bool"),
+        (npy(np.zeros((2, 4), "f4")), r"shape \[4\]"),
+        (npy(np.float32(3)), "shape|not as long"),
+        (npy(np.full((2, 3), np.nan, "f4")), "row 0 of x is not finite"),
+        (np.array([1, 2, np.inf], "<f4").tobytes(), "row 0 of x is not finite"),
+        (npy(np.full((2, 3), 1e300)), "row 0 of x is not finite"),
+        (npy(np.zeros((9, 3), "f4")), "at most 4"),
+    ],
+)
+def test_raw_numbers_that_are_refused(body: bytes, says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        from_bytes(body, ROW, LIMITS)
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (4, 3), form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    values = np.random.default_rng(0).integers(0, 256, (size[1], size[0], bands), np.uint8)
+    Image.fromarray(values[..., 0] if bands == 1 else values, mode if mode in ("RGBA", "CMYK") else None).save(
+        file, form, **options
+    )
+    return file.getvalue()
+
+
+GREY, COLOUR = (Input("x", (1, 3, 4), "float32"),), (Input("x", (3, 3, 4), "float32", (0.1, 0.2, 0.3), (0.5, 0.5, 0.25)),)
+
+
+def test_images_are_normalised_as_the_file_says() -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(picture()))).transpose(2, 0, 1) / 255
+    arrays, notes = from_images([picture(), picture()], COLOUR, LIMITS)
+    mean, std = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.5, 0.25])
+    np.testing.assert_allclose(arrays["x"][1], (pixels - mean[:, None, None]) / std[:, None, None], rtol=1e-5, atol=1e-6)
+    assert (arrays["x"].shape, arrays["x"].dtype, notes) == ((2, 3, 3, 4), np.float32, [])
+    arrays, _ = from_images([picture("L")], GREY, LIMITS)
+    np.testing.assert_allclose(arrays["x"][0, 0], np.asarray(Image.open(io.BytesIO(picture("L")))) / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "CMYK"])
+def test_any_kind_of_picture(mode: str) -> None:
+    form = "JPEG" if mode == "CMYK" else "PNG"
+    file = io.BytesIO()
+    Image.open(io.BytesIO(picture("RGB"))).convert(mode).save(file, form)
+    for inputs in (GREY, COLOUR):
+        arrays, _ = from_images([file.getvalue()], inputs, LIMITS)
+        assert arrays["x"].shape == (1, *inputs[0].shape)
+
+
+def test_resizing_is_said() -> None:
+    arrays, notes = from_images([picture(size=(8, 6))], COLOUR, LIMITS)
+    assert arrays["x"].shape == (1, 3, 3, 4)
+    assert notes == ["image 0 was resized from 8 × 6 to 4 × 3"]
+    free = (Input("x", (3, None, None), "float32"),)
+    assert from_images([picture(size=(8, 6))], free, LIMITS)[0]["x"].shape == (1, 3, 6, 8)
+    with pytest.raises(Refused, match="different sizes"):
+        from_images([picture(size=(8, 6)), picture()], free, LIMITS)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG that says that it is large."""
+    lines = zlib.compress(bytes(1000))
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", lines), (b"IEND", b"")]
+    parts = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ([], "no rows"),
+        ([b""], "image 0 is no whole PNG or JPEG"),
+        ([picture(), b"GIF89a"], "image 1 is no whole"),
+        ([picture()[:60]], "image 0 is no whole"),
+        ([picture(form="JPEG")[:-100]], "image 0 is no whole"),
+        ([bomb(60, 60)], "too large"),
+        ([bomb(10000, 10000)], "too large|is no whole"),
+        ([bomb(2**31 - 1, 2**31 - 1)], "is no whole"),
+        ([picture(size=(40, 40)), picture(size=(40, 40))], "image 1 of 40 × 40 pixels is too large"),
+        ([picture()] * 5, "at most 4"),
+    ],
+)
+def test_images_that_are_refused(files: list[bytes], says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        from_images(files, COLOUR, LIMITS)
+
+
+def test_pixels_of_sixteen_bits_are_refused() -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((3, 4), np.uint16)).save(file, "PNG")
+    with pytest.raises(Refused, match="8 bits per channel"):
+        from_images([file.getvalue()], GREY, LIMITS)
+
+
+def test_images_are_for_networks_of_images() -> None:
+    with pytest.raises(Refused, match="rows as JSON"):
+        from_images([picture()], ROW, LIMITS)
