@@ -5,61 +5,50 @@
 TorchCP takes logits. The log of the mixture's probabilities serves as well: its softmax is the probabilities.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
+from torch.utils.data import DataLoader
 from torchcp.classification.predictor import SplitPredictor
 from torchcp.classification.score import APS, LAC, RAPS
 from torchcp.classification.utils.metrics import Metrics
 
 import multitudes as mt
+from multitudes import data
 
 ALPHA = 0.05
 """Share of the sets that may miss the right class."""
 
 
-def trained(x: Tensor, y: Tensor) -> mt.Ensemble:
-    """Trains a small Packed-Ensemble for a few steps."""
-    ens = mt.ensemble(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), mt.Packed(), x[:2], seed=0)
-    optimizer = torch.optim.Adam(ens.param_groups(lr=0.01))
-    for _ in range(60):
-        rows = torch.randint(len(x), (64,))
-        optimizer.zero_grad()
-        ens.loss(x[rows], y[rows], F.cross_entropy).backward()
-        optimizer.step()
-    return ens.eval()
-
-
 def main() -> dict[str, tuple[float, float]]:
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", "The 'temperature' parameter", DeprecationWarning)  # TorchCP's default
-    digits = load_digits()
-    order = torch.randperm(len(digits.target))
-    x, y = torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
-    ens = trained(x[:400], y[:400])
-    held_out = mt.predict(ens, TensorDataset(x[400:1000], y[400:1000]))
-    test = mt.predict(ens, TensorDataset(x[1000:], y[1000:]))
+    digits = data.digits()
+    order = torch.randperm(len(digits)).tolist()
+    (x, y), held_out, test = digits.batch(order[:400]), digits.subset(order[400:1000]), digits.subset(order[1000:])
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+    ens = mt.ensemble(net, mt.Packed(), x[:2], seed=0)
+    optimizer = torch.optim.Adam(ens.train().param_groups(lr=0.01))
+    for rows in (torch.randint(400, (64,)) for _ in range(60)):
+        optimizer.zero_grad()
+        ens.loss(x[rows], y[rows], F.cross_entropy).backward()
+        optimizer.step()
 
-    print(f"asked for {1 - ALPHA:.0%} coverage")
-    metrics, found = Metrics(), {}
+    known, new, metrics, found = mt.predict(ens, held_out), mt.predict(ens, test), Metrics(), {}
     for score in (LAC(), APS(), RAPS(penalty=0.1)):
         predictor = SplitPredictor(score, alpha=ALPHA)
-        predictor.calculate_threshold(held_out.probs.log(), held_out.targets)  # arrays of the prediction: no network runs again
-        sets = predictor.predict_with_logits(test.probs.log())
-        found[type(score).__name__] = metrics("coverage_rate")(sets, test.targets), metrics("average_size")(sets)
+        predictor.calculate_threshold(known.probs.log(), known.targets)  # arrays of the prediction: no network runs again
+        sets = predictor.predict_with_logits(new.probs.log())
+        found[type(score).__name__] = metrics("coverage_rate")(sets, new.targets), metrics("average_size")(sets)
 
-    average = ens.average()  # a plain network [B, K], for code of TorchCP that runs the model
-    predictor = SplitPredictor(LAC(), model=average, alpha=ALPHA)
-    predictor.calibrate(DataLoader(TensorDataset(x[400:1000], y[400:1000]), 256))
-    result = predictor.evaluate(DataLoader(TensorDataset(x[1000:], y[1000:]), 256))
+    predictor = SplitPredictor(LAC(), model=ens.average(), alpha=ALPHA)  # a plain network [B, K], for code that runs the model
+    predictor.calibrate(DataLoader(held_out, 256))
+    result = predictor.evaluate(DataLoader(test, 256))
     found["LAC, average()"] = result["coverage_rate"], result["average_size"]
 
+    print(f"asked for {1 - ALPHA:.0%} coverage")
     for name, (coverage, size) in found.items():
         print(f"{name:<16} coverage {coverage:.3f}   mean size {size:.2f}")
     return found

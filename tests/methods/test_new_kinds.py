@@ -175,7 +175,7 @@ def kinds() -> dict[str, Any]:
             return torch.stack([((mean - 1) ** 2).sum() for mean in means]).sum() / count
 
     @dataclass(frozen=True, kw_only=True)
-    class Swag(Drawn, mt.Method):
+    class Wandering(Drawn, mt.Method):
         """Members drawn around the mean of the weights (Maddox et al., 2019), https://arxiv.org/abs/1902.02476"""
 
         scale: float = 1.0
@@ -190,11 +190,11 @@ def kinds() -> dict[str, Any]:
                 part.mean += (part.weight - part.mean) / part.steps
                 part.square += (part.weight**2 - part.square) / part.steps
 
-    return {"RankOne": RankOne, "Swag": Swag}
+    return {"RankOne": RankOne, "Wandering": Wandering}
 
 
 @pytest.mark.parametrize("law", LAWS_OF_DRAWS)
-@pytest.mark.parametrize("name", ["RankOne", "Swag"])
+@pytest.mark.parametrize("name", ["RankOne", "Wandering"])
 def test_a_new_kind_obeys_the_laws(kinds: dict[str, Any], name: str, law: str) -> None:
     LAWS[law](kinds[name](members=4), ZOO["mlp"])
 
@@ -204,7 +204,7 @@ def test_fit_calls_after_step(kinds: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     x = torch.randn(64, 4)
-    ens = mt.ensemble(net, kinds["Swag"](members=4), x[:2], seed=0)
+    ens = mt.ensemble(net, kinds["Wandering"](members=4), x[:2], seed=0)
     before = ens.eval()(x)
     torch.testing.assert_close(before, before[:1].expand_as(before))
     mt.fit(ens, Data(x, x[:, 0].gt(0).long()), mt.Recipe(epochs=2, batch=16, lr=0.1, seed=0), progress=False)

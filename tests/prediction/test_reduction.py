@@ -19,6 +19,8 @@ from training.small import TRAIN, X, Y, made
 import multitudes as mt
 from multitudes.prediction.reduction import is_settled
 
+pytestmark = pytest.mark.slow
+
 FEW = (X[:20], Y[:20])
 METHODS = [
     mt.Single(),

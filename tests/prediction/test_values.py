@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,9 +93,10 @@ def test_the_mixture_and_its_temperature(temperature: float) -> None:
     mean = LOGITS.softmax(-1).mean(0)
     power = mean ** (1 / temperature)
     expected = power / power.sum(-1, keepdim=True)
-    torch.testing.assert_close(values.pooled({"logits": LOGITS}, temperature), expected)
-    torch.testing.assert_close(values.sharpened(LOGITS.log_softmax(-1), temperature).exp(), expected)
-    found = values.describe({"logits": LOGITS}, temperature)
+    remap = None if temperature == 1.0 else partial(values.sharpened, temperature=temperature)
+    torch.testing.assert_close(values.pooled({"logits": LOGITS}, remap), expected)
+    torch.testing.assert_close(values.sharpened(mean.log(), temperature).exp(), expected)
+    found = values.describe({"logits": LOGITS}, remap)
     top = expected.sort(-1, descending=True).values
     torch.testing.assert_close(found["confidence"], top[:, 0])
     torch.testing.assert_close(found["margin"], top[:, 0] - top[:, 1])
@@ -105,14 +107,14 @@ def test_the_mixture_and_its_temperature(temperature: float) -> None:
 @pytest.mark.parametrize("given", [{"logits": LOGITS[..., :1]}, {"probs": torch.ones(3, 4, 1)}])
 def test_one_class(given: dict[str, Any]) -> None:
     """With one class, confidence and margin are 1 and the entropy is 0."""
-    found = values.describe(given, 1.0)
+    found = values.describe(given, None)
     assert found["confidence"].tolist() == found["margin"].tolist() == [1.0] * 4
     assert found["entropy"].tolist() == found["mutual_information"].tolist() == [0.0] * 4
 
 
 def test_probabilities_say_less_than_logits() -> None:
     """Only logits have an energy and a largest logit; the other statistics are the same."""
-    of_logits, of_probs = (values.describe(given, 1.0) for given in ({"logits": LOGITS}, {"probs": LOGITS.softmax(-1)}))
+    of_logits, of_probs = (values.describe(given, None) for given in ({"logits": LOGITS}, {"probs": LOGITS.softmax(-1)}))
     assert set(of_logits) - set(of_probs) == {"energy", "max_logit"}
     for name, value in of_probs.items():
         torch.testing.assert_close(of_logits[name], value)

@@ -14,7 +14,7 @@ from multitudes.scores.meaning import MEANINGS
 from multitudes.scores.old_names import current_names
 from multitudes.scores.scores import Scores
 
-RESULTS = sorted((Path(__file__).parents[2] / "results").rglob("*.json"))
+RESULTS = sorted((Path(__file__).parents[2] / "results").glob("cifar*/*.json"))
 
 OLD = {
     "format": 1, "task": "gaussian", "settings": {"bins": 15, "drop": 0, "level": 0.95}, "examples": 3, "members": {},

@@ -19,6 +19,7 @@ from multitudes.engine.selected_output import checked_output, output_of
 from multitudes.engine.state import Engine
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.prediction import tasks
+from multitudes.prediction.features import FeatureWatch
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import reshaped
 from multitudes.prediction.uncertainty import MomentStream
@@ -48,6 +49,7 @@ def predict(
     draws: int | None = None,
     tau_output: float | None = None,
     unpack: Unpack | None = None,
+    features: bool | str = False,
 ) -> Prediction:
     """Runs the ensemble in eval mode on a tensor, `mt.Inputs`, a dataset or a dataloader. Examples stay in order.
 
@@ -71,6 +73,8 @@ def predict(
     tau_output    for task "regression", the precision τ of an observation in the target's own units: every member predicts
                   N(f, 1/τ). By default the method's setting, if it has one. `Data.target_std` tells the units of the outputs
     unpack        a function that takes a batch apart into (input, targets), if it is none of the forms above
+    features      keeps the input of the last layer of each member as `pred.features`, for `multitudes.scores.outliers`; or the
+                  name of another layer. Members then also run one by one, as plain networks
     """
     called, ensemble = _as_called(ensemble), checked_ensemble(ensemble, "predict")
     task = tasks.checked_task(task or ensemble.task)
@@ -87,16 +91,36 @@ def predict(
     ignore = ignore_of(data) if ignore is None else ignore
     kind = MomentsOnly if moments_only else AllMembers
     collector: Collector = kind(ensemble, task, output, class_axis, ignore, total, noise)
+    watch = _watch(ensemble, features, output, draws, moments_only)
     with _ready(ensemble, device, amp) as place, bar("predict", total, progress, "examples") as advance:
         for inputs, targets in batches:
             call = inputs.refill([tensor.to(place, non_blocking=True) for tensor in inputs.tensors()])
             count = count_rows(inputs, ensemble.engine.batch_axis)
             with explain_inputs(ensemble, inputs), explain_nan(inputs, ensemble.engine.batch_axis, collector.seen):
-                collector.take(outputs_of(ensemble, call, draws, called), targets, count)
+                outputs = outputs_of(ensemble, call, draws, called)
+                kept = None if watch is None else list(outputs)
+                collector.take(outputs if kept is None else kept, targets, count)
+            if watch is not None and kept is not None:
+                watch.take(call, kept, count)
             advance(count)
     if not collector.seen:
         raise InputError(NOTHING)
-    return collector.prediction()
+    prediction = collector.prediction()
+    prediction.features = None if watch is None else watch.features()
+    return prediction
+
+
+def _watch(
+    ensemble: Ensemble, features: bool | str, output: str | None, draws: int | None, moments_only: bool
+) -> FeatureWatch | None:
+    """Returns what collects features; None if they are not asked for."""
+    check_value("features", features, bool | str)
+    if not features:
+        return None
+    for name, given in {"draws": draws is not None, "moments_only": moments_only}.items():
+        if given:
+            raise InputError(f"features= are those of all members: remove {name}=")
+    return FeatureWatch(ensemble, features if isinstance(features, str) else None, output)
 
 
 def _as_call(data: list[Any], ensemble: Ensemble) -> Any:
@@ -134,17 +158,32 @@ def explain_inputs(ensemble: Ensemble, inputs: Inputs, subject: str = "the data 
     """
     try:
         yield
-    except (RuntimeError, ValueError, IndexError) as error:
-        example = Inputs.like(ensemble.plan.example, torch.device("meta"))
-        tensors, others = inputs.tensors(), example.tensors()
-        pairs = zip(tensors, others, strict=False)
-        alike = len(tensors) == len(others) and all(a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in pairs)
-        if isinstance(error, IndexError) and (advice := _id_advice(ensemble, tensors)):
-            raise RunError(f"{subject} {advice} ({error})") from error
-        if isinstance(error, MultitudesError) or alike:
+    except RunError as error:
+        if not str(error).startswith(CALL):
             raise
-        give = cast_advice(tensors, [tensor.dtype for tensor in others]) or "give such inputs, or convert with these"
-        raise RunError(f"{subject} {inputs}, but the ensemble was converted for {example}: {give} ({error})") from error
+        raise RunError(f"{subject}{str(error).removeprefix(CALL)}") from error.__cause__
+    except (RuntimeError, ValueError, IndexError) as error:
+        if (reason := unlike_example(ensemble, inputs, error, own)) is None:
+            raise
+        raise RunError(f"{subject} {reason}") from error
+
+
+CALL = "the call has"
+"""How an ensemble's own error of unlike inputs begins."""
+
+
+def unlike_example(ensemble: Ensemble, inputs: Inputs, error: Exception, own: bool = False) -> str | None:
+    """Explains an error by inputs that differ from the conversion's example in shape or dtype; None if they do not."""
+    example = Inputs.like(ensemble.plan.example, torch.device("meta"))
+    tensors, others = inputs.tensors(), example.tensors()
+    pairs = zip(tensors, others, strict=False)
+    alike = len(tensors) == len(others) and all(a.dtype == b.dtype and a.shape[1 + own :] == b.shape[1:] for a, b in pairs)
+    if isinstance(error, IndexError) and (advice := _id_advice(ensemble, tensors)):
+        return f"{advice} ({error})"
+    if isinstance(error, MultitudesError) or alike:
+        return None
+    give = cast_advice(tensors, [tensor.dtype for tensor in others]) or "give such inputs, or convert with these"
+    return f"{inputs}, but the ensemble was converted for {example}: {give} ({error})"
 
 
 def _id_advice(ensemble: Ensemble, tensors: list[Tensor]) -> str:

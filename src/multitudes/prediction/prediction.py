@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +21,14 @@ from multitudes.data.labels import as_target_tensor
 from multitudes.errors import FileError, InputError
 from multitudes.lazy_names import meant
 from multitudes.prediction import uncertainty
+from multitudes.prediction.features import Features
 from multitudes.prediction.members import Members
 from multitudes.prediction.targets import members_first, reshaped
 from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.temperature import Calibrator, checked_calibrator
 from multitudes.prediction.values import (
     CLASSES,
+    Remap,
     as_member_tensor,
     check_names,
     check_values,
@@ -32,6 +36,7 @@ from multitudes.prediction.values import (
     flatten_examples,
     pooled,
     pooled_logs,
+    sharpened,
     with_classes_second,
 )
 
@@ -40,6 +45,8 @@ NOT_DESCRIBED = ("probs", "logs", "mean", "aleatoric", "epistemic")
 
 OTHER_NAMES = {"probabilities": "probs", "classes_": "labels", "predictions": "labels", "class_labels": "labels"}
 """Names that an attribute of a prediction has elsewhere."""
+CRITERION = "criterion "
+"""What names of OOD scores from features begin with in a file."""
 PIECE = 1 << 20
 """Numbers in one piece of members' outputs: about as many as fit into a processor's cache."""
 
@@ -61,6 +68,12 @@ class Prediction:
 
     ignore: int | None = None
     """Label of targets that do not count, besides -100; `predict` takes it from the dataset."""
+
+    features: Features | None = None
+    """The inputs of the members' last layers, if `predict` was called with features=True."""
+
+    criteria: Mapping[str, Tensor] = MappingProxyType({})
+    """OOD scores of each example ``[N]`` that were computed from features, by name; `multitudes.scores.outliers` adds them."""
 
     def __init__(
         self,
@@ -117,6 +130,13 @@ class Prediction:
         return bool(self._values)
 
     @property
+    def remap(self) -> Remap | None:
+        """What calibration does to the mixture's log probabilities, ``[..., K]``; None for nothing."""
+        if self.temperature != 1.0:
+            return partial(sharpened, temperature=self.temperature)
+        return None if self.calibrator is None else self.calibrator.mapping
+
+    @property
     def has_log_density(self) -> bool:
         """Whether `log_density` is known at the targets: members have variances, or `predict` computed it with moments_only."""
         return "variance" in self._values or "log_density" in self._computed
@@ -163,11 +183,11 @@ class Prediction:
         """Returns label, confidence and all uncertainties of a classification by name, in the shape of the targets."""
         self._check_classification("probabilities")
         if "labels" not in self._computed:
-            parts = [describe(values, self.temperature) for _, values in self.pieces()]
+            parts = [describe(values, self.remap) for _, values in self.pieces()]
             if not parts:
                 empty = {name: value.flatten(1)[:, :0] for name, value in self._values.items() if self.task != "classes"}
                 empty = empty or {name: value.new_zeros(self.count, 0, self.classes) for name, value in self._values.items()}
-                parts = [describe(empty, 1.0)]
+                parts = [describe(empty, None)]
             for name in parts[0]:
                 self._computed[name] = torch.cat([part[name] for part in parts]).reshape(self.shape)
         return {name: value for name, value in self._computed.items() if name not in NOT_DESCRIBED}
@@ -187,7 +207,7 @@ class Prediction:
         """The mixture's probabilities: ``[N, K, ...]`` for classes; the probability of "yes" ``[N, ...]`` for other tasks."""
         self._check_classification("probabilities")
         if "probs" not in self._computed:
-            parts = [pooled(values, self.temperature) for _, values in self.pieces()] if self.has_members else [self.logs.exp()]
+            parts = [pooled(values, self.remap) for _, values in self.pieces()] if self.has_members else [self.logs.exp()]
             probs = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=next(iter(self._values.values())).dtype)
             probs = probs.reshape(*self.shape, self.classes)
             self._computed["probs"] = probs.movedim(-1, 1) if self.task == "classes" else probs[..., 1]
@@ -201,7 +221,7 @@ class Prediction:
         if not self.has_members:
             probs = self._computed["probs"].double()
             return (probs.movedim(1, -1) if self.task == "classes" else torch.stack([1 - probs, probs], -1)).log()
-        parts = [pooled_logs(values, self.temperature) for _, values in self.pieces()]
+        parts = [pooled_logs(values, self.remap) for _, values in self.pieces()]
         logs = torch.cat(parts) if parts else torch.zeros(0, self.classes, dtype=torch.float64)
         return logs.reshape(*self.shape, self.classes)
 
@@ -210,19 +230,28 @@ class Prediction:
         if not isinstance(rows, slice):
             rows = torch.as_tensor(rows).cpu()
             rows = torch.arange(len(self))[rows if rows.numel() else rows.long()].reshape(-1)
-        return self._with(
+        new = self._with(
             {name: value[:, rows] for name, value in self._values.items()},
             {name: value[rows] for name, value in self._computed.items()},
             None if self.targets is None else self.targets[rows],
         )
+        new.features = self.features and self.features.rows(rows)
+        return new.with_criteria({name: value[rows] for name, value in self.criteria.items()})
+
+    def with_criteria(self, criteria: Mapping[str, Tensor]) -> Prediction:
+        """Returns this prediction with these OOD scores ``[N]`` by name, in place of others that were added to it."""
+        new = self._with(self._values, self._computed, self.targets)
+        new.criteria = dict(criteria)
+        return new
 
     def subset(self, members: Sequence[int]) -> Prediction:
-        """Returns the prediction of some members. It has no mixture temperature, since that was fitted to all members."""
+        """Returns the prediction of some members. It has no calibration of the mixture, which was fitted to all members."""
         values = self.members
         if not len(members):
             raise InputError("subset([]) leaves no members: name at least one")
         new = self._with({name: value[list(members)] for name, value in values.items()}, {}, self.targets)
         new.temperature, new.calibrator = 1.0, self.calibrator and self.calibrator.subset(members)
+        new.features, new.criteria = self.features and self.features.subset(members), {}
         return new
 
     def in_original_units(self, data: Data) -> Prediction:
@@ -247,7 +276,7 @@ class Prediction:
         return self._with(values, computed, None if self.targets is None else data.original(self.targets))
 
     def calibrated(self, calibrator: Calibrator) -> Prediction:
-        """Returns this prediction with the calibrator's temperatures applied."""
+        """Returns this prediction with the calibrator applied."""
         checked_calibrator(calibrator, "calibrated")
         if self.calibrator is not None:
             raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
@@ -260,7 +289,8 @@ class Prediction:
     def cat(cls, parts: Sequence[Prediction]) -> Prediction:
         """Concatenates predictions of the same members along the examples."""
         kinds = {
-            (p.task, p.count, p.calibrator, p.ignore, *p._values, p.shape[1:], p.task in CLASSES and p.classes) for p in parts
+            (p.task, p.count, p.calibrator, p.ignore, *p._values, p.shape[1:], p.task in CLASSES and p.classes, *p.criteria)
+            for p in parts
         }
         if len(kinds) != 1:
             raise InputError(
@@ -269,11 +299,13 @@ class Prediction:
             )
         targets = [part.targets for part in parts]
         moments = [part._computed if not part.has_members else {} for part in parts]
-        return parts[0]._with(
+        new = parts[0]._with(
             {name: torch.cat([part._values[name] for part in parts], 1) for name in parts[0]._values},
             {name: torch.cat([part[name] for part in moments]) for name in moments[0]},
             None if any(t is None for t in targets) else torch.cat(targets),  # type: ignore[arg-type]
         )
+        new.features = Features.cat([part.features for part in parts])
+        return new.with_criteria({name: torch.cat([part.criteria[name] for part in parts]) for name in parts[0].criteria})
 
     @classmethod
     def of_moments(cls, task: str, count: int, moments: Mapping[str, Tensor], targets: Any = None) -> Prediction:
@@ -307,19 +339,25 @@ class Prediction:
         about["calibrator"] = None if self.calibrator is None else self.calibrator.settings()
         repeated = {"probs"} if "logs" in self._computed else set()
         tensors = self._values or {name: value for name, value in self._computed.items() if name not in repeated}
-        return about, {**tensors, **({} if self.targets is None else {"targets": self.targets})}
+        beside = {"targets": self.targets, **{CRITERION + name: value for name, value in self.criteria.items()}}
+        if self.features is not None:
+            beside |= {"features": self.features.values, "origins": self.features.origins}
+        return about, {**tensors, **{name: value for name, value in beside.items() if value is not None}}
 
     @classmethod
     def from_tensors(cls, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prediction:
         """Rebuilds a prediction from the two results of `to_tensors`."""
-        values = {name: value for name, value in tensors.items() if name != "targets"}
+        criteria = {name.removeprefix(CRITERION): value for name, value in tensors.items() if name.startswith(CRITERION)}
+        beside = {"targets", "features", "origins", *(CRITERION + name for name in criteria)}
+        values = {name: value for name, value in tensors.items() if name not in beside}
         if about["members"]:
             new = cls(**values, task=about["task"], targets=tensors.get("targets"))  # type: ignore[arg-type]
         else:
             new = cls.of_moments(about["task"], about["count"], values, tensors.get("targets"))
         new.temperature, new.ignore = float(about["temperature"]), about.get("ignore")
         new.calibrator = None if about["calibrator"] is None else Calibrator(**about["calibrator"])
-        return new
+        new.features = Features(tensors["features"], tensors.get("origins")) if "features" in tensors else None
+        return new.with_criteria(criteria)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the prediction and its targets to one safetensors file."""

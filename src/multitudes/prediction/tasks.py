@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from multitudes.engine.selected_output import output_of
 from multitudes.errors import InputError
-from multitudes.prediction.values import with_classes_second
+from multitudes.prediction.values import Remap, with_classes_second
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -107,6 +107,14 @@ def combine(members: Tensor, task: str, factor: float = 1.0) -> Tensor:
     return members.mean(0)
 
 
+def remapped(joined: Tensor, task: str, remap: Remap) -> Tensor:
+    """Calibrates the mixture in the form of one network's output: log probabilities ``[B, K, ...]``, or logits of yes."""
+    if task == "classes":
+        return remap(joined.movedim(1, -1)).movedim(-1, 1)
+    no, yes = remap(torch.stack([F.logsigmoid(-joined), F.logsigmoid(joined)], -1)).unbind(-1)
+    return yes - no
+
+
 class Average(nn.Module):
     """A module that returns the mixture of an ensemble's members in the form of one network's output."""
 
@@ -118,7 +126,10 @@ class Average(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Returns the calibrated mixture, ``[B, ...]``; see `combine`."""
-        members = output_of(self.ensemble(*inputs, **kwargs), self.output)
+        return self.mixture(output_of(self.ensemble(*inputs, **kwargs), self.output))
+
+    def mixture(self, members: Tensor) -> Tensor:
+        """Returns the calibrated mixture of members' outputs: ``[M, B, ...]`` → ``[B, ...]``"""
         calibrator, task = self.ensemble.calibrator, self.ensemble.task
         members = with_classes_second(members, self.class_axis) if task == "classes" else members
         temperature, factor = 1.0, 1.0
@@ -130,4 +141,6 @@ class Average(nn.Module):
         joined = combine(members, task, factor)
         if temperature != 1.0:
             joined = (joined / temperature).log_softmax(1) if task == "classes" else joined / temperature
+        if calibrator is not None and calibrator.mapping is not None:
+            joined = remapped(joined, task, calibrator.mapping)
         return joined.movedim(1, self.class_axis) if task == "classes" else joined

@@ -19,15 +19,17 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from multitudes.errors import InputError
 from multitudes.prediction import uncertainty
+from multitudes.prediction.mappings import AFFINE, Affine, Isotonic, fit_mapping, mapping_from
 from multitudes.prediction.targets import check_prediction, checked_targets
 from multitudes.prediction.values import CLASSES, log_probs_of
+from multitudes.settings import at_least, check_value, takes_names
 
 if TYPE_CHECKING:
     from multitudes.prediction.prediction import Prediction
@@ -42,7 +44,7 @@ GRID = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrator:
-    """Temperatures of the members, one temperature of the mixture, or one factor of all variances.
+    """Temperatures of the members, a temperature or a mapping of the mixture, or one factor of all variances.
 
     Assign it to `ens.calibrator`: `mt.predict` and `ens.average()` then apply it, and `mt.save` stores it.
     """
@@ -56,9 +58,17 @@ class Calibrator:
     variance: float | None = None
     """The factor of the members' variances, for predicted numbers."""
 
+    mapping: Affine | Isotonic | None = None
+    """Vector, matrix, Dirichlet or isotonic calibration of the mixture; also as the JSON of its `settings()`."""
+
     def __post_init__(self) -> None:
-        if sum(value is not None for value in (self.members, self.mixture, self.variance)) != 1:
-            raise InputError("pass either members= or mixture= temperatures, or the factor variance=: Calibrator(mixture=1.2)")
+        if sum(value is not None for value in (self.members, self.mixture, self.variance, self.mapping)) != 1:
+            raise InputError(
+                "pass either members= or mixture= temperatures, the factor variance=, or mapping=: Calibrator(mixture=1.2)"
+            )
+        if self.mapping is not None:
+            object.__setattr__(self, "mapping", mapping_from(self.mapping))
+            return
         if self.members is not None:
             object.__setattr__(self, "members", tuple(float(t) for t in self.members))
         what = "a temperature" if self.variance is None else "a factor of variances"
@@ -67,7 +77,7 @@ class Calibrator:
                 raise InputError(f"{what} must be above 0 and finite, not {value!r}")
 
     def subset(self, members: Sequence[int]) -> Calibrator | None:
-        """Returns the calibrator of some members. None for a mixture temperature, which was fitted to all members.
+        """Returns the calibrator of some members. None for that of a mixture, which was fitted to all members.
 
         A factor of variances belongs to each member and stays, though it was fitted to the mixture of all: calibrate again.
         """
@@ -82,6 +92,9 @@ class Calibrator:
             _check_variances(values, task)
             return {**values, "variance": values["variance"] * self.variance}, 1.0
         _check_probabilities(task)
+        if self.mapping is not None:
+            _check_count(self.mapping.classes, values, task)
+            return dict(values), 1.0
         if self.mixture is not None:
             return dict(values), self.mixture
         assert self.members is not None
@@ -100,7 +113,8 @@ class Calibrator:
     def settings(self) -> dict[str, Any]:
         """Returns the arguments that make this calibrator, as JSON."""
         about: dict[str, Any] = {"members": None if self.members is None else list(self.members), "mixture": self.mixture}
-        return about if self.variance is None else {**about, "variance": self.variance}
+        about |= {} if self.variance is None else {"variance": self.variance}
+        return about | ({} if self.mapping is None else {"mapping": self.mapping.settings()})
 
 
 def checked_calibrator(value: Any, taker: str) -> Calibrator:
@@ -119,6 +133,13 @@ def _check_probabilities(task: str) -> None:
         )
 
 
+def _check_count(classes: int, values: Mapping[str, Tensor], task: str) -> None:
+    """Refuses a mapping of another number of classes."""
+    found = next(iter(values.values())).shape[2] if task == "classes" else 2
+    if found != classes:
+        raise InputError(f"the calibrator is of {classes} classes, but the prediction has {found}: call calibrate again")
+
+
 def _check_variances(values: Mapping[str, Tensor], task: str) -> None:
     if task in CLASSES:
         raise InputError(f"task={task!r} has no variances to scale: calibrate it by temperatures, Calibrator(mixture=...)")
@@ -129,37 +150,44 @@ def _check_variances(values: Mapping[str, Tensor], task: str) -> None:
         )
 
 
+@takes_names()
 def calibrate(
     prediction: Prediction,
     targets: Any = None,
     of: Literal["mixture", "members"] = "mixture",
     *,
+    how: Literal["temperature", "vector", "matrix", "dirichlet", "isotonic"] = "temperature",
+    penalty: float | None = None,
     ignore: int | None = None,
 ) -> Calibrator:
-    """Fits the temperatures, or the factor of variances, that minimise the NLL of a held-out prediction.
+    """Fits a calibration on a held-out prediction: the temperature, or factor of variances, of the least NLL, or a mapping.
 
     Where every held-out example is right, the NLL falls as T goes to 0, which would make all predictions certain: T is then 1,
     with a warning.
 
     targets   labels or numbers ``[N, ...]``; by default those of the predicted dataset
     of        "mixture" for one temperature or factor of the ensemble, "members" for one temperature per member
+    how       "temperature" is one number, and changes no label. Of a mixture of classes, on more held-out data: "vector" has a
+              weight and a bias of each class, "matrix" K × K weights, "dirichlet" these with a penalty, "isotonic" a curve each
+    penalty   of "dirichlet", λ of its paper; by default the best of five on left-out fifths of the data
     ignore    the label of entries that do not count, besides -100; by default the prediction's, from its dataset
 
     >>> calibrator = mt.calibrate(mt.predict(ens, validation))            # doctest: +SKIP
     >>> ens.calibrator = calibrator                                       # doctest: +SKIP
     """
     check_prediction(prediction, "calibrate")
-    if of not in ("mixture", "members"):
-        raise InputError(f"of={of!r}: choose 'mixture' or 'members'")
+    _check_choices(of, how, penalty)
     if prediction.calibrator is not None:
         raise InputError("this prediction is already calibrated: set ens.calibrator = None and predict again")
     if prediction.task not in CLASSES:
-        return _variance_calibrator(prediction, targets, of)
+        return _variance_calibrator(prediction, targets, of, how)
     labels = checked_targets(prediction, targets, ignore)
     if not bool((labels >= 0).any()):
         raise InputError("calibrate needs at least one example with a label: no target is a class, or all equal ignore=")
     log_probs, labels = _labelled(prediction, labels)
     networks = uncertainty.pooled_log_probs(log_probs)[None] if of == "mixture" else log_probs
+    if how != "temperature":
+        return Calibrator(mapping=fit_mapping(how, networks[0], labels, penalty))
     found = [None if _all_right(network, labels) else _temperature(network, labels) for network in networks]
     if None in found:
         _warn_of_no_error(found, len(labels))
@@ -167,8 +195,22 @@ def calibrate(
     return Calibrator(mixture=temperatures[0]) if of == "mixture" else Calibrator(members=temperatures)
 
 
-def _variance_calibrator(prediction: Prediction, targets: Any, of: str) -> Calibrator:
+def _check_choices(of: str, how: str, penalty: float | None) -> None:
+    if of not in ("mixture", "members"):
+        raise InputError(f"of={of!r}: choose 'mixture' or 'members'")
+    if how not in ("temperature", *AFFINE, "isotonic"):
+        raise InputError(f"how={how!r}: choose one of temperature, {', '.join(AFFINE)}, isotonic")
+    if how != "temperature" and of != "mixture":
+        raise InputError(f"how={how!r} calibrates the mixture: leave of='members' out, or use how='temperature'")
+    if penalty is not None and how != "dirichlet":
+        raise InputError(f"penalty={penalty} is for how='dirichlet', not how={how!r}: leave it out")
+    check_value("penalty", penalty, Annotated[float, at_least(0)] | None)
+
+
+def _variance_calibrator(prediction: Prediction, targets: Any, of: str, how: str) -> Calibrator:
     _check_variances(prediction.members, prediction.task)
+    if how != "temperature":
+        raise InputError(f"how={how!r} is for classes: predicted numbers have one factor for all variances, leave it out")
     if of != "mixture":
         raise InputError(f"of={of!r}: predicted numbers have one factor for all variances, of='mixture'")
     numbers = checked_targets(prediction, targets).double().flatten()
@@ -221,7 +263,7 @@ def _warn_of_no_error(found: Sequence[float | None], count: int) -> None:
     warnings.warn(
         f"{examples} predicted right{who}, so no temperature above 0 has the least NLL: T = 1, which changes nothing. "
         "Calibrate on more held-out data",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

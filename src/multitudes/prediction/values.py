@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from multitudes.prediction import uncertainty
 
 CLASSES = ("classes", "binary", "multilabel")
 """Tasks whose predictions are probabilities."""
+
+Remap = Callable[[Tensor], Tensor]
+"""What calibration does to the mixture's log probabilities: ``[..., K]`` → ``[..., K]``"""
 
 
 def as_member_tensor(name: str, value: Any) -> Tensor:
@@ -115,24 +118,24 @@ def log_probs_of(values: Mapping[str, Tensor]) -> Tensor:
     return (probs if probs.ndim == 3 else torch.stack([1 - probs, probs], -1)).clamp(0, 1).log()
 
 
-def pooled(values: Mapping[str, Tensor], temperature: float) -> Tensor:
-    """Returns the mixture's probabilities ``[n, K]``, calibrated by its temperature."""
+def pooled(values: Mapping[str, Tensor], remap: Remap | None) -> Tensor:
+    """Returns the mixture's probabilities ``[n, K]``, calibrated by `remap`."""
     logs = log_probs_of(values)
-    return uncertainty.mixture(logs.exp()) if temperature == 1.0 else sharpened(logs, temperature).exp()
+    return uncertainty.mixture(logs.exp()) if remap is None else remap(uncertainty.pooled_log_probs(logs)).exp()
 
 
-def pooled_logs(values: Mapping[str, Tensor], temperature: float) -> Tensor:
-    """Returns the mixture's log probabilities ``[n, K]`` in double precision, calibrated by its temperature."""
-    logs = log_probs_of(values).double()
-    return uncertainty.pooled_log_probs(logs) if temperature == 1.0 else sharpened(logs, temperature)
+def pooled_logs(values: Mapping[str, Tensor], remap: Remap | None) -> Tensor:
+    """Returns the mixture's log probabilities ``[n, K]`` in double precision, calibrated by `remap`."""
+    logs = uncertainty.pooled_log_probs(log_probs_of(values).double())
+    return logs if remap is None else remap(logs)
 
 
 def sharpened(logs: Tensor, temperature: float) -> Tensor:
-    """Returns the log of the calibrated mixture, p ∝ p̄^(1/T): ``[M, n, K]`` → ``[n, K]``"""
-    return (uncertainty.pooled_log_probs(logs) / temperature).log_softmax(-1)
+    """Returns the log of the calibrated mixture, p ∝ p̄^(1/T): ``[..., K]`` → ``[..., K]``"""
+    return (logs / temperature).log_softmax(-1)
 
 
-def describe(values: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
+def describe(values: Mapping[str, Tensor], remap: Remap | None) -> dict[str, Tensor]:
     """Computes label, confidence and uncertainties of each example of a piece, ``[n]`` each.
 
     Uses double precision: in single, all confidences above 1 − 6e-8 are equal, and a small mutual information is lost.
@@ -141,7 +144,7 @@ def describe(values: Mapping[str, Tensor], temperature: float) -> dict[str, Tens
     logs = log_probs_of(values)
     probs, labels = logs.exp(), logs.argmax(-1)
     mean = uncertainty.mixture(probs)
-    shown = None if temperature == 1.0 else sharpened(logs, temperature).exp()
+    shown = None if remap is None else remap(uncertainty.pooled_log_probs(logs)).exp()
     statistics = uncertainty.of_probs(probs, mean, labels, shown)
     top = (mean if shown is None else shown).topk(min(2, mean.shape[1])).values
     statistics["margin"] = top[:, 0] - top[:, 1] if top.shape[1] > 1 else top[:, 0]

@@ -11,7 +11,7 @@ from multitudes.errors import InputError
 from multitudes.prediction import uncertainty
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.targets import IGNORED
-from multitudes.prediction.values import CLASSES, as_two_classes, log_probs_of, sharpened
+from multitudes.prediction.values import CLASSES, Remap, as_two_classes, log_probs_of
 from multitudes.scores import calibration, diversity, regression, segmentation
 from multitudes.scores.evidence import Columns, Evidence, Settings
 from multitudes.scores.meaning import CRITERIA
@@ -27,8 +27,12 @@ def ood_criteria(prediction: Prediction) -> Columns:
     """
     if prediction.task not in CLASSES:
         if prediction.count == 1 and not bool((prediction.variance > 0).any()):
-            return {}
-        spreads = {"variance": prediction.variance.flatten().double().cpu(), **_example_index(prediction)}
+            return dict(prediction.criteria)
+        spreads = {
+            "variance": prediction.variance.flatten().double().cpu(),
+            **_example_index(prediction),
+            **prediction.criteria,
+        }
         return {**spreads, "epistemic": prediction.epistemic.flatten().double().cpu()} if prediction.count > 1 else spreads
     statistics = prediction.described()
     scores = {"msp": 1 - statistics["confidence"], **{name: statistics[name] for name in CRITERIA if name in statistics}}
@@ -37,6 +41,7 @@ def ood_criteria(prediction: Prediction) -> Columns:
         scores = {n: (s.flatten(1).sum(1) if n == "energy" else s.flatten(1).mean(1)) for n, s in scores.items()}
     between_members = {"mutual_information", "variation_ratio"} if prediction.count == 1 else set()
     criteria = {name: scores[name].flatten().cpu() for name in CRITERIA if name in scores and name not in between_members}
+    criteria |= prediction.criteria
     return criteria if prediction.task == "multilabel" else {**criteria, **_example_index(prediction)}
 
 
@@ -59,7 +64,7 @@ def classification_evidence(prediction: Prediction, targets: Tensor, settings: S
     else:
         columns, sums = _from_moments(prediction, targets, by_class), {}
     labelled = targets.flatten() != IGNORED
-    for name, column in _example_index(prediction).items():
+    for name, column in {**_example_index(prediction), **prediction.criteria}.items():
         columns[name] = column[labelled]
     if by_class and prediction.task == "multilabel":
         columns["output"] = torch.arange(targets[:1].numel()).repeat(len(prediction))[labelled]
@@ -79,7 +84,7 @@ def _from_members(prediction: Prediction, targets: Tensor, bins: int, dense: boo
             values, labels = {name: value[:, labelled] for name, value in values.items()}, labels[labelled]
         if not len(labels):
             continue
-        part, added = _piece_columns(values, labels, prediction.temperature, bins, dense, by_class)
+        part, added = _piece_columns(values, labels, prediction.remap, bins, dense, by_class)
         parts.append(part)
         sums = {name: sums[name] + value if name in sums else value for name, value in added.items()}
     if not parts:
@@ -88,7 +93,7 @@ def _from_members(prediction: Prediction, targets: Tensor, bins: int, dense: boo
 
 
 def _piece_columns(
-    values: Mapping[str, Tensor], targets: Tensor, temperature: float, bins: int, dense: bool, by_class: bool
+    values: Mapping[str, Tensor], targets: Tensor, remap: Remap | None, bins: int, dense: bool, by_class: bool
 ) -> tuple[Columns, Columns]:
     """Returns the columns and sums of members' outputs ``[M, n, K]`` and labels ``[n]``."""
     logs = log_probs_of({name: value.double() for name, value in values.items()})
@@ -96,8 +101,8 @@ def _piece_columns(
     mean, chosen = uncertainty.mixture(probs), targets[:, None]
     member_logs = logs.gather(2, chosen.expand(len(logs), -1, -1)).squeeze(2)
     shown, nll = mean, -uncertainty.pooled_log_probs(member_logs)
-    if temperature != 1.0:
-        pool = sharpened(logs, temperature)
+    if remap is not None:
+        pool = remap(uncertainty.pooled_log_probs(logs))
         shown, nll = pool.exp(), -pool.gather(1, chosen).squeeze(1)
     statistics = uncertainty.of_probs(probs, mean, labels, None if shown is mean else shown)
     columns = {
@@ -190,4 +195,4 @@ def regression_evidence(prediction: Prediction, targets: Tensor, settings: Setti
     columns = {name: value.flatten() for name, value in values.items()}
     if members:
         columns["member_squares"] = ((targets - members["mean"]) ** 2).flatten(1).T.contiguous()
-    return Evidence(prediction.task, settings, {**columns, **_example_index(prediction)})
+    return Evidence(prediction.task, settings, {**columns, **_example_index(prediction), **prediction.criteria})

@@ -18,7 +18,7 @@ from multitudes.data.corruptions.published import EXTRA
 from multitudes.errors import InputError
 from multitudes.prediction.values import CLASSES
 from multitudes.scores import by_class, calibration, detection, segmentation, selective
-from multitudes.scores.meaning import CRITERIA, ERROR_CRITERIA, SPREADS
+from multitudes.scores.meaning import ALL_CRITERIA, ERROR_CRITERIA
 from multitudes.scores.shift import Errors, corruption_errors, mean_corruption_error, stability
 from multitudes.settings import Count, above, at_least, below, check_settings
 
@@ -181,7 +181,7 @@ class Evidence:
         """Computes the detection scores of every OOD set and criterion."""
         scores: dict[str, float] = {}
         for name, columns in self.ood.items():
-            for criterion in (c for c in (*CRITERIA, *SPREADS) if c in columns and c in self.in_distribution):
+            for criterion in (c for c in ALL_CRITERIA if c in columns and c in self.in_distribution):
                 score = torch.cat([self.in_distribution[criterion], columns[criterion]]).double()
                 is_ood = torch.arange(len(score)) >= len(self.in_distribution[criterion])
                 for key, value in _detection_scores(score, is_ood).items():

@@ -18,6 +18,7 @@ from multitudes.scores.selective import threshold_for
 from multitudes.settings import takes_names
 
 
+@takes_names()
 def threshold(
     prediction: Prediction,
     targets: Any = None,

@@ -32,6 +32,12 @@ ERROR_CRITERIA = ("msp", "entropy", "mutual_information")
 SPREADS = ("variance", "epistemic")
 """OOD scores of a regression."""
 
+DISTANCES = ("mahalanobis", "knn", "vim")
+"""OOD scores of features, which `scores.outliers` computes."""
+
+ALL_CRITERIA = (*CRITERIA, *SPREADS, *DISTANCES)
+"""Every OOD score."""
+
 MEANINGS = {
     "accuracy": Meaning("higher", "share of correct labels"),
     "exact_match": Meaning("higher", "share of examples with all labels correct"),
@@ -99,7 +105,8 @@ def glossary() -> str:
 Scores of an OOD set are called SET/SCORE/CRITERION, as in `svhn/auroc/msp`.
 {OOD_NOTE}
 Every criterion is larger for examples that look more OOD: msp (1 − the largest probability), max_logit (minus the largest
-logit), entropy, mutual_information, variation_ratio and energy; variance and epistemic variance in a regression.
+logit), entropy, mutual_information, variation_ratio and energy; variance and epistemic variance in a regression. Predictions
+that `multitudes.scores.outliers` returned have mahalanobis, knn and vim too.
 Detected errors are `error_auroc/CRITERION` and `error_aupr/CRITERION`. {ERROR_NOTE}
 A corruption's scores are called `fog/3/accuracy`, those of another shifted set `sketches/rAcc`.
 """

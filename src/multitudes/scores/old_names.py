@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from multitudes.scores.meaning import CRITERIA, SPREADS
+from multitudes.scores.meaning import ALL_CRITERIA
 
 Value = TypeVar("Value")
 
@@ -24,7 +24,7 @@ def current_name(key: str, ood: str = "ood", shifted: str = "shifted") -> str:
     >>> current_name("aupr/msp", ood="svhn"), current_name("svhn/oodmi")
     ('svhn/aupr_out/msp', 'svhn/mean_mutual_information')
     """
-    *sets, kind, criterion = key.split("/") if key.rpartition("/")[2] in (*CRITERIA, *SPREADS) else [*key.split("/"), ""]
+    *sets, kind, criterion = key.split("/") if key.rpartition("/")[2] in ALL_CRITERIA else [*key.split("/"), ""]
     if not sets:
         sets = [ood] if kind in OF_OOD_SETS else [shifted] if kind in OF_SHIFTED_SETS else []
     return "/".join([*sets, RENAMED.get(kind, kind), *([criterion] if criterion else [])])

@@ -16,7 +16,7 @@ from multitudes.prediction.targets import check_prediction, checked_targets
 from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, ood_criteria, regression_evidence
 from multitudes.scores.evidence import Columns, Evidence, Settings
-from multitudes.scores.meaning import CRITERIA, SPREADS, glossary
+from multitudes.scores.meaning import ALL_CRITERIA, glossary
 from multitudes.scores.scores import Scores
 from multitudes.scores.shift import BASELINES, Errors
 from multitudes.settings import takes_names
@@ -88,7 +88,7 @@ def _in_distribution_criteria(prediction: Prediction, evidence: Evidence) -> Col
     if prediction.task == "multilabel":
         return ood_criteria(prediction)
     between_members = {"mutual_information", "variation_ratio", "epistemic"} if prediction.count == 1 else set()
-    names = {*CRITERIA, *SPREADS, "example"} - between_members
+    names = {*ALL_CRITERIA, "example"} - between_members
     return {name: column for name, column in evidence.columns.items() if name in names}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from multitudes.scores.meaning import ARROWS, CRITERIA, ERROR_NOTE, OOD_NOTE, SPREADS, meaning
+from multitudes.scores.meaning import ALL_CRITERIA, ARROWS, ERROR_NOTE, OOD_NOTE, meaning
 
 if TYPE_CHECKING:
     from multitudes.scores.scores import Scores
@@ -41,7 +41,7 @@ def _title(scores: Scores) -> str:
 
 def _in_other_table(name: str) -> bool:
     """Whether a score belongs to a table of detection or of corruptions."""
-    return name.rpartition("/")[2] in (*CRITERIA, *SPREADS, *RELATIVE) or name.count("/") == 2
+    return name.rpartition("/")[2] in (*ALL_CRITERIA, *RELATIVE) or name.count("/") == 2
 
 
 def _with_arrow(name: str) -> str:
@@ -53,7 +53,7 @@ def _detection_tables(scores: Scores) -> list[Table]:
     sets: dict[str, dict[str, dict[str, str]]] = {}
     for key in scores:
         *front, kind, criterion = key.split("/") if "/" in key else ["", "", ""]
-        if criterion in (*CRITERIA, *SPREADS):
+        if criterion in ALL_CRITERIA:
             cell = _number(scores[key]) + (f"\n{_interval(scores, key)}" if key in scores.intervals else "")
             name = f"out of distribution: {'/'.join(front)}"
             title = WRONG if kind.startswith("error_") else name
