@@ -11,10 +11,16 @@ ZOO = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-zoo/bin/python -m pytest 
 # The stamp stands for the default interpreter only: another one is used as it is.
 ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
 
-.PHONY: demo test test-full test-gpu zoo zoo-few costs gallery corruptions lint format
+.PHONY: demo serve-demo test test-full test-gpu reliability zoo zoo-few costs gallery corruptions lint format
 
 demo: $(ready)  ## every method trained on the embedded images by the same budget, and compared on one page: runs/demo/report.html
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m multitudes bench --out runs/demo --workers $(WORKERS)
+
+serve-demo: $(ready) runs/demo/report.html  ## the demo's best ensemble, exported and served with its page: http://127.0.0.1:8000
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) examples/serve_demo.py runs/demo
+
+runs/demo/report.html:
+	@$(MAKE) demo
 
 test: lint  ## what every change must pass: at most 4 minutes on 2 cores
 	$(TESTS) -m pytest -q --doctest-modules src
@@ -25,6 +31,10 @@ test-full: $(ready)  ## all tests that are marked slow
 
 test-gpu: $(ready)  ## by hand, on a machine with CUDA
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -m gpu
+
+reliability: $(ready)  ## kills, full disks, damaged files, load, broken requests, counted: docs/reliability.md
+	@$(TESTS) benchmarks/reliability.py
+	@$(TESTS) benchmarks/reliability.py --page
 
 costs: $(ready)  ## the table of what methods cost in docs/methods.md
 	@$(PYTHON) docs/cost_table.py

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import multitudes as mt
+from multitudes.methods.layers.one_run import OneRun
 from multitudes.models import resnet18, resnet50
 
 PAGE = Path(__file__).resolve().parent / "methods.md"
@@ -33,8 +34,9 @@ Counts = dict[tuple[str, str], tuple[int, int]]
 
 
 def methods() -> list[mt.Method]:
-    """Every method of the package with its default settings, and EXTRA."""
+    """Every method of the package with its default settings, and EXTRA. Methods of one run cost what others cost."""
     ours = [kind() for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")]
+    ours = [method for method in ours if not isinstance(method, OneRun)]
     return sorted([*ours, *EXTRA], key=lambda m: (type(m) is not mt.Single, type(m).__name__, len(label(m))))
 
 

@@ -28,7 +28,7 @@ CAPTIONS = {
     "method": "Method, the base class of all methods",
     "ensemble": "Ensemble, an nn.Module of all members",
     "conversion": "plan, ensemble, check, cost, compact",
-    "files": "save and load ensembles",
+    "files": "save, load and export ensembles",
     "methods": "one file for each method",
     "scores": "one function for each score",
     "training": "fit, recipes, losses",
@@ -36,8 +36,9 @@ CAPTIONS = {
     "analysis": "what papers measure of members; recommend",
     "report": "one HTML page that compares results",
     "shell": "the multitudes command, jobs, sweeps",
+    "integrations": "Lightning, transformers, scikit-learn, timm",
 }
-GROUND = "errors   settings   terminal   storage   version   lazy_names"
+GROUND = "errors   settings   terminal   storage   plugins   version   lazy_names"
 """Modules below all rooms. Lines to them are left out, since nearly every room has one."""
 
 LEFT = {"engine": "#4c6ef5", "conversion.anatomy": "#12b886", "conversion.resize": "#82c91e", "method": "#f59f00",

@@ -145,7 +145,7 @@ def test_a_batch_changes_nothing() -> None:
     assert_same(dict(ens.state_dict()), dict(state))
 
 
-BY_PARTS = ("Masksembles", "MIMO", "EMP", "ECMP", "MCDropout", "DropConnect")
+BY_PARTS = ("Masksembles", "MIMO", "EMP", "ECMP", "MCDropout", "DropConnect", "SWAG", "Snapshot", "Laplace")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -343,3 +343,16 @@ def test_rows_of_any_whole_numbers(dtype: torch.dtype) -> None:
         expected = torch.stack([call(ens, x)[m, b] for b, m in enumerate([1, 2, 3, 1])])
         assert_same(call(ens, x, rows=torch.tensor([1, 2, 3, 1], dtype=dtype)), expected)
         assert_same(call(ens, x, rows=[1, 2, 3, 1]), expected)
+
+
+def test_modes_that_are_set_module_by_module_reach_the_network() -> None:
+    """As Lightning restores them after a validation: a training step then runs in training mode."""
+    case = ZOO["cnn"]
+    ens = mt.ensemble(case.model(), mt.Deep(members=2), case.example(), seed=0, check=False).train()
+    modes = {part: part.training for part in ens.modules()}
+    ens.eval()
+    for part, mode in modes.items():
+        part.training = mode
+    assert ens.template.training
+    mt.predict(ens, case.example().args[0])
+    assert ens.training and ens.template.training

@@ -46,6 +46,10 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
+def images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+
+
 class TwoHeads(nn.Module):
     """Returns a mean and a variance as two tensors."""
 
@@ -103,8 +107,15 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.ensemble(network(), network(), X), "^a Sequential is not a method: .*Packed"),
         (lambda ens: mt.ensemble(network(), mt.Deep(), X[0]), r"\[6\] is one example, not a batch: .*x\[None\]"),
         (lambda ens: mt.ensemble(nn.Linear(6, 5), mt.Deep(), X[0]), r"x\[None\]"),
-        (lambda ens: mt.ensemble(nn.Conv2d(1, 4, 3), mt.Deep(), torch.zeros(1, 8, 8)), r"rows first: x\[None\]"),
-        (lambda ens: mt.ensemble(nn.Conv2d(1, 4, 3), mt.Deep(), torch.zeros(8, 8, 8)), r"x\[:, None\] for images without"),
+        (lambda ens: mt.ensemble(nn.Conv2d(1, 4, 3), mt.Deep(), torch.zeros(1, 8, 8)), r"an axis of channels: x\[:, None\]"),
+        (lambda ens: mt.ensemble(images(), mt.Deep(), torch.zeros(3, 8, 8)), r"rows first: x\[None\] for one"),
+        (lambda ens: mt.ensemble(images(), mt.Deep(), torch.zeros(2, 8, 8, 3)), r"x.movedim\(-1, 1\)"),
+        (lambda ens: mt.ensemble(images(), mt.Deep(), torch.zeros(2, 1, 8, 8)), "that its forward takes$"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), torch.zeros(4, 2, 3)), r"x.flatten\(1\)"),
+        (lambda ens: mt.plan(network(), mt.Deep(), (8, 6)), r"a shape, \(8, 6\), not a tensor: .*torch.randn\(8, 6\)"),
+        (lambda ens: mt.plan(network(), mt.Deep(), "8,6"), r"the example is a str.*torch.randn\(2, 30\)"),
+        (lambda ens: mt.plan(network(), mt.Deep(), X.numpy()), r"the example is a ndarray.*torch.as_tensor\(x\)"),
+        (lambda ens: mt.ensemble(nn.Conv2d(1, 4, 3), mt.Deep(), torch.zeros(8, 8, 8)), r"an axis of channels: x\[:, None\]"),
         (lambda ens: mt.cost(network(), X), r"cost takes an ensemble, not Sequential: .*mt.ensemble\(model"),
         (lambda ens: mt.check(network(), X), "check takes an ensemble, not Sequential"),
         (lambda ens: mt.save("a.multitude", ens), "save takes an ensemble, not str"),
@@ -145,6 +156,10 @@ def ens() -> mt.Ensemble:
         (lambda ens: converted(network(), X.numpy()), r"is a ndarray, .*give a tensor, torch.as_tensor\(x\)"),
         (lambda ens: converted(network(), PAIRS), r"is a TensorDataset, .*next\(iter\(DataLoader\(dataset,"),
         (lambda ens: converted(network(), X.double()), r"Give a batch that the model takes, x.float\(\)$"),
+        (lambda ens: ens(torch.zeros(5, 7)), r"the call has .*\[5, 7\].*converted for Inputs\(\[8, 6\].*give such inputs"),
+        (lambda ens: ens(X.double()), r"the call has .*converted for .*: x.float\(\) \("),
+        (lambda ens: mt.fit(ens, TensorDataset(X, 1 + Y % 3)), r"classes are 0 to 2\. If labels count from 1: targets - 1;"),
+        (lambda ens: mt.score(mt.predict(ens, X), 1 + torch.arange(8) % 3), "If labels count from 1: targets - 1;"),
         (lambda ens: mt.predict(ens, X.double()), r"converted for .*: x.float\(\) \("),
         (lambda ens: mt.fit(ens, TensorDataset(X.double(), Y)), r"the training set has .*converted for .*: x.float\(\) \("),
         (lambda ens: mt.fit(with_norm(), DataLoader(PAIRS, batch_size=7)), "two rows or more.*drop_last=True"),

@@ -14,7 +14,12 @@ from multitudes.data import Data
 from multitudes.settings import explained, field_texts
 from multitudes.shell.jobs import Job
 
-EXPLAINED: list[Any] = [*(kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.")), mt.Recipe, Job, Data]
+EXPLAINED: list[Any] = [
+    *(kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")),
+    mt.Recipe,
+    Job,
+    Data,
+]
 
 
 @pytest.mark.parametrize("kind", EXPLAINED, ids=lambda kind: kind.__name__)

@@ -18,16 +18,19 @@ import multitudes as mt
 
 PUBLIC = """
     BatchEnsemble CheckError ConversionError Deep DropConnect ECMP EMP Ensemble FileError InputError Inputs MCDropout
-    GaussianNLL MIMO Masksembles Method MultiHead MultitudesError Packed Prediction Recipe RunError Single TreeNet
-    calibrate check cost ensemble find_lr fit load masks plan predict recommend report resize save score select threshold
+    GaussianNLL Laplace MIMO Masksembles Method MultiHead MultitudesError Packed Prediction Recipe RunError Single TreeNet
+    SWAG Snapshot
+    calibrate check conformal cost ensemble export find_lr fit load masks plan predict recommend report resize save score
+    select threshold
 """.split()
 
 LONGEST = 0.2
 """The longest import of multitudes, as a share of torch's."""
 
 IMPORT = """
-import json, sys, time
+import gc, json, sys, time
 
+gc.disable()  # a collection looks through all of torch's objects, and would be counted for whoever allocates next
 start = time.process_time()
 import torch
 beside = time.process_time() - start
@@ -78,7 +81,7 @@ def test_import_leaves_heavy_packages_alone(imports: list[dict[str, Any]]) -> No
 
 def test_public_names_are_these() -> None:
     assert sorted(mt.__all__) == sorted(PUBLIC)
-    assert len(PUBLIC) <= 45
+    assert len(PUBLIC) <= 48
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -119,7 +122,7 @@ def test_import_waits_for_a_name() -> None:
     """torch is imported with the first name; modules do not hide functions of the same name; all methods are known."""
     code = (
         "import sys, multitudes as mt; assert 'torch' not in sys.modules; mt.InputError; assert 'torch' not in sys.modules\n"
-        "from multitudes.method import Method; assert len(Method.all()) == 12, Method.all()\n"
+        "from multitudes.method import Method; assert len(Method.all()) == 15, Method.all()\n"
         "import multitudes.ensemble, multitudes.report.page\n"
         "assert callable(mt.ensemble) and callable(mt.report) and mt.scores.calibration and mt.method.Layout\n"
     )
@@ -132,7 +135,7 @@ def test_public_names_are_documented() -> None:
 
 
 def test_every_method_is_public() -> None:
-    ours = [kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.")]
+    ours = [kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")]
     assert [kind.__name__ for kind in ours if getattr(mt, kind.__name__, None) is not kind] == []
 
 

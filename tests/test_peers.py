@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import multitudes as mt
 from multitudes.models import MLP
 
+pytestmark = pytest.mark.slow
+
 METHODS = [mt.BatchEnsemble(), mt.Masksembles()]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 

@@ -65,6 +65,9 @@ RUNNABLE = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # these three are Lightning's
+@pytest.mark.filterwarnings("ignore:.*smaller than the logging interval")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer images: a page need not train long to show that it runs."""
@@ -102,6 +105,17 @@ def test_links_lead_to_files() -> None:
 )
 def test_generated_files_are_current(name: str) -> None:
     assert run(ROOT / "docs" / name, "--check") == (0, "")
+
+
+def test_the_reliability_page_is_what_results_hold() -> None:
+    assert run(ROOT / "benchmarks" / "reliability.py", "--check") == (0, "")
+
+
+def test_the_tabular_page_is_what_results_hold() -> None:
+    pytest.importorskip("sklearn")
+    code, printed = run(ROOT / "benchmarks" / "tabular.py", "--markdown")
+    assert code == 0
+    assert f"<!-- tabm -->\n\n{printed.strip()}\n\n<!-- /tabm -->" in (ROOT / "docs" / "tabular.md").read_text(encoding="utf-8")
 
 
 def test_the_architecture_page_has_the_order_of_the_rooms() -> None:

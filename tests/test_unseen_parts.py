@@ -163,6 +163,7 @@ def flow(how: str = "copy_") -> nn.Module:
 OF_ALL_KINDS = [mt.Deep(members=3), mt.BatchEnsemble(members=3), mt.EMP(members=3), mt.Masksembles(members=3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["copy_", "data"])
 @pytest.mark.parametrize("method", OF_ALL_KINDS, ids=lambda method: type(method).__name__)
 def test_a_start_by_the_first_batch_is_refused_with_the_way_out(method: mt.Method, how: str) -> None:

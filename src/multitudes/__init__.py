@@ -7,12 +7,15 @@ Train       fit, Recipe               train an ensemble; how to train it
             GaussianNLL               the loss of a network that predicts means and variances
 Predict     predict, Prediction       run an ensemble over a dataset; the members' outputs and their uncertainty
             calibrate                 fit a temperature, or a factor of variances, on held-out data
+            conformal                 fit sets of classes, or intervals, that contain the truth with a chosen probability
             select, threshold         choose members, or a confidence below which to abstain, on held-out data
 Score       score                     accuracy, NLL, calibration, out-of-distribution detection, diversity
 Report      report                    one HTML page that compares methods
 Keep        save, load                one file per ensemble: safetensors and JSON, never pickle
+            export                    one graph for a runtime, with the uncertainty inside: ONNX or torch.export
 
 Methods     Single Deep Packed Masksembles MIMO EMP ECMP BatchEnsemble MCDropout DropConnect MultiHead TreeNet
+            SWAG Snapshot Laplace     members made of one training run
             Method                    the base class of your own method
             masks                     draw masks of a chosen overlap, as Masksembles does
 Values      Ensemble                  the result of `ensemble`: an nn.Module whose outputs are [members, batch, ...]
@@ -27,7 +30,7 @@ prediction/  Prediction: the members' outputs and uncertainty         models/   
 scores/      one function for each score                              data/     datasets, corruptions, augmentation
 figures/     one function for each figure                             analysis/ what papers measure of members; recommend
 report/      the HTML page                                            shell/    the `multitudes` command, jobs and sweeps
-files/       saving and loading ensembles
+files/       saving and loading ensembles                             integrations/  Lightning, transformers, scikit-learn, timm
 
 Nothing is imported until a name is used, so `import multitudes` costs no time.
 """
@@ -59,24 +62,29 @@ if TYPE_CHECKING:
     from multitudes.errors import RunError as RunError
     from multitudes.files.ensemble_file import load as load
     from multitudes.files.ensemble_file import save as save
+    from multitudes.files.export.export import export as export
     from multitudes.method import Method as Method
     from multitudes.methods import ECMP as ECMP
     from multitudes.methods import EMP as EMP
     from multitudes.methods import MIMO as MIMO
+    from multitudes.methods import SWAG as SWAG
     from multitudes.methods import BatchEnsemble as BatchEnsemble
     from multitudes.methods import Deep as Deep
     from multitudes.methods import DropConnect as DropConnect
+    from multitudes.methods import Laplace as Laplace
     from multitudes.methods import Masksembles as Masksembles
     from multitudes.methods import MCDropout as MCDropout
     from multitudes.methods import MultiHead as MultiHead
     from multitudes.methods import Packed as Packed
     from multitudes.methods import Single as Single
+    from multitudes.methods import Snapshot as Snapshot
     from multitudes.methods import TreeNet as TreeNet
     from multitudes.methods.layers.masks import masks as masks
     from multitudes.prediction.predict import predict as predict
     from multitudes.prediction.prediction import Prediction as Prediction
     from multitudes.prediction.temperature import calibrate as calibrate
     from multitudes.report import report as report
+    from multitudes.scores.conformal import conformal as conformal
     from multitudes.scores.held_out import select as select
     from multitudes.scores.held_out import threshold as threshold
     from multitudes.scores.score import score as score
@@ -95,13 +103,16 @@ _HOMES = {
     "ensemble": "Ensemble",
     "errors": "CheckError ConversionError FileError InputError MultitudesError RunError",
     "files.ensemble_file": "load save",
+    "files.export.export": "export",
     "method": "Method",
-    "methods": "BatchEnsemble Deep DropConnect ECMP EMP MCDropout MIMO Masksembles MultiHead Packed Single TreeNet",
+    "methods": """BatchEnsemble Deep DropConnect ECMP EMP Laplace MCDropout MIMO Masksembles MultiHead Packed SWAG Single
+        Snapshot TreeNet""",
     "methods.layers.masks": "masks",
     "prediction.predict": "predict",
     "prediction.prediction": "Prediction",
     "prediction.temperature": "calibrate",
     "report": "report",
+    "scores.conformal": "conformal",
     "scores.held_out": "select threshold",
     "scores.score": "score",
     "training.find_lr": "find_lr",
@@ -110,8 +121,8 @@ _HOMES = {
     "training.recipe": "Recipe",
 }
 _HOME_OF = homes_of(_HOMES)
-_ROOMS = """analysis conversion data engine errors figures files method methods models prediction scores settings shell storage
-    training""".split()
+_ROOMS = """analysis conversion data engine errors figures files integrations method methods models plugins prediction scores
+    settings shell storage training""".split()
 _INNER = {"Job": "shell.jobs", "Data": "data", "Calibrator": "prediction.temperature"}
 """Names that are not exported here, and their modules, for the error that says so."""
 

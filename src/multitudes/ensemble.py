@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from multitudes.conversion.anatomy.structure import heads, observe
+from multitudes.data.batches import read_once
 from multitudes.engine import Engine, tree
 from multitudes.engine.base_weights import load_base
 from multitudes.engine.batch_norm import estimate_norms
@@ -29,6 +31,7 @@ from multitudes.engine.selected_output import selection_of
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
+from multitudes.prediction.predict import CALL, unlike_example
 from multitudes.prediction.reduction import ReductionCheck
 from multitudes.prediction.tasks import Average, checked_task, values_of
 from multitudes.prediction.temperature import Calibrator, checked_calibrator
@@ -82,6 +85,8 @@ class Ensemble(nn.Module):
         if name == "calibrator" and value is not None:
             checked_calibrator(value, "ens.calibrator")
         super().__setattr__(name, value)
+        if name == "training" and "engine" in vars(self):  # code that restores modes module by module does not see the template
+            self.engine.template.training = value
 
     def _adopt_registers(self, template: nn.Module) -> None:
         """Uses the template's parameters, buffers and modules as its own: names in checkpoints have no prefix."""
@@ -154,7 +159,12 @@ class Ensemble(nn.Module):
                 self.prove_later(["fold", PER_MEMBER] if rows is not None else [PER_MEMBER])
             if self.method.draws and self.method.draws_by_shape:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
-            return self.run_drawn(call, per_member, rows, draws)
+            try:
+                return self.run_drawn(call, per_member, rows, draws)
+            except (RuntimeError, IndexError) as error:
+                if (reason := unlike_example(self, call, error, per_member)) is None:
+                    raise
+                raise RunError(f"{CALL} {reason}") from error
 
     def _fit_draws(self, call: Inputs) -> None:
         """Draws again, from the same seeds, if draws depend on the shapes of the call and these have changed."""
@@ -252,11 +262,11 @@ class Ensemble(nn.Module):
         few rows; one that does not take the mean over rows is refused.
         """
         loss = self.method.loss(outputs, batch, self.method.likelihood(self._reduction_check(criterion), self.task))
-        prior = self.method.penalty(self, global_batch or self._rows_of_all(batch))
+        prior = self.method.penalty(self, global_batch or self.rows_of_step(batch))
         return loss if prior is None else loss + prior
 
-    def _rows_of_all(self, batch: Batch) -> int:
-        """Returns the number of rows of a step, over all processes."""
+    def rows_of_step(self, batch: Batch) -> int:
+        """Returns the number of rows of a step, over all processes; with gradient accumulation, of one of its parts."""
         distributed = torch.distributed
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         slots = [t.shape[1] for t in tree.tensors(batch.target) if batch.per_member and t.ndim > 1]
@@ -351,6 +361,14 @@ class Ensemble(nn.Module):
                 part._init_flat_weights()
         return member
 
+    def find_head(self, *inputs: Any, **kwargs: Any) -> str:
+        """Names the last layer of a member, found by a run on these inputs. What it is given are the member's features."""
+        found, loose = heads(observe(self.member(0), Inputs(*inputs, **kwargs)))
+        if len(found) != 1 or loose:
+            shown = ", ".join(sorted(found | loose)) or "none"
+            raise InputError(f"features need one last layer, but here are {shown}: name a layer, predict(..., features='...')")
+        return next(iter(found))
+
     @clean_autograd()
     def subset(self, members: Sequence[int]) -> Ensemble:
         """Returns a new ensemble with copies of these members, in this order."""
@@ -385,7 +403,7 @@ class Ensemble(nn.Module):
         new.calibrator, new.class_axis = self.calibrator, self.class_axis
         return new
 
-    def average(self, output: str | None = None, class_axis: int | None = None) -> nn.Module:
+    def average(self, output: str | None = None, class_axis: int | None = None) -> Average:
         """Wraps the ensemble as a module that returns ``[B, K]``: the log of the mean probability, or for regression the mean.
 
         output      the tensor to average, by name, if the model returns several
@@ -407,6 +425,22 @@ class Ensemble(nn.Module):
         batches   a dataloader, or a list of inputs; targets beside the inputs are not used
         """
         estimate_norms(self, batches, lambda batch: self.call_form.unpack(batch)[0])
+        return self
+
+    def finish(self, data: Any, batch_size: int = 256, unpack: Any = None) -> Ensemble:
+        """Makes members after training, in methods that need the training data for it; others do nothing.
+
+        Laplace fits its posterior, SWAG averages weights and draws. `fit` does this itself; call it after a training loop of
+        your own, or on a network that is trained already.
+
+        data    the training set: a dataset of pairs (input, target) or a dataloader, as in `predict`
+        unpack  function that takes a batch of the dataloader apart into (input, targets)
+        """
+        if isinstance(data, Tensor):
+            raise InputError("finish() needs inputs and targets: give one dataset, torch.utils.data.TensorDataset(x, y)")
+        home = next(tensor.device for _, tensor in named_tensors(self.template))
+        batches = read_once(data, batch_size, self.engine.batch_axis, unpack, self.call_form, home)
+        self.method.after_training(self, batches)
         return self
 
     @undisturbed

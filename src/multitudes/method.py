@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -27,6 +27,7 @@ from multitudes.engine.modules import Factory
 from multitudes.engine.proof.smaller import SmallExample, smaller
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
+from multitudes.plugins import load_plugins
 from multitudes.settings import Count, Settings, check_settings
 from multitudes.terminal import step
 
@@ -92,7 +93,7 @@ class Given:
     def observed(self, network: nn.Module) -> Structure:
         """Runs another network on the small example, and returns its structure."""
         step("the members' structure")
-        return run_example(network, self.small.inputs, self.seed)
+        return run_example(network, self.small.inputs, self.seed, values=False)  # the given model ran with them
 
     def with_model(self, model: nn.Module, seed: int) -> Given:
         """Returns a copy with another model of the same architecture. The example is not run again."""
@@ -146,6 +147,9 @@ class Method(Settings):
     draws_by_shape: ClassVar[bool] = False
     """Whether the draws have the shapes of activations, so that other input shapes need other draws."""
 
+    made_in_training: ClassVar[bool] = False
+    """Whether members come from the course of a training run: before it they are all the given network."""
+
     layer_settings: ClassVar[tuple[str, ...]] = ()
     """The settings that `at=` may change for single layers."""
 
@@ -154,9 +158,10 @@ class Method(Settings):
 
     @staticmethod
     def all() -> list[type[Method]]:
-        """Lists every method, your own subclasses included."""
-        import_module("multitudes.methods")  # the one import upwards: a registry loads what registers itself
-        return sorted(Method.__subclasses__(), key=lambda method: method.__name__)
+        """Lists every method: also your own subclasses, and those of installed packages (see `multitudes.plugins`)."""
+        ours = vars(import_module("multitudes.methods"))  # the one import upwards: a registry loads what registers itself
+        refused = load_plugins(Method, ours.keys())
+        return sorted((kind for kind in Method.__subclasses__() if kind not in refused), key=lambda kind: kind.__name__)
 
     def refused(self, structure: Structure) -> dict[str, str]:
         """Names the modules that the method cannot convert, with the reason.
@@ -238,6 +243,22 @@ class Method(Settings):
 
     def after_step(self, ensemble: Ensemble) -> None:
         """Updates tensors that the optimizer does not, such as running means of weights. `fit` calls it after each step."""
+
+    def before_training(self, ensemble: Ensemble) -> None:
+        """Forgets what an earlier run has left. `fit` calls it when a new run begins."""
+
+    def after_epoch(self, ensemble: Ensemble, done: float) -> None:
+        """Notes what members are made of later, such as a checkpoint. `fit` calls it after each epoch, before validation.
+
+        `done` is the share of the epochs that are done, 1 after the last.
+        """
+
+    def after_training(self, ensemble: Ensemble, batches: Iterable[tuple[Inputs, Any]]) -> None:
+        """Makes members of what training has left, and of the training data: inputs and targets, in one pass.
+
+        `fit` calls it once training has ended, for the last weights and for those of the best epoch; in other cases call
+        `ens.finish(data)`.
+        """
 
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
         """Returns a prior to add to the loss, or None; `count` is the number of rows of the whole step."""

@@ -86,7 +86,8 @@ ALIASES = {
 ARGUMENT_ALIASES = {
     "batch_size": "batch bs", "val": "validation valid val_set val_data validation_data eval_set",
     "out": "out_dir output_dir folder path save_dir", "callbacks": "callback", "loggers": "logger", "criterion": "loss loss_fn",
-    "targets": "y labels target", "example": "x input inputs sample", "data": "x inputs dataset",
+    "targets": "y Y labels target", "example": "x input inputs sample", "data": "x inputs dataset",
+    "inputs": "x X images features input", "classes": "class_names names labels_names target_names",
 }  # fmt: skip
 """Names that an argument of a function has elsewhere, also among our settings, separated by spaces."""
 
@@ -135,6 +136,18 @@ class Settings:
             meant = [f"{near}=" for name in unknown if (near := _nearest(name, names))]
             hint = f": type {' and '.join(dict.fromkeys(meant))}" if meant else ""
             raise InputError(f"{cls.__name__}({shown}): there is no such setting{hint}. Settings: {', '.join(names)}")
+        return super().__new__(cls)
+
+
+class Named:
+    """Base of dataclasses whose arguments may have no name. One with an unknown name is answered with the right name."""
+
+    __signature__ = _Signature()
+
+    def __new__(cls, *values: Any, **settings: Any) -> Any:
+        """Checks the arguments; `__init__` then takes them. Pickle and copy give none."""
+        if values or settings:
+            check_call(cls.__name__, inspect.signature(cls.__init__), (cls, *values), settings)
         return super().__new__(cls)
 
 

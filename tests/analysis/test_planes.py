@@ -16,6 +16,8 @@ from multitudes.analysis.planes import _corners
 from multitudes.data.dataset import Data
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 N = 13
 DATA = Data(torch.randn(N, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(N) % 3)
 X, Y = DATA.inputs, DATA.targets

@@ -22,6 +22,8 @@ from multitudes.engine.modules import owned_modules
 from multitudes.method import Given, Layout
 from multitudes.models import MLP, SmallCNN, ViT
 
+pytestmark = pytest.mark.slow
+
 OURS = [
     kind.__name__ for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.") and kind is not mt.Single
 ]
@@ -72,6 +74,7 @@ def test_without_budgets_the_order_is_that_of_printed_results() -> None:
     found = recommend(net(0.1), torch.randn(5, 8))
     assert found.best == mt.Deep(members=4)
     order = "Deep Packed Masksembles ECMP EMP MIMO TreeNet BatchEnsemble MCDropout MultiHead DropConnect"
+    order += " SWAG Snapshot Laplace"
     assert names(found) == order.split()
     known = [c.nll for c in found.candidates if c.fits and c.nll is not None]
     assert known == sorted(known)

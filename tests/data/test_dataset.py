@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -233,3 +234,18 @@ def test_an_index_beyond_the_end_stops_a_loop() -> None:
     assert len(list(made())) == 7
     with pytest.raises(IndexError, match=r"7 examples.* 7 "):
         made()[7]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda x, y: Data(x, y, clases=["a"]), r"Data\(clases=\['a'\]\): there is no such argument: type classes="),
+        (lambda x, y: Data(X=x, y=y), "type inputs="),
+        (lambda x, y: Data(x, labels=y), "type targets="),
+        (lambda x, y: Data(x), r"Data needs targets: call Data\(inputs, targets\)"),
+        (lambda x, y: Data(x, y + 1, classes=["a", "b"]), "target 2 .* If labels count from 1: targets - 1$"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_type(wrong: Callable[..., Data], text: str) -> None:
+    with pytest.raises(mt.InputError, match=text):
+        wrong(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))

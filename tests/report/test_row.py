@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +192,31 @@ def test_rows_are_found_below_and_sorted(tmp_path: Path) -> None:
     assert [one.name for one in load_rows([str(tmp_path / "z" / "row.json")])] == ["a"]
 
 
+def test_jobs_are_in_the_order_of_the_folders(tmp_path: Path) -> None:
+    for name, method in (("wine", "single"), ("beer", "deep"), ("wine", "deep")):
+        replace(row(method, 0), settings={"data": name, "job": f"{name}:job"}).save(tmp_path / name / method)
+    for names in (["wine", "beer"], ["beer", "wine"]):
+        found = load_rows([tmp_path / name for name in names])
+        assert list(dict.fromkeys(one.settings["data"] for one in found)) == names
+        assert [one.name for one in found if one.settings["data"] == "wine"] == ["deep", "single"]
+
+
 def test_folders_without_rows_are_refused(tmp_path: Path) -> None:
     for folders in ([tmp_path], []):
         with pytest.raises(FileError, match=r"row\.json"):
             load_rows(folders)
     with pytest.raises(FileError, match=r"nowhere, .*else"):
         load_rows([tmp_path / "nowhere", tmp_path / "else"])
+
+
+def test_scores_of_features_are_kept_and_shown(tmp_path: Path) -> None:
+    """OOD scores that were added to predictions are in the file of a row, and the page has them."""
+    test, far = (classes(12).with_criteria({"mahalanobis": torch.rand(12) + off, "knn": torch.rand(12)}) for off in (0, 2))
+    given = Row(name="packed", method="Packed()", scores=mt.score(test, ood={"far": far}), prediction=test, ood={"far": far})
+    given.save(tmp_path)
+    read = Row.load(tmp_path)
+    assert read.prediction is not None
+    torch.testing.assert_close(read.prediction.criteria["mahalanobis"], test.criteria["mahalanobis"])
+    torch.testing.assert_close(read.ood["far"].criteria["knn"], far.criteria["knn"])
+    assert read.scores["far/auroc/mahalanobis"] == 1.0
+    assert "mahalanobis" in mt.report([read], tmp_path / "report.html").read_text(encoding="utf-8")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import multitudes as mt
 from multitudes.report.groups import grouped
 from multitudes.report.row import Row
-from multitudes.report.table import columns, glossary, legend, table
+from multitudes.report.table import columns, glossary, halves, legend, table
 
 Make = Callable[..., Row]
 MUTUAL = ["mutual", "information"]
@@ -28,8 +29,10 @@ def test_main_scores_come_first_then_detection_costs_and_other_scores(made: Make
     titles = (
         "NLL, ECE, Accuracy, AUROC svhn (entropy), Training step, Prediction time, Parameters, Watts, AUROC svhn (best), "
         "Training, Brier, AURC"
-    )
-    assert [column.title for column in first] == titles.split(", ")
+    ).split(", ")
+    assert [column.title for column in first] == titles
+    main, others = halves(first)
+    assert ([column.title for column in main], [column.title for column in others]) == (titles[:-2], titles[-2:])
     assert {"MCE", "Disagreement", "AUROC svhn (MSP)"} <= {column.title for column in rest}
     assert not {column.key for column in first} & {column.key for column in rest}
 
@@ -50,6 +53,15 @@ def test_each_method_has_its_own_best_ood_score_beside_the_common_one(scored: Ma
     assert "best for the method" in legend(groups, first)
     alone = grouped([scored("a", auroc__entropy=0.7)])
     assert [column.key for column in columns(alone)[0]] == ["auroc/entropy"], "there is nothing to choose from"
+
+
+def test_many_ood_sets_leave_room_for_the_costs(scored: Make) -> None:
+    sets = {f"{name}__auroc__entropy": 0.7 for name in ("svhn", "lsun", "dtd")}
+    row = replace(scored("a", accuracy=0.9, brier=0.2, **sets), cost={"parameters": 3.0})
+    first, _ = columns(grouped([row]))
+    assert [column.key.partition("/")[0] for column in first] == ["accuracy", "brier", "svhn", "lsun", "parameters", "dtd"]
+    assert halves(first) == (first, [])
+    assert halves(first[:2]) == (first[:2], []), "without costs and OOD sets all scores are in one table"
 
 
 def test_single_corruptions_are_no_columns(scored: Make) -> None:

@@ -132,6 +132,16 @@ def test_nothing_is_repeated_on_the_way_to_the_scores() -> None:
     assert mt.Prediction.load("b.safetensors").count == 4
 
 
+def test_predictions_of_another_split_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test set may hold examples of the training then."""
+    predict = ("predict", "runs/a", "--out", "a.csv", "--force")
+    assert "changed" not in typed(*predict)
+    module = sys.modules["jobs_of_road"]
+    monkeypatch.setattr(module, "x", module.x.flip(0))
+    monkeypatch.setattr(module, "y", module.y.flip(0))
+    assert "the training and validation data of the job changed since runs/a was trained" in typed(*predict)
+
+
 def test_the_temperature_of_the_run_is_applied() -> None:
     """Probabilities are those of the mixture, p^(1/T) over their sum, with the T that the validation set gives by hand."""
     module = __import__("jobs_of_road")
@@ -150,7 +160,7 @@ def test_the_temperature_of_the_run_is_applied() -> None:
 
 
 def test_a_temperature_is_that_of_a_run_and_of_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for words in (["predict", "runs/a/last.multitude", "--out", "a.csv"], ["score", "test.safetensors"]):
+    for words in (["predict", "runs/a/last.multitude", "--out", "a.csv"], ["score", "runs/a/last.multitude"]):
         with pytest.raises(mt.InputError, match="has no temperature: --calibrated needs the folder of a run"):
             typed(*words, "--calibrated")
     other = replace(__import__("jobs_of_road").small(), epoch="last")

@@ -42,7 +42,7 @@ def test_the_text_overrides_settings_of_the_job() -> None:
         (parse.method, "paked", "method 'paked'.*'packed'.*batchensemble, .*deep"),
         (parse.method, "packed(alpa=2)", "alpa=.*no such setting: type alpha="),
         (parse.method, "packed(2)", "name=value"),
-        (parse.method, "packed(alpha=__import__('os'))", "name=value"),
+        (parse.method, "packed(alpha=__import__('os'))", "is no value: type a number, as in alpha=2"),
         (parse.method, "packed(alpha=2", "name=value"),
         (parse.method, "packed(**{})", "name=value"),
         (parse.method, "packed(alpha=-1)", "alpha"),

@@ -72,7 +72,11 @@ def test_methods_and_seeds(job: str) -> None:
     assert trials(job, ["emp(prior='none')"], root="a b")[0].command.endswith(
         "--budget '2 epochs' --out runs/bench --root 'a b'"
     )
-    assert {trial.name for trial in trials(job)} == {kind.__name__.lower() for kind in mt.Method.all()}
+    assert {trial.name for trial in trials(job)} == {kind.__name__.lower() for kind in mt.Method.all()} - {
+        "laplace",
+        "snapshot",
+        "swag",
+    }
 
 
 def test_trials_of_other_settings_are_seen_before_any_training(job: str) -> None:

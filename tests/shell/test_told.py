@@ -28,6 +28,10 @@ def test_resuming_a_misspelt_folder_starts_no_other_job(run: Path) -> None:
     with pytest.raises(mt.InputError, match=r"no run in .*other\. To start"):
         told_to_train(run.parent / "other", {}, resume=True)
     assert told_to_train(run.parent / "new", {"job": "wine:job"}, resume=True).job == "wine:job"
+    with pytest.raises(mt.InputError, match=r"no run in .*pakced: did you mean .*/packed\?"):
+        told_to_train(run.parent / "pakced", {"job": "wine:job", "epochs": 9}, resume=True)
+    for other in ({"seed": 1}, {"method": "deep"}, {"job": "beer:job"}):  # a run that was told otherwise is another one
+        assert told_to_train(run.parent / "pakced", {"job": "wine:job", **other}, resume=True) != Told(job="wine:job")
     with pytest.raises(mt.InputError, match="holds runs: packed"):
         told_to_train(run.parent, {}, resume=True)
 

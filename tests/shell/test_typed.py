@@ -19,7 +19,7 @@ from multitudes.shell import parse, typed
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a job and the row of a segmentation."""
     monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("import torch\nfrom multitudes.shell.jobs import Job\n")
+    Path("own.py").write_text("import torch\nfrom multitudes.shell.jobs import Job\ndef make(): ...\n")
     Path("run").mkdir()
     scores = {"miou": 0.5, "far/auroc/msp": 0.9}
     Path("run/row.json").write_text(json.dumps({"scores": {"scores": scores}, "settings": {"job": "own:job"}}))
@@ -32,11 +32,35 @@ def test_the_names_of_methods_are_those_of_their_files() -> None:
 
 REFUSED = [
     (["bench", "--job", "own:job", "--methods", "single,pakced(alpha=2)"], "'pakced': did you mean 'packed'"),
-    (["bench", "--job", "own:job", "--budget", "nonsense"], "--budget 'nonsense' is not a budget"),
+    (["bench", "--job", "own:make", "--budget", "nonsense"], "--budget 'nonsense' is not a budget"),
     (["bench", "--seeds", "a"], "--seeds 'a'"),
     (["train", "--method", "pakced", "--out", "new"], "'pakced': did you mean 'packed'"),
     (["plan", "own:net", "--example", "2,6", "--method", "pakced"], "'pakced': did you mean 'packed'"),
     (["predict", "run", "--data", "tst", "--out", "a.safetensors"], "--data of own:job 'tst': did you mean 'test'"),
+    (["train", "--method", "packed(alpha=two)", "--out", "new"], "alpha=two is no value: type a number, as in alpha=2"),
+    (["train", "--job", "own.py:job", "--out", "new"], "names a file: type the module, --job own:job"),
+    (["bench", "--job", "sub/own.py:job"], "names a file: type the module, --job sub.own:job"),
+    (["train", "--job", "/a/own.py:job", "--out", "new"], "cd /a, and type --job own:job"),
+    (
+        ["train", "--job", "onw:make", "--out", "new"],
+        "no module 'onw': run the command in its folder, or install it. Did you mean own:",
+    ),
+    (["bench", "--job", "own:mak"], "no name in own 'mak': did you mean 'make'"),
+    (["train", "--job", "own", "--out", "new"], "'own' is a file of yours: type MODULE:FUNCTION, --job own:job"),
+    (["train", "--job", "fashon", "--out", "new"], "no job 'fashon': did you mean 'fashion'"),
+    (["train", "--job", "own:make", "--model", "own:mak", "--out", "new"], "no name in own 'mak': did you mean 'make'"),
+    (["plan", "own:mak", "--example", "2,6"], "no name in own 'mak': did you mean 'make'"),
+    (
+        ["predict", "rum", "--out", "a.csv"],
+        "rum does not exist: give a .multitude file, or --out of a `multitudes train`. Did you mean run?",
+    ),
+    (["score", "rum"], "rum does not exist"),
+    (
+        ["score", "run", "--ood", "far"],
+        "type `multitudes predict run --data far --out far.safetensors`, and then --ood far=far.s",
+    ),
+    (["score", "run", "--ood", "far=a.safetensors"], "a.safetensors does not exist: --ood far=a.safetensors: type NAME=FILE"),
+    (["report", "rum"], "Did you mean run?"),
     (["predict", "run", "--out", "a.csv"], "a prediction for every pixel: type --out a.safetensors"),
 ]
 
@@ -55,6 +79,7 @@ def test_mistakes_are_refused_before_torch_is_imported() -> None:
         assert text in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "source"),
     [

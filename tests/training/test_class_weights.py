@@ -19,6 +19,7 @@ WEIGHTS = torch.tensor([1.0, 5.0, 0.5])
 RECIPE = mt.Recipe(epochs=1, lr=0.0, momentum=0, class_weights=WEIGHTS.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [mt.Deep(members=2), mt.Packed(members=2), mt.MIMO(members=2), mt.MultiHead(members=2), mt.BatchEnsemble(members=2),

@@ -23,6 +23,8 @@ from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 G = torch.Generator().manual_seed(0)
 TOKENS = torch.randint(20, (64, 5), generator=G)
 WORDS = TensorDataset(TOKENS, TOKENS % 5)

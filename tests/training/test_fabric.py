@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +75,20 @@ def test_what_a_sharded_ensemble_cannot_do(settings: dict[str, Any], monkeypatch
     ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
     with pytest.raises(mt.InputError, match=rf"Recipe\({next(iter(settings))}=.*sharded"):
         check_fabric(None, ens, Recipe(**settings))
+
+
+@pytest.mark.slow
+def test_torchmetrics_is_not_imported_for_its_version() -> None:
+    """Lightning Fabric imports it only to read that, which takes seconds."""
+    script = (
+        "import sys\nfrom multitudes.training.fabric import _fabric\n_fabric()\n"
+        "assert 'torchmetrics' not in sys.modules\n"
+        "from importlib.util import find_spec\nfrom lightning_fabric.utilities import imports\n"
+        "assert imports._TORCHMETRICS_GREATER_EQUAL_1_0_0 == (find_spec('torchmetrics') is not None)\n"
+        "from lightning_utilities.core.imports import compare_version\nassert compare_version.__name__ == 'compare_version'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_fabric_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

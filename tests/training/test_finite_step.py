@@ -23,6 +23,8 @@ from multitudes.training import fit as training
 from multitudes.training.fit import fit
 from multitudes.training.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 BATCH = Recipe(epochs=3, batch=50, lr=0.05)
 """Four steps an epoch."""
 

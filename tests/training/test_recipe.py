@@ -70,6 +70,8 @@ def test_schedules_are_torchs() -> None:
     assert rates(7, multi) == pytest.approx(by_torch(7, multi, lambda o: lr.MultiStepLR(o, [14, 35], 0.2)))
     cosine = Recipe(epochs=4, lr=0.3, schedule="cosine")
     assert rates(7, cosine) == pytest.approx(by_torch(7, cosine, lambda o: lr.CosineAnnealingLR(o, 28)))
+    cycles = replace(cosine, cycles=2)
+    assert rates(7, cycles) == pytest.approx(by_torch(7, cycles, lambda o: lr.CosineAnnealingWarmRestarts(o, 14)))
     assert rates(3, Recipe(epochs=2, lr=0.3)) == [0.3] * 6
 
 

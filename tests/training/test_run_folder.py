@@ -26,6 +26,21 @@ def test_a_new_folder(tmp_path: Path) -> None:
         folder.start({"recipe": {"epochs": 3, "lr": 0.2}, "method": "Deep"}, resume=True)
 
 
+def test_another_run_is_refused_before_anything_is_set_up(tmp_path: Path) -> None:
+    """A part of the config, and the shapes in the last checkpoint's header, are enough."""
+    folder, state = RunFolder(tmp_path), {"weight": torch.zeros(2, 3)}
+    folder.check_resumed(CONFIG, state)  # there is no run
+    folder.start({**CONFIG, "train": ["8 examples"]}, resume=False)
+    folder.save(1, {}, {"state.weight": torch.zeros(2, 3), "optimizer.0.exp_avg": torch.zeros(2, 3)})
+    folder.check_resumed(CONFIG, state)
+    with pytest.raises(mt.FileError, match=r"recipe\.lr was 0\.1 and is 0\.2"):
+        folder.check_resumed({"recipe": {"epochs": 3, "lr": 0.2}}, state)
+    with pytest.raises(mt.FileError, match=r"trained another model: weight is \[2, 3\] in the checkpoint and \[2, 4\] here"):
+        folder.check_resumed(CONFIG, {"weight": torch.zeros(2, 4)})
+    (tmp_path / "checkpoints" / "000001.safetensors").write_bytes(b"damaged")
+    folder.check_resumed(CONFIG, {"weight": torch.zeros(2, 4)})  # an older checkpoint decides later
+
+
 def test_settings_that_recipes_did_not_have(tmp_path: Path) -> None:
     """A run that was started before there was a setting resumes if the setting is at its default."""
     folder, recipe = RunFolder(tmp_path), json.loads(json.dumps(mt.Recipe(epochs=3).settings()))

@@ -142,6 +142,7 @@ def after_each_epoch() -> list[tuple[mt.Ensemble, Any]]:
     return [(ens, mt.predict(ens, VAL)) for ens in ensembles]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best_by", [None, "nll", "accuracy"])
 def test_the_best_epoch_of_a_run(best_by: Any) -> None:
     """By default that of the lowest NLL; that of the highest accuracy is another."""

@@ -114,6 +114,9 @@ KNOWN: dict[str, tuple[Variant, ...]] = {
         Variant({}, None, "", "each member drops other weights"),
         Variant({"p": 0.02}, None, "", UNTRAINED, ("none", "head")),
     ),
+    "SWAG": (Variant({}, None, "", "the training of one network; its learning rate must stay high at the end"),),
+    "Snapshot": (Variant({}, None, "", "the training of one network, with M cycles of its learning rate"),),
+    "Laplace": (Variant({}, None, "", "keeps all weights: ens.finish(train) fits the posterior of the last layer"),),
 }  # fmt: skip
 """Variants by the method's name. Among variants without a published result the earlier one ranks higher. A method that is not
 listed is tried with its default settings and ranks like the single network."""
@@ -264,6 +267,7 @@ class Search:
             if list(LEVELS).index(needs) > list(LEVELS).index(self.training):
                 names = ", ".join(sorted(new)[:2]) + (" and others" if len(new) > 2 else "")
                 why = f"each member has its own {names}" if new else "each member uses only a part of the network"
+                why = "members are made of a training run" if method.made_in_training else why
                 return [replace(candidate, verdict="needs training", reason=f"{needs}, since {why}")]
             return self.measured(candidate, variant, new)
         except torch.OutOfMemoryError as error:
@@ -287,6 +291,8 @@ class Search:
             net |= {name: value for name, value in draft.member(0)[0].named_parameters() if name in owned}
         same = {n for n, p in net.items() if n in weights and p.shape == weights[n].shape and torch.equal(p, weights[n])}
         new = {name for name in net if name not in same or name in owned}
+        if method.made_in_training:
+            return "finetune", new
         if not new and (method.draws or method.members == 1):
             return "none", new
         if new and all(name in self.late or owning_module(name) in self.late for name in new):

@@ -62,6 +62,18 @@ def batched(
     raise InputError(f"data= is a {type(data).__name__}: {GIVE}")
 
 
+def read_once(
+    data: Any, batch_size: int, batch_axis: Any, unpack: Unpack | None, form: CallForm, device: Any
+) -> Iterator[tuple[Inputs, Tensor | None]]:
+    """Yields inputs and targets of a training set once, on a device. A dataloader may leave out or repeat examples."""
+    if isinstance(data, DataLoader):
+        pairs = unpack_batches(data, unpack, form)
+    else:
+        pairs = batched(data, batch_size, batch_axis, unpack, form)[1]
+    for call, target in pairs:
+        yield call.refill([tensor.to(device) for tensor in call.tensors()]), target
+
+
 GIVE = "give a tensor, mt.Inputs(...), a dataset or a dataloader"
 ONE_TENSOR = CallForm(ANY, {"args": [{"kind": "tensor"}], "kwargs": {}})
 """The form of a network that takes one tensor."""

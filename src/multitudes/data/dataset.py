@@ -15,12 +15,12 @@ from torch.utils.data import ConcatDataset, Dataset
 from multitudes.data.labels import as_target_tensor, as_wide, check_finite, check_range
 from multitudes.data.lazy import Lazy, concatenate
 from multitudes.errors import InputError
-from multitudes.settings import explained
+from multitudes.settings import Named, explained
 
 
 @explained
 @dataclass(frozen=True, eq=False, repr=False)
-class Data(Dataset[tuple[Tensor, Tensor]]):
+class Data(Named, Dataset[tuple[Tensor, Tensor]]):
     """A dataset: inputs, targets, class names and the normalisation of inputs.
 
     It is a torch Dataset for any DataLoader, and can be passed to `mt.fit` and `mt.predict`. `batch` returns many examples at

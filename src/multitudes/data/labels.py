@@ -47,6 +47,8 @@ def check_range(labels: Tensor, classes: int, ignore: Sequence[int] = (), place:
     if bool(wrong.any()):
         at = tuple(int(axis) for axis in wrong.nonzero()[0])
         value, where = int(labels[at]), f" of {place} {at[0]}" if at else ""
+        if value == classes > 1 and not bool((labels == 0).any()):
+            hint = f". If labels count from 1: targets - 1{hint}"
         raise InputError(f"target {value}{where} is not a class: classes are 0 to {classes - 1}{hint}")
 
 

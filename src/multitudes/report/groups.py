@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from multitudes.errors import InputError
 from multitudes.report.row import Row
-from multitudes.scores.meaning import CRITERIA, SPREADS, meaning
+from multitudes.scores.meaning import ALL_CRITERIA, meaning
 from multitudes.scores.scores import Scores
 
 PRIMARY = ("miou", "nll", "accuracy", "rmse")
@@ -85,7 +85,7 @@ class Group:
     def best_criterion(self, key: str) -> str | None:
         """Returns the key of the best OOD criterion for a key such as `svhn/auroc/best`; None if the rows have none."""
         front = key.removesuffix(BEST)
-        keys = [one for one in self.first.scores if one.startswith(front) and one.removeprefix(front) in (*CRITERIA, *SPREADS)]
+        keys = [one for one in self.first.scores if one.startswith(front) and one.removeprefix(front) in ALL_CRITERIA]
         known = {one: value.mean for one in keys if (value := self.value(one)) is not None and not math.isnan(value.mean)}
         return max(known, key=lambda one: known[one]) if known else None
 

@@ -22,10 +22,11 @@ from multitudes.report.groups import Group, by_job, grouped, primary, ranked
 from multitudes.report.page_figures import diversity_note, drawn_groups, page_figures
 from multitudes.report.row import Row
 from multitudes.report.summary import highlights, summary, warning
-from multitudes.report.table import Column, columns, glossary, legend, table, variant_columns
+from multitudes.report.table import Column, columns, glossary, halves, legend, table, variant_columns
 from multitudes.report.verdict import verdict
 from multitudes.report.wording import counted, duration, listed, safe
 from multitudes.scores.scores import Scores
+from multitudes.settings import takes_names
 from multitudes.storage import write
 from multitudes.version import __version__
 
@@ -43,6 +44,7 @@ PARTS = {
 """Sections of the page, with their headings."""
 
 
+@takes_names()
 def report(
     rows: Sequence[Row | Scores],
     path: str | PathLike[str],
@@ -170,9 +172,12 @@ def _figures(body: str, note: str) -> str:
 def _scores(
     groups: Sequence[Group], first: Sequence[Column], rest: Sequence[Column], colours: Mapping[str, int], prefix: str
 ) -> str:
-    """Returns the HTML of the first table with legend and glossary, and of a collapsed second table with the other scores."""
-    text = table(groups, first, f"{prefix}table", "Scores and costs, best first", primary(groups), colours)
+    """Returns the HTML of the tables of main scores and costs, with legend and glossary, and of a collapsed one of all else."""
+    main, others = halves(first)
+    text = table(groups, main, f"{prefix}table", "Scores and costs, best first", primary(groups), colours)
     text += f'<p class="note">{legend(groups, first)}</p>'
+    if others:
+        text += table(groups, others, f"{prefix}others", "Other main scores", None, colours)
     text += f"<details><summary>What the columns mean</summary>{glossary(first)}</details>"
     if rest:
         more = table(groups, rest, f"{prefix}all", "All other scores")

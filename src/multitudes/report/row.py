@@ -187,7 +187,10 @@ def _with_pooled(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Row]:
-    """Loads every row in these folders and their subfolders, sorted by name and seed. Each folder must hold at least one."""
+    """Loads every row in these folders and their subfolders, by job, name and seed. Each folder must hold at least one.
+
+    Jobs are in the order of the folders, so that a page of several jobs has its parts in this order.
+    """
     places = _places(paths)
     missing = [fspath(path) for path in places if not path.exists()]
     if missing:
@@ -202,7 +205,13 @@ def load_rows(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> lis
         )
     unique = {file.resolve(): file for own in files.values() for file in own}
     loaded = [(Row.load(file.parent), str(file)) for file in unique.values()]
-    return [row for row, _ in sorted(loaded, key=lambda pair: (pair[0].name, pair[0].seed, pair[1]))]
+    jobs = list(dict.fromkeys(_job(row) for row, _ in loaded))
+    return [row for row, _ in sorted(loaded, key=lambda pair: (jobs.index(_job(pair[0])), pair[0].name, pair[0].seed, pair[1]))]
+
+
+def _job(row: Row) -> tuple[str, ...]:
+    """Returns what tells the job of a row from others: data, job and task."""
+    return (*(str(row.settings.get(name)) for name in ("data", "job")), row.scores.task)
 
 
 def without_row(paths: Iterable[str | PathLike[str]] | str | PathLike[str]) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from multitudes.report.groups import BEST, COSTS, Group, Value, leaders, ratios
 from multitudes.report.sources import CRITERION
 from multitudes.report.wording import cost, number, ratio, safe, title, title_parts
-from multitudes.scores.meaning import ARROWS, CRITERIA, SPREADS, meaning
+from multitudes.scores.meaning import ALL_CRITERIA, ARROWS, meaning
 
 FIRST = (
     "miou", "nll", "ece", "accuracy", "exact_match", "rmse", "gaussian_nll", "crps", "brier", "aurc", "coverage",
@@ -20,6 +20,9 @@ FIRST = (
 
 LEADING = 3
 """Number of scores before OOD detection and the costs in the first table, so that a screen shows these. The others follow."""
+
+SETS = 2
+"""Number of OOD sets before the costs."""
 
 VARIED = ("nll", "ece", "cNLL", "cECE", "accuracy", "rmse")
 """Scores of the table of variants, in this order."""
@@ -51,7 +54,7 @@ class Column(NamedTuple):
 def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     """Returns the columns of the first and of the second table. Scores of single corruptions are left out."""
     keys = list(dict.fromkeys(key for group in groups for key in group.first.scores if not re.search(r"/\d+/|/r?CE$", key)))
-    detection = [key for key in keys if key.rpartition("/")[2] in (*CRITERIA, *SPREADS)]
+    detection = [key for key in keys if key.rpartition("/")[2] in ALL_CRITERIA]
     first = [key for key in FIRST if key in keys and LIMITED.get(key) not in keys]
     first += [key for key in keys if "/" in key and key.rpartition("/")[2] in FIRST and key not in detection]
     common = auroc_keys(detection)
@@ -61,9 +64,17 @@ def columns(groups: Sequence[Group]) -> tuple[list[Column], list[Column]]:
     told, best = [scores[key] for key in common], [column for key in common for column in _best_column(key, groups)]
     leading, others = ([scores[key] for key in part] for part in (first[:LEADING], first[LEADING:]))
     clock = [column for column in spent if column.key == "seconds"]
-    return [*leading, *told, *(column for column in spent if column not in clock), *best, *clock, *others], [
+    measured = [column for column in spent if column not in clock]
+    return [*leading, *told[:SETS], *measured, *told[SETS:], *best, *clock, *others], [
         scores[key] for key in keys if key not in (*first, *common)
     ]
+
+
+def halves(first: Sequence[Column]) -> tuple[list[Column], list[Column]]:
+    """Divides the columns of the first table after costs and OOD detection: what a screen shows at once, and other scores."""
+    told = [place for place, column in enumerate(first, 1) if column.cost or "/auroc/" in column.key]
+    end = max(told, default=len(first))
+    return list(first[:end]), list(first[end:])
 
 
 def _best_column(key: str, groups: Sequence[Group]) -> list[Column]:
@@ -92,7 +103,7 @@ def variant_columns(groups: Sequence[Group]) -> list[Column]:
 def auroc_keys(keys: Sequence[str]) -> list[str]:
     """Returns the key of one AUROC per OOD set, by the preferred OOD score."""
     by_set: dict[str, str] = {}
-    for criterion in (*CRITERION, *CRITERIA, *SPREADS):
+    for criterion in (*CRITERION, *ALL_CRITERIA):
         for key in keys:
             *front, kind, last = key.split("/")
             if kind == "auroc" and last == criterion:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from multitudes.scores.meaning import CRITERIA, SPREADS
+from multitudes.scores.meaning import ALL_CRITERIA
 
 TITLES = {
     "accuracy": "Accuracy", "exact_match": "Exact match", "top5": "Top 5", "nll": "NLL", "gibbs_nll": "Gibbs NLL",
@@ -46,7 +46,7 @@ def title(key: str) -> str:
 def title_parts(key: str) -> tuple[str, str]:
     """Returns the title of a score or cost in two parts: what it is, and of which set and by which OOD score."""
     *front, last = key.split("/")
-    if last in (*CRITERIA, *SPREADS, "best") and front:
+    if last in (*ALL_CRITERIA, "best") and front:
         *sets, kind = front
         return TITLES.get(kind, kind), " ".join([*sets, f"({TITLES.get(last, last).replace('_', ' ')})"])
     return TITLES.get(last) or last.replace("_", " ").capitalize(), " ".join(front)

@@ -1,6 +1,6 @@
-"""The shell: `multitudes init | bench | train | predict | score | report | plan | census`. Only here are methods strings.
+"""The shell: `multitudes init | bench | train | predict | score | report | export | serve | plan | census`.
 
-Torch and other rooms are imported inside the commands, so that `--help` is quick.
+Only here are methods strings. Torch and other rooms are imported inside the commands, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,10 +18,24 @@ from rich.markup import escape
 from typer.main import get_command
 
 from multitudes.errors import InputError, MultitudesError
-
-if TYPE_CHECKING:
-    from multitudes.prediction.prediction import Prediction
-    from multitudes.scores.scores import Scores
+from multitudes.shell.options import (
+    JOB_NAMES,
+    METHOD,
+    Calibrated,
+    Force,
+    JobName,
+    Json,
+    Method,
+    Methods,
+    OwnJob,
+    Root,
+    RunJob,
+    RunModel,
+    complete_job,
+    complete_method,
+    complete_methods,
+)
+from multitudes.shell.scored_files import calibrated_scores, ood_files, row_folder, tensor_file
 
 FAILED, USAGE = 1, 2
 """Exit codes: the command failed; the command line is wrong. Ctrl-C gives 130."""
@@ -52,51 +66,6 @@ def _before(
     ] = False,
 ) -> None:
     pass
-
-
-def _complete_method(incomplete: str) -> list[str]:
-    from multitudes.shell.parse import methods_by_name
-
-    return [name for name in methods_by_name() if name.startswith(incomplete)]
-
-
-def _complete_methods(incomplete: str) -> list[str]:
-    """Completes the last name of a list with commas."""
-    front, comma, last = incomplete.rpartition(",")
-    return [f"{front}{comma}{name}" for name in _complete_method(last)]
-
-
-def _complete_job(incomplete: str) -> list[str]:
-    from multitudes.shell.jobs import JOBS
-
-    return [name for name in JOBS if name.startswith(incomplete)]
-
-
-JOB_NAMES = "fashion, yacht, energy (embedded), cifar10, or your own MODULE:FUNCTION (see `multitudes init`)"
-JobName = Annotated[str, typer.Option("--job", help=f"network and data: {JOB_NAMES}", autocompletion=_complete_job)]
-OwnJob = Annotated[
-    str | None, typer.Option("--job", help=f"network and data: {JOB_NAMES}; default: fashion", autocompletion=_complete_job)
-]
-RunJob = Annotated[
-    str | None,
-    typer.Option("--job", help=f"network and data, if not those of the training: {JOB_NAMES}", autocompletion=_complete_job),
-]
-RunModel = Annotated[str | None, typer.Option(help="the network, if not that of the training: MODULE:FACTORY")]
-METHOD = "a method, such as packed or 'packed(alpha=2, gamma=2)'"
-Method = Annotated[str, typer.Option(help=METHOD, autocompletion=_complete_method)]
-Methods = Annotated[
-    str,
-    typer.Option(help="methods, with commas: single,packed,'mimo(members=2)'; default: all", autocompletion=_complete_methods),
-]
-Root = Annotated[Path | None, typer.Option(help="folder of the datasets; default: the folder in MULTITUDES_DATA")]
-Calibrated = Annotated[
-    bool,
-    typer.Option(
-        "--calibrated", help="apply the temperature, or factor of variances, that the run fitted on its validation set"
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else, to standard output")]
-Force = Annotated[bool, typer.Option("--force", help="replace what is there")]
 
 
 @app.command()
@@ -146,10 +115,11 @@ def bench(
     if epochs is not None:
         raise InputError(f"bench has no --epochs: type --budget '{epochs} epochs'")
 
-    from multitudes.shell import typed
+    from multitudes.shell import own_names, typed
 
     texts, numbers = typed.split_list(methods), typed.seeds(seeds)
     typed.check_methods(texts, job_name)
+    own_names.check_job(job_name)
     if budget:
         typed.amount(budget)
 
@@ -176,7 +146,7 @@ def bench(
 def train(
     out: Annotated[Path, typer.Option(help="folder of the run")],
     job_name: OwnJob = None,
-    method: Annotated[str | None, typer.Option(help=f"{METHOD}; default: packed", autocompletion=_complete_method)] = None,
+    method: Annotated[str | None, typer.Option(help=f"{METHOD}; default: packed", autocompletion=complete_method)] = None,
     model: Annotated[str | None, typer.Option(help="your network instead of the job's: MODULE:FACTORY")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="number of epochs; default: the job's")] = None,
     lr: Annotated[float | None, typer.Option(min=0, help="learning rate; default: the job's")] = None,
@@ -195,6 +165,7 @@ def train(
 
     multitudes train --job myjob:job --method deep --out runs/deep && multitudes report runs
     """
+    from multitudes.shell.own_names import check_import, check_job
     from multitudes.shell.told import Told, told_to_train
     from multitudes.shell.typed import check_methods
 
@@ -213,6 +184,9 @@ def train(
         raise InputError("--force replaces the run, and --resume continues it: leave one out")
     told = Told(**given) if force else told_to_train(out, given, resume)
     check_methods([told.method], told.job)
+    check_job(told.job, told.folder)
+    if told.model is not None:
+        check_import(told.model, "--model", told.folder)
 
     from multitudes.shell.steps import train_run
 
@@ -249,15 +223,21 @@ def predict(
 
     check_output(out, force, KINDS)
 
+    from multitudes.shell.own_names import check_import, check_job, check_there
     from multitudes.shell.typed import SPLITS, check_data, check_is_no_segmentation, unknown_name
 
+    check_there([run], "give a .multitude file, or --out of a `multitudes train`")
+    if job_name is not None:
+        check_job(job_name)
+    if model is not None:
+        check_import(model, "--model")
     check_is_no_segmentation(out, run)
     check_data(data, run, job_name)
 
     from multitudes.prediction.predict import predict as run_ensemble
     from multitudes.shell.jobs import find_job, first_of
     from multitudes.shell.outputs import check_table, save_prediction
-    from multitudes.shell.steps import calibrator_of, load_ensemble, told_of
+    from multitudes.shell.steps import calibrator_of, changed_data, load_ensemble, told_of
 
     told = told_of(run, job_name, model, root)
     job = find_job(told.job, told.root)
@@ -265,6 +245,8 @@ def predict(
     datasets = {name: dataset for name, dataset in splits.items() if dataset is not None}
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
+    risk = "Its test set may hold examples of the training: to compare, train again"
+    _print_notes([f"{changed} {risk}" for changed in changed_data(run, job)])
     calibrator = calibrator_of(run, job.epoch) if calibrated else None
     ensemble = load_ensemble(run, job, told)
     if out.suffix.lower() == ".csv":
@@ -294,56 +276,26 @@ def score(
 
     multitudes score test.safetensors --ood digits=digits.safetensors
     """
+    from multitudes.shell.own_names import check_there
+
+    check_there([tensor_file(prediction)], "give --out of a `multitudes train` or of a `multitudes predict`")
+    files = ood_files(ood or [], prediction)
+
     from multitudes.prediction.prediction import Prediction
     from multitudes.report.row import Row
     from multitudes.scores.score import score as compute_scores
 
-    far = {}
-    for text in ood or []:
-        name, equals, path = text.partition("=")
-        if not equals:
-            name, path = Path(text).stem, text
-        far[name] = Prediction.load(_tensor_file(Path(path)))
-    row = Row.load(_row_folder(prediction)) if prediction.is_dir() else None
+    far = {name: Prediction.load(file) for name, file in files.items()}
+    row = Row.load(row_folder(prediction)) if prediction.is_dir() else None
     if calibrated:
-        scores = _calibrated_scores(prediction, far, intervals)
+        scores = calibrated_scores(prediction, far, intervals)
     elif row is not None and not far and not intervals:
         scores = row.scores
     elif row is not None and row.prediction is not None:
         scores = compute_scores(row.prediction, ood={**row.ood, **far} or None, intervals=intervals)
     else:
-        scores = compute_scores(Prediction.load(_tensor_file(prediction)), ood=far or None, intervals=intervals)
+        scores = compute_scores(Prediction.load(tensor_file(prediction)), ood=far or None, intervals=intervals)
     print(scores.json() if as_json else scores)  # noqa: T201
-
-
-def _calibrated_scores(run: Path, far: dict[str, Prediction], intervals: int) -> Scores:
-    """Scores the predictions of a run, and those of OOD sets `far`, with the run's temperature."""
-    from multitudes.report.row import Row
-    from multitudes.scores.score import score as compute_scores
-    from multitudes.shell.steps import calibrator_of
-
-    calibrator = calibrator_of(run)
-    row = Row.load(run)
-    assert row.prediction is not None
-    ood = {name: one if one.calibrator else one.calibrated(calibrator) for name, one in {**row.ood, **far}.items()}
-    return compute_scores(row.prediction.calibrated(calibrator), ood=ood or None, intervals=intervals)
-
-
-def _row_folder(folder: Path) -> Path:
-    """Returns the folder of a run; raises if it holds no row, or several runs."""
-    from multitudes.shell.told import check_one_run
-
-    if (folder / "row.json").is_file():
-        return folder
-    check_one_run(folder)
-    raise InputError(f"{folder} holds no scores: `multitudes train --resume --out {folder}` finishes and scores a run")
-
-
-def _tensor_file(path: Path) -> Path:
-    """Returns the path of a prediction; raises if it is a table, which has no members' outputs."""
-    if path.suffix.lower() == ".csv":
-        raise InputError(f"{path} is a table, without members' outputs: type `multitudes predict RUN --out x.safetensors`")
-    return path
 
 
 @app.command()
@@ -352,7 +304,7 @@ def report(
     out: Annotated[Path, typer.Option(help="page to write")] = Path("report.html"),
     job_name: Annotated[
         str | None,
-        typer.Option("--job", help="job whose images and classes to show; default: the runs'", autocompletion=_complete_job),
+        typer.Option("--job", help="job whose images and classes to show; default: the runs'", autocompletion=complete_job),
     ] = None,
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
     force: Force = False,
@@ -363,17 +315,19 @@ def report(
 
     multitudes report runs/packed runs/deep --out report.html
     """
-    from multitudes.shell.outputs import check_output, check_runs
+    from multitudes.shell.outputs import PAGES, check_output
+    from multitudes.shell.own_names import check_job, check_there
 
-    check_runs(runs)
-    check_output(out, force)
+    check_there(runs, "give folders of runs")
+    check_output(out, force, PAGES)
+    if job_name is not None:
+        check_job(job_name)
 
     from multitudes.shell.jobs import find_job
     from multitudes.shell.steps import write_report
 
     page = write_report(runs, out, None if job_name is None else find_job(job_name, root), title)
-    for note in page.notes:
-        Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+    _print_notes(page.notes)
     _print_json({"out": str(page.path), "notes": page.notes}) if as_json else _print_line(f"report: {page.path}")
 
 
@@ -390,7 +344,7 @@ def plan(
         ),
     ] = None,
     job_name: Annotated[
-        str | None, typer.Option("--job", help=f"network and data: {JOB_NAMES}", autocompletion=_complete_job)
+        str | None, typer.Option("--job", help=f"network and data: {JOB_NAMES}", autocompletion=complete_job)
     ] = None,
     method: Method = "packed",
     as_json: Json = False,
@@ -407,9 +361,14 @@ def plan(
         missing = "MODULE:FACTORY" if factory is None else "--example"
         raise InputError(f"{missing} is missing: type MODULE:FACTORY with --example, or --job MODULE:FUNCTION")
 
+    from multitudes.shell.own_names import check_import, check_job
     from multitudes.shell.typed import check_methods
 
     check_methods([method], factory or str(job_name))
+    if job_name is not None:
+        check_job(job_name)
+    if factory is not None:
+        check_import(factory, "MODULE:FACTORY")
 
     from multitudes.conversion.convert import plan as make_plan
     from multitudes.shell import parse
@@ -440,10 +399,52 @@ def plan(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="the folder of a run, or a .multitude file")],
+    out: Annotated[Path, typer.Option(help="file to write: .onnx, or .pt2 for a torch.export program")],
+    outputs: Annotated[str, typer.Option(help="outputs, with commas: probs,label,entropy; default: the usual ones")] = "",
+    error: Annotated[float | None, typer.Option(help="abstain so that at most this share of the answers is wrong")] = None,
+    coverage: Annotated[float | None, typer.Option(help="abstain on all but this share of the examples")] = None,
+    precision: Annotated[str, typer.Option(help="numbers that store weights: float32, float16, int8")] = "float32",
+    aot: Annotated[bool, typer.Option("--aot", help="compile a .pt2 file for this machine")] = False,
+    job_name: RunJob = None,
+    model: RunModel = None,
+    calibrated: Calibrated = False,
+    force: Force = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Write an ensemble as one graph for a runtime, with probabilities and uncertainties as its outputs.
+
+    The graph is compared with the ensemble before it is written. With a validation set, quantiles of the uncertainty go into
+    the file, and --error or --coverage fit the threshold of the output `abstain`.
+
+      multitudes export runs/packed --out packed.onnx
+
+      multitudes export runs/packed --calibrated --error 0.01 --precision float16 --out small.onnx
+    """
+    from multitudes.shell.outputs import check_output
+    from multitudes.shell.typed import split_list
+
+    check_output(out, force, (".onnx", ".pt2"))
+
+    from multitudes.shell.exporting import export_run
+
+    written = export_run(
+        run, out, job_name=job_name, model=model, root=root, outputs=split_list(outputs), calibrated=calibrated, error=error,
+        coverage=coverage, precision=precision, aot=aot,
+    )  # fmt: skip
+    if as_json:
+        _print_json({**vars(written), "path": str(written.path)})
+    else:
+        _print_line(str(written))
+
+
+@app.command()
 def census(
     only: Annotated[str, typer.Option(help="networks to try, as a glob: 'vit*', 'timm/*'")] = "*",
     methods: Annotated[
-        str, typer.Option(help="methods, with commas: packed,deep; default: all", autocompletion=_complete_methods)
+        str, typer.Option(help="methods, with commas: packed,deep; default: all", autocompletion=complete_methods)
     ] = "",
     libraries: Annotated[
         str, typer.Option(help="libraries, with commas: timm,transformers,geometric,own; default: those installed")
@@ -478,9 +479,60 @@ def census(
         Console().print(taken)
 
 
+@app.command()
+def serve(
+    file: Annotated[Path, typer.Argument(help="an ONNX file, as `mt.export` writes it")],
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all, which asks for a token")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on")] = 8000,
+    batch: Annotated[int, typer.Option(help="most rows in one run of the network")] = 32,
+    wait: Annotated[float, typer.Option(help="milliseconds that a row waits for others to fill its batch")] = 2.0,
+    queue: Annotated[int, typer.Option(help="most rows that wait or run; requests beyond them are answered with 503")] = 256,
+    rows: Annotated[int, typer.Option(help="most rows in a request")] = 128,
+    megabytes: Annotated[float, typer.Option(help="most megabytes in the body of a request")] = 16.0,
+    timeout: Annotated[float, typer.Option(help="seconds that a body or an answer may take")] = 30.0,
+    threads: Annotated[int, typer.Option(min=0, help="threads that compute a batch; 0 for all cores")] = 0,
+    token_file: Annotated[
+        Path | None, typer.Option(help="file with the bearer token that requests need; default: MULTITUDES_TOKEN, or none")
+    ] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="serve other machines without a token")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve an exported ensemble: predictions with uncertainty, batches, metrics, and a page to try it.
+
+    multitudes serve a.onnx
+
+    multitudes serve a.onnx --host 0.0.0.0 --port 80 --token-file token.txt
+    """
+    from multitudes.shell.serve.command import TOKEN, check_installed, find_token, is_local, run
+    from multitudes.shell.serve.limits import Limits
+
+    check_installed()
+    limits = Limits(batch=batch, wait=wait, queue=queue, rows=rows, body=round(megabytes * 2**20), timeout=timeout)
+    token = find_token(token_file)
+    if token is None and not is_local(host) and not no_token:
+        raise InputError(f"--host {host} lets other machines in: set {TOKEN} or --token-file, or type --no-token")
+
+    from multitudes.shell.serve.graph import load_graph
+
+    graph = load_graph(file, threads)
+    if as_json:
+        _print_json({"file": str(file), "host": host, "port": port, "outputs": graph.outputs, "notes": graph.notes})
+    else:
+        _print_notes([f"{file}: {note}" for note in graph.notes])
+        _print_line(f"{file}: http://{host}:{port}, to stop it press Ctrl-C")
+    sys.stdout.flush()
+    run(graph, host=host, port=port, limits=limits, token=token)
+
+
 def _print_line(text: str) -> None:
     """Prints a line; names of files in it are not broken."""
     Console().print(escape(text), soft_wrap=True)
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    """Prints what a user should know beside the result, on standard error."""
+    for note in notes:
+        Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

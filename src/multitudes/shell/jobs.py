@@ -19,12 +19,13 @@ from multitudes.engine.inputs import Inputs
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Method
+from multitudes.methods.layers.one_run import OneRun
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.tasks import checked_task
 from multitudes.prediction.values import CLASSES
 from multitudes.settings import Settings, check_value, explained
+from multitudes.shell.own_names import unknown_job
 from multitudes.shell.parse import import_by_name, method, methods_by_name, own_code
-from multitudes.shell.typed import unknown_name
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
 
@@ -159,8 +160,12 @@ class Job(Settings):
         return method(text, **self.settings.get(name, {}))
 
     def methods(self) -> list[str]:
-        """Names of all methods, the single network first."""
-        return sorted(methods_by_name(), key=lambda name: (name != "single", name))
+        """Names of the methods that a sweep compares unless some are named, the single network first.
+
+        Methods of one run (SWAG, Snapshot, Laplace) are left out: they need a learning rate of their own.
+        """
+        names = [name for name, kind in methods_by_name().items() if not issubclass(kind, OneRun)]
+        return sorted(names, key=lambda name: (name != "single", name))
 
 
 def is_of_images(dataset: Any) -> bool:
@@ -310,12 +315,5 @@ def find_job(name: str, root: Root = None) -> Job:
             )
         return value
     if name not in JOBS:
-        own = f". Your own job is typed as MODULE:FUNCTION, as in {_module(name)}:job; `multitudes init` writes one"
-        raise InputError(f"{unknown_name('job', name, JOBS)}{own}")
+        raise unknown_job(name)
     return JOBS[name](root)
-
-
-def _module(name: str) -> str:
-    """Returns the module that a text without a colon may mean."""
-    stem = name.removesuffix(".py").replace("/", ".").strip(".")
-    return stem if stem.replace(".", "_").isidentifier() else "myjob"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 KINDS = (".safetensors", ".csv")
 """Endings of the files that `multitudes predict` writes."""
 
+PAGES = (".html", ".htm")
+"""Endings of the page that `multitudes report` writes."""
+
 UNCERTAINTIES = ("confidence", "entropy", "expected_entropy", "mutual_information", "variation_ratio")
 """Columns of uncertainty in a table of classes. They are properties of `Prediction`."""
 
@@ -37,13 +40,6 @@ def check_output(path: Path, force: bool, kinds: Sequence[str] = (), *, typed: s
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot create the folder {path.parent}: {error.strerror or error}. Choose another {typed}") from error
-
-
-def check_runs(paths: Sequence[Path]) -> None:
-    """Checks that what a command reads is there, before it looks at what it writes."""
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing:
-        raise FileError(f"{' and '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist: give folders of runs")
 
 
 def save_prediction(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import sys
@@ -17,7 +16,7 @@ import torch
 from multitudes.engine.inputs import Inputs
 from multitudes.errors import InputError, MultitudesError
 from multitudes.method import Method
-from multitudes.shell.typed import unknown_name
+from multitudes.shell.typed import keywords, unknown_name
 
 
 def methods_by_name() -> dict[str, type[Method]]:
@@ -36,18 +35,7 @@ def method(text: str, **settings: Any) -> Method:
     kind = known.get(name.strip().lower())
     if kind is None:
         raise unknown_name("method", name.strip(), known)
-    return kind(**{**settings, **(_keywords(text.strip()) if bracket else {})})
-
-
-def _keywords(text: str) -> dict[str, Any]:
-    """Reads the settings between the brackets: Python literals by keyword. No code is run."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError("not a call with keyword arguments only")
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"cannot read {text!r}: type settings as name=value, as in 'packed(alpha=2, gamma=2)'") from error
+    return kind(**{**settings, **(keywords(text.strip()) if bracket else {})})
 
 
 def shape(text: str) -> list[int]:

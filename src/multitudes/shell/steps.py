@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,8 @@ from multitudes.report.row import Row, load_rows, without_row
 from multitudes.shell.jobs import Job, find_job, is_of_images
 from multitudes.shell.parse import import_by_name, own_code
 from multitudes.shell.scoring import COST_BATCH, scored_row
-from multitudes.shell.told import FILE, Told, check_one_run, remove_run
+from multitudes.shell.told import CONFIG, FILE, Told, check_one_run, remove_run
+from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.fit import Run, fit
 
 
@@ -40,13 +43,24 @@ def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ense
     """Converts the job's network, or the one that `factory` names, and moves it to the GPU if there is one."""
     made = job.method(method)
     torch.manual_seed(seed)
-    return job.ensemble(made, seed, None if factory is None else make_network(factory))
+    try:
+        return job.ensemble(made, seed, None if factory is None else make_network(factory))
+    except InputError as error:
+        if FAILS not in str(error):
+            raise
+        reason = str(error).partition(FAILS)[2].partition(". Give a batch")[0]
+        network = f"network= of the job {job.name}" if factory is None else f"--model {factory}"
+        raise InputError(
+            f"{network} does not take the inputs of the job's test set{reason}. Make its first layer as wide as these inputs"
+        ) from error
 
 
 def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = False) -> tuple[Run, Row]:
     """Trains what `told` says in the folder `out`, scores it, and leaves its row there. `force` removes the run before it."""
     told.find_modules()
     job = find_job(told.job, told.root)
+    if resume and (changed := changed_data(out, job)):
+        raise FileError(f"{changed[0]} Restore the data to resume the run, or choose another --out")
     changes = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
     recipe = replace(job.recipe, **changes)
     ensemble = make_ensemble(job, told.method, told.model, told.seed)
@@ -97,6 +111,21 @@ def load_ensemble(run: Path, job: Job, told: Told) -> Ensemble:
         raise FileError(f"{error}. The model here is that of {tried}: give --job and --model of the training") from error
 
 
+def changed_data(run: Path, job: Job) -> list[str]:
+    """Says which sets of the job are not those that a run was trained with; empty if all are."""
+    try:
+        config = json.loads((run / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a file without its run
+        return []
+    sets = {"train": [dataset_fingerprint(job.train, batches=True)]}
+    if job.validation is not None:
+        sets["val"] = dataset_fingerprint(job.validation)  # type: ignore[assignment]
+    names = [
+        {"train": "training", "val": "validation"}[key] for key, digest in sets.items() if config.get(key, digest) != digest
+    ]
+    return [f"the {' and '.join(names)} data of the job changed since {run} was trained."] if names else []
+
+
 def calibrator_of(run: Path, epoch: str | None = None) -> Calibrator:
     """Returns the temperature, or factor of variances, that a run fitted on its validation set.
 
@@ -114,6 +143,10 @@ def calibrator_of(run: Path, epoch: str | None = None) -> Calibrator:
             f"{run} fitted its temperature to the {own} epoch, and the job now has epoch={epoch!r}: type epoch={own!r} there"
         )
     return row.calibrator
+
+
+FAILS = "the model fails on the example"
+"""How the error of a network begins that does not run on its example."""
 
 
 class Page(NamedTuple):
@@ -163,7 +196,8 @@ def _title(rows: Sequence[Row], job: Job) -> str:
     budgets = {row.settings.get("budget") for row in rows}
     if len(rows) < 2 or len(budgets) > 1 or None in budgets:
         return about
-    return f"{about} Every method has the same budget: {budgets.pop()}. Costs are those of a call with {COST_BATCH} inputs."
+    budget = re.sub(r"^1 epochs$", "1 epoch", str(budgets.pop()))
+    return f"{about} Every method has the same budget: {budget}. Costs are those of a call with {COST_BATCH} inputs."
 
 
 def _common_job(rows: Sequence[Row], folders: Sequence[Path]) -> Job | None:

@@ -104,6 +104,8 @@ NAMED = 12
 
 OPTIONS = ("job", "method", "model", "epochs", "lr", "seed", "name", "root")
 DEFAULTS = Told()
+FREE = ("epochs", "name", "root")
+"""Options that a resumed run may change."""
 
 
 def _of_row(folder: Path) -> Told | None:
@@ -140,7 +142,7 @@ def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
     if not has_run(out):
         if resume:
             check_one_run(out)
-        if resume and "job" not in given:
+        if resume and ("job" not in given or _is_misspelt(out, Told(**given))):
             raise _no_run(out)
         return Told(**given)
     if not resume:
@@ -153,8 +155,7 @@ def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
     old = Told.load(out)
     if old is None:
         return Told(**given)
-    free = ("epochs", "name", "root")
-    before = {key: getattr(old, key) for key in given if key not in free}
+    before = {key: getattr(old, key) for key in given if key not in FREE}
     changed = [
         f"--{key} was {'that of the job' if value is None else value}, not {given[key]}"
         for key, value in before.items()
@@ -167,10 +168,26 @@ def told_to_train(out: Path, given: dict[str, Any], resume: bool) -> Told:
 
 def _no_run(out: Path) -> InputError:
     """Makes the error for a folder to resume that holds no run: it suggests the run beside it with the nearest name."""
+    near = _beside(out)
+    hint = f": did you mean {near[0]}?" if near else "."
+    return InputError(f"there is no run in {out}{hint} To start one there, give --job, and leave --resume out")
+
+
+def _beside(out: Path) -> list[Path]:
+    """Returns the runs beside a folder with a similar name, the nearest first."""
     beside = [file.parent.name for file in out.parent.glob(f"*/{CONFIG}")]
-    near = get_close_matches(out.name, beside, n=1)
-    hint = f": did you mean {out.parent / near[0]}?" if near else "."
-    return InputError(f"there is no run in {out}{hint} To start one there, give --job")
+    return [out.parent / name for name in get_close_matches(out.name, beside)]
+
+
+def _is_misspelt(out: Path, told: Told) -> bool:
+    """Whether a run beside a folder without one has a similar name and was told the very same: it is the one that is meant.
+
+    A command that starts or resumes each of several runs, such as one per seed, tells each something else.
+    """
+    others = [other for folder in _beside(out) if (other := Told.load(folder)) is not None]
+    return any(
+        all(getattr(other, key) == getattr(told, key) for key in (*OPTIONS, "folder") if key not in FREE) for other in others
+    )
 
 
 def _checkpoints(folder: Path) -> dict[str, int]:

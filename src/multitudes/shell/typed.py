@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 from multitudes.errors import InputError
+from multitudes.plugins import plugin_names
 
 UNITS = {
     "epoch": "epochs", "epochs": "epochs", "s": "seconds", "second": "seconds", "seconds": "seconds", "flop": "flops",
@@ -32,7 +34,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Returns the known name that a misspelt one most likely means."""
-    return next(iter(get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.5)), None)
+    by_case = {one.lower(): one for one in sorted(known)}
+    near = get_close_matches(name.lower(), by_case, n=1, cutoff=0.55)
+    return by_case[near[0]] if near else None
 
 
 def split_list(text: str) -> list[str]:
@@ -89,17 +93,45 @@ def _number(text: str) -> float:
 
 
 def method_names() -> list[str]:
-    """Returns the names of this package's methods, which are those of their files."""
-    return sorted(file.stem for file in (Path(__file__).parents[1] / "methods").glob("[!_]*.py"))
+    """Returns the names of methods: of this package's, which are those of their files, and of installed plugins."""
+    ours = [file.stem for file in (Path(__file__).parents[1] / "methods").glob("[!_]*.py")]
+    return sorted({*ours, *plugin_names()})
 
 
 def check_methods(texts: Sequence[str], job: str) -> None:
     """Refuses a misspelt method, unless `job`, or the function of a network, may bring a method of this name."""
     known = method_names()
     for text in texts:
-        name = text.partition("(")[0].strip()
+        name, bracket, _ = text.strip().partition("(")
+        name = name.strip()
         if name.lower() not in known and nearest(name, known) and not _may_bring(name, job):
             raise unknown_name("method", name, known)
+        if bracket:
+            keywords(text.strip())
+
+
+def keywords(text: str) -> dict[str, Any]:
+    """Reads the settings between the brackets of a method: Python literals by keyword. No code is run.
+
+    >>> keywords("packed(alpha=2, gamma=2)")
+    {'alpha': 2, 'gamma': 2}
+    """
+    form = "type settings as name=value, as in 'packed(alpha=2, gamma=2)'"
+    try:
+        call = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"cannot read {text!r}: {form}") from error
+    if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+        raise InputError(f"cannot read {text!r}: {form}")
+    settings = {}
+    for word in call.keywords:
+        try:
+            settings[str(word.arg)] = ast.literal_eval(word.value)
+        except ValueError as error:
+            value = ast.unparse(word.value)
+            quoted = f", or a string in quotes: {word.arg}={value!r}" if value.isidentifier() else ""
+            raise InputError(f"{text}: {word.arg}={value} is no value: type a number, as in {word.arg}=2{quoted}") from error
+    return settings
 
 
 def check_data(name: str, run: Path, job: str | None) -> None:

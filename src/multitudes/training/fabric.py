@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -148,9 +149,32 @@ class _AlwaysSync:
 
 def _fabric() -> Any:
     for name in FABRICS:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), _versions_from_metadata():
             return import_module(name)
     raise InputError("fit needs Lightning Fabric: pip install 'multitudes[train]'")
+
+
+@contextlib.contextmanager
+def _versions_from_metadata() -> Iterator[None]:
+    """Lets Fabric read the version of torchmetrics from its metadata: to import it for that takes seconds."""
+    from lightning_utilities.core import imports
+    from packaging.version import Version
+
+    compare = imports.compare_version
+
+    def quick(package: str, op: Any, wanted: str, use_base_version: bool = False) -> bool:
+        if package != "torchmetrics":
+            return bool(compare(package, op, wanted, use_base_version))
+        with contextlib.suppress(PackageNotFoundError):
+            found = Version(version(package))
+            return bool(op(Version(found.base_version) if use_base_version else found, Version(wanted)))
+        return False
+
+    imports.compare_version = quick  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        imports.compare_version = compare
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 
 from multitudes.data.adapters import unlike
 from multitudes.data.augment import Augment as Augmentation
-from multitudes.data.batches import ONE_TENSOR, Unpack, collated, refuse_names, unpack_batch
+from multitudes.data.batches import ONE_TENSOR, Unpack, collated, read_once, refuse_names, unpack_batch
 from multitudes.data.dataset import Data
 from multitudes.data.labels import first_not_finite
 from multitudes.engine import tree
@@ -84,6 +84,11 @@ class Reader:
                 raise InputError(f"augment= takes one input, but this model has {len(tensors)}: augment in the dataset")
             tensors[0], targets = self.augment(tensors[0], targets, noise)
         return call.refill(tensors), targets
+
+    def once(self) -> Iterator[tuple[Inputs, Any]]:
+        """Yields all examples once, without augmentation, the same in every process: for what is done after training."""
+        for data in self.sets:
+            yield from read_once(data, 256, self.batch_axis, self.unpack, self.form, self.device)
 
 
 class Feed(Reader):

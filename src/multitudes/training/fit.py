@@ -22,10 +22,10 @@ from multitudes.engine.seeds import seed_all
 from multitudes.engine.selected_output import checked_output
 from multitudes.engine.sharding import full_tensor, gathered, load_full, reshard, shard_like
 from multitudes.ensemble import Ensemble
-from multitudes.errors import FileError, InputError, RunError
+from multitudes.errors import InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.files.old_settings import current_metrics
-from multitudes.method import Batch, Criterion
+from multitudes.method import Batch, Criterion, Method
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
 from multitudes.settings import takes_names
@@ -40,7 +40,7 @@ from multitudes.training.loader_feed import LoaderFeed, feed_for
 from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.own_optimizer import OwnParts, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
-from multitudes.training.run_folder import RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
+from multitudes.training.run_folder import STATE, RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
 from multitudes.training.validation import RISING, Best, LossWatch, Validator, empty_best, leap, restored_best
 from multitudes.training.weight_average import WeightAverage
 
@@ -315,6 +315,8 @@ def _set_up(
         raise InputError("pass either loggers= or fabric=, not both: with fabric=, give the loggers to Fabric(loggers=...)")
     if fabric is not None:
         check_fabric(fabric, ensemble, recipe)
+    if folder is not None and resume:
+        folder.check_resumed(_about(ensemble, recipe), ensemble.state_dict())
     fabric = fabric or fabric_for(ensemble, recipe, loggers)
     if recipe.channels_last:
         ensemble.to(memory_format=torch.channels_last)
@@ -337,10 +339,18 @@ def _set_up(
     setup.own_optimizer = given.optimizer is not None
     if validator is not None:
         validator.check(ensemble)
+    if not resume:
+        ensemble.method.before_training(ensemble)
     if folder is not None:
         _open_folder(setup, folder, resume)
     ensemble.calibrator = None  # it was fitted to other weights
     return setup
+
+
+def _about(ensemble: Ensemble, recipe: Recipe) -> dict[str, Any]:
+    """Returns the part of a run's config that is known before anything is set up."""
+    method = {"method": type(ensemble.method).__name__, "settings": ensemble.method.settings()}
+    return {"recipe": recipe.settings(), "task": ensemble.task, **method}
 
 
 def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
@@ -348,12 +358,9 @@ def _open_folder(setup: _Setup, folder: RunFolder, resume: bool) -> None:
     ensemble, recipe, val = setup.run.ensemble, setup.run.recipe, setup.validator
     if setup.is_first:
         config = {
-            "recipe": recipe.settings(),
-            "task": ensemble.task,
+            **_about(ensemble, recipe),
             "train": [dataset_fingerprint(data, batches=True) for data in setup.feed.sets],
             "val": None if val is None else dataset_fingerprint(val.data),
-            "method": type(ensemble.method).__name__,
-            "settings": ensemble.method.settings(),
             "torch": torch.__version__,
             "optimizer": described(setup.optimizer.optimizer) if setup.own_optimizer else None,
             "scheduler": setup.schedule and setup.schedule.described(),
@@ -474,6 +481,7 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
     if setup.fabric.world_size > 1:  # all processes take the BatchNorm statistics of the first
         for buffer in ensemble.buffers():
             torch.distributed.broadcast(buffer, 0)
+    ensemble.method.after_epoch(ensemble, epoch / run.recipe.epochs)
     with setup.average.swapped_in() if setup.average is not None else contextlib.nullcontext():
         if setup.validator is not None:
             scores, each = setup.validator(ensemble, AMP[run.recipe.precision])
@@ -528,13 +536,8 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
     def named(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-    differences = tensor_differences(named("state."), run.ensemble.state_dict())
-    if differences:
-        raise FileError(
-            f"the run in {folder.path} trained another model: {'; '.join(differences[:6])}. "
-            "Resume with that model, or pass another out="
-        )
-    load_full(run.ensemble, named("state."))
+    folder.refuse_other_model(tensor_differences(named(STATE), run.ensemble.state_dict()))
+    load_full(run.ensemble, named(STATE))
     restore_optimizer(setup.optimizer, tensors, about["numbers"])
     if "groups" in about:
         restore_groups(setup.optimizer.optimizer, about["groups"])
@@ -561,7 +564,7 @@ def _restore(setup: _Setup, folder: RunFolder) -> bool:
 
 
 def _finish(setup: _Setup, calibrate: bool) -> None:
-    """Calibrates the last and the best ensemble, and writes them to the folder.
+    """Makes members that are made after training, calibrates the last and the best ensemble, and writes them to the folder.
 
     The ensemble keeps its last weights; with ema=, their average.
     """
@@ -569,28 +572,27 @@ def _finish(setup: _Setup, calibrate: bool) -> None:
     reshard(ensemble)
     if setup.average is not None:
         setup.average.copy_to_weights()
-    _calibrate_and_write(setup, "last", calibrate)
-    if setup.best.state and (calibrate or setup.folder is not None):
+    _complete(setup, "last", calibrate)
+    makes = type(ensemble.method).after_training is not Method.after_training
+    if setup.best.state and (calibrate or setup.folder is not None or makes):
         last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
         calibrator = ensemble.calibrator
         load_full(ensemble, setup.best.state)
-        _calibrate_and_write(setup, "best", calibrate)
+        _complete(setup, "best", calibrate)
+        run.best_state = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
         load_full(ensemble, last)
         run.best_calibrator, ensemble.calibrator = ensemble.calibrator, calibrator
 
 
-def _calibrate_and_write(setup: _Setup, name: str, calibrate: bool) -> None:
-    """Calibrates the ensemble if it is asked for, and writes it if there is a folder."""
+def _complete(setup: _Setup, name: str, calibrate: bool) -> None:
+    """Makes members after training, calibrates the ensemble if it is asked for, and writes it if there is a folder."""
     ensemble = setup.run.ensemble
+    ensemble.method.after_training(ensemble, setup.feed.once())
     ensemble.calibrator = None
     if calibrate and setup.validator is not None:
         ensemble.calibrator = setup.validator.calibrator(ensemble)
         setup.log(f"{name}: {ensemble.calibrator}")
     if setup.folder is not None:
-        _write(setup, setup.folder, name)
-
-
-def _write(setup: _Setup, folder: RunFolder, name: str) -> None:
-    with gathered(setup.run.ensemble):
-        if setup.is_first:
-            save(setup.run.ensemble, folder.path / f"{name}.multitude")
+        with gathered(ensemble):
+            if setup.is_first:
+                save(ensemble, setup.folder.path / f"{name}.multitude")

@@ -81,6 +81,10 @@ class Recipe(Settings):
     """How the learning rate changes at each step, as in torch's MultiStepLR, CosineAnnealingLR and OneCycleLR. Momentum is
     constant."""
 
+    cycles: Count = 1
+    """For cosine: the number of times that the learning rate falls; each time it starts at its top again. A method of
+    checkpoints, `Snapshot`, takes as many as it has members."""
+
     milestones: tuple[Count, ...] = ()
     """For multistep: the epochs after which the learning rate drops, counted from the start of training, warm-up included."""
 
@@ -154,6 +158,7 @@ class Recipe(Settings):
             ),
             (bool(self.milestones) and not multistep, "schedule milestones", "milestones need schedule='multistep'"),
             (self.decay != 0.1 and not multistep, "schedule decay", "decay needs schedule='multistep'"),
+            (self.cycles > 1 and self.schedule != "cosine", "schedule cycles", "cycles need schedule='cosine'"),
             (self.schedule == "onecycle" and self.warmup > 0, "schedule warmup", "onecycle has its own warm-up: set warmup=0"),
             (
                 self.warmup > self.epochs,
@@ -181,7 +186,8 @@ class Recipe(Settings):
         ready = min(1.0, (step + 1) / (self.warmup * steps)) if self.warmup else 1.0
         if self.schedule == "cosine":
             done = max(0.0, at - self.warmup) / max(self.epochs - self.warmup, 1e-12)
-            return ready * 0.5 * (1 + cos(pi * min(done, 1.0)))
+            done = 1.0 if done >= 1 else done * self.cycles % 1  # of the present cycle
+            return ready * 0.5 * (1 + cos(pi * done))
         if self.schedule == "multistep":
             return ready * self.decay ** sum(at >= milestone for milestone in self.milestones)
         return ready

@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
@@ -37,6 +37,8 @@ FREE = ("epochs", "patience")
 """Settings of the recipe that a resumed run may change."""
 OWN = ("optimizer", "scheduler")
 """Parts of the config that describe what the user gave in place of the recipe's."""
+STATE = "state."
+"""How names of the ensemble's own tensors begin in a checkpoint."""
 FILES = ("config.json", "metrics.jsonl", "best.multitude", "last.multitude", "checkpoints/[0-9]*.safetensors")
 
 
@@ -117,12 +119,13 @@ class RunFolder:
             )
         write(file, json.dumps({**old, "recipe": {**before, **new}}, indent=1, sort_keys=True).encode())
 
-    def _check_config(self, config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-        """Refuses the config of another run. Returns that of the run in the folder."""
+    def _check_config(self, config: Mapping[str, Any], file: Path, is_part: bool = False) -> dict[str, Any]:
+        """Refuses the config of another run; with `is_part`, compares these entries only. Returns that of the folder's run."""
         try:
             there = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(there, dict):
                 raise ValueError("it is no JSON object")
+            there = {name: value for name, value in there.items() if name in config or not is_part}
             if isinstance(there.get("settings"), dict):
                 there["settings"] = current_settings(str(there.get("method")), there["settings"])
             if isinstance(recipe := there.get("recipe"), dict) and "best_by" in recipe:
@@ -152,6 +155,33 @@ class RunFolder:
             text = f"the run was started with torch {version} and is resumed with {new['torch']}: results may differ slightly"
             warnings.warn(text, stacklevel=7)
         return dict(there)
+
+    def check_resumed(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+        """Refuses, before the work, a part of the config that is of another run, and a model with other tensors."""
+        if (self.path / "config.json").exists():
+            self._check_config(config, self.path / "config.json", is_part=True)
+        self._check_shapes(state)
+
+    def _check_shapes(self, state: Mapping[str, Tensor]) -> None:
+        """Refuses a model whose tensors are not those of the last checkpoint, by its header. A damaged one passes here."""
+        from safetensors import SafetensorError, safe_open
+
+        for path in self._checkpoints()[-1:]:
+            try:
+                with safe_open(path, framework="pt") as file:
+                    shapes = {name: file.get_slice(name).get_shape() for name in file.keys() if name.startswith(STATE)}  # noqa: SIM118
+            except (SafetensorError, OSError, ValueError):
+                return
+            saved = {name.removeprefix(STATE): torch.empty(shape, device="meta") for name, shape in shapes.items()}
+            self.refuse_other_model(tensor_differences(saved, state))
+
+    def refuse_other_model(self, differences: Sequence[str]) -> None:
+        """Raises FileError if a model differs from the one that the run trained."""
+        if differences:
+            raise FileError(
+                f"the run in {self.path} trained another model: {'; '.join(differences[:6])}. "
+                "Resume with that model, or pass another out="
+            )
 
     def save(self, epoch: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes a checkpoint, and keeps the one before it. Removes older checkpoints, and unreadable ones of later epochs."""

@@ -199,10 +199,14 @@ class Best:
     state: dict[str, Tensor] = field(default_factory=dict)
 
     def update(self, ensemble: Ensemble, epoch: int, scores: Mapping[str, float], each: Mapping[str, Tensor]) -> bool:
-        """Copies the weights of the ensemble, or of each member, whose score is the best so far. Returns whether any was."""
+        """Copies the weights of the ensemble, or of each member, whose score is the best so far. Returns whether any was.
+
+        Of methods that make members of a whole run, the last epoch is the best one: before it, members are not all there.
+        """
         name, sign = f"val_{self.score}", 1 if RISING[self.score] else -1
         values = [sign * scores[name]] if self.by == "ensemble" else (sign * each[name]).tolist()
-        before = self.value or [float("-inf")] * len(values)
+        whole = ensemble.method.made_in_training
+        before = self.value if self.value and not whole else [float("-inf")] * len(values)
         better = [m for m, (new, old) in enumerate(zip(values, before, strict=True)) if new > old]
         if not better:
             return False
