@@ -7,8 +7,9 @@ BatchNorm statistics are updated once, and its dropout is drawn once.
 
 An operation is identified by its function, its plain arguments and the identity of its tensors; repeated ones by their
 order. Random numbers that depend on neither inputs nor shared tensors are drawn for each member. Where a result could be
-wrong, replay is switched off (`disabled`): when a member writes into a common tensor, or reads one that is written later
-(a later member that writes into one runs again); when a tensor changes without a recorded write; and when a member's values decide which operations run.
+wrong, replay is switched off (`disabled`): when a member writes into a common tensor, or reads one that is written later;
+when a tensor changes without a recorded write; and when a member's values decide which operations run. A later member that
+writes into a common tensor runs again, without replay.
 """
 
 from __future__ import annotations
