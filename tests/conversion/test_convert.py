@@ -237,3 +237,18 @@ def test_the_example_runs_through_at_most_two_networks(name: str, monkeypatch: p
         mt.ensemble(MLP(12, (16, 12), 4, dropout=0.1), SETTINGS[name](), x, seed=0)
     assert 1 <= len(seen) <= 2
     assert len({id(model) for model in seen}) == len(seen)
+
+
+def test_outputs_that_are_nan_are_refused() -> None:
+    """NaN equals NaN in every comparison: a converted network would have proved nothing."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[2].bias.data[0] = float("nan")
+    with pytest.raises(mt.ConversionError, match=r"its outputs are NaN, and 2\.bias is not finite"):
+        mt.ensemble(net, mt.BatchEnsemble(), torch.randn(3, 4))
+
+    class Logs(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return (super().forward(x).abs() - 100).log()
+
+    with pytest.raises(mt.ConversionError, match="give an example with other outputs"):
+        mt.ensemble(Logs(4, 3), mt.Deep(), torch.randn(3, 4))

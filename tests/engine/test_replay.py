@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -379,6 +380,25 @@ def test_randomness_that_torch_does_not_seed() -> None:
             continue
         without, once = net.head(net.trunk(x)), net.head(net.trunk(x) + net.scale)
         assert all(torch.allclose(one, without) or torch.allclose(one, once) for output in outputs for one in output)
+
+
+def test_masks_of_numpy_that_are_written_into_the_trunk() -> None:
+    """SpecAugment: each member's column is masked in a trunk of its own, not beside the columns of members before it."""
+    drawn = np.random.default_rng(0)
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        h = net.trunk(x)
+        if net.training:
+            h[:, torch.tensor(np.arange(6) == drawn.integers(6))] = 0.0
+        return net.head(h)
+
+    ens, x = heads(forward, start="copies").train(), torch.randn(B, 4)
+    net = ens.member(0)
+    masked = [net.head(net.trunk(x) * (torch.arange(6) != column)) for column in range(6)]
+    for _ in range(8):
+        outputs = run_loop(ens.engine, mt.Inputs(x))
+        outputs.sum().backward()
+        assert all(any(torch.allclose(one, other) for other in masked) for one in outputs)
 
 
 def test_second_order() -> None:

@@ -8,7 +8,8 @@ BatchNorm statistics are updated once, and its dropout is drawn once.
 An operation is identified by its function, its plain arguments and the identity of its tensors; repeated ones by their
 order. Random numbers that depend on neither inputs nor shared tensors are drawn for each member. Where a result could be
 wrong, replay is switched off (`disabled`): when a member writes into a common tensor, or reads one that is written later;
-when a tensor changes without a recorded write; and when a member's values decide which operations run.
+when a tensor changes without a recorded write; and when a member's values decide which operations run. A later member that
+writes into a common tensor runs again, without replay.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Replay(TorchFunctionMode):
         self.writes: dict[Hashable, int] = {}
         """How often the first member ran each common operation that writes."""
         self.forgotten: list[Tensor] = []
+        self.objects: list[Any] = []
+        """Arguments of recorded operations, kept alive: the id of an array that is gone could be that of another member's."""
         self.first = True
         self.disabled = False
         """Nothing is recorded or replayed any more; every operation runs for every member."""
@@ -169,6 +172,7 @@ class Replay(TorchFunctionMode):
             self.writes[key] = self.writes.get(key, 0) + 1
         if self.first and (results or written or name in MARKS):
             self.results[key].append(result)
+            self.objects.append((args, kwargs))
             self.known.update((id(tensor), tensor) for tensor in results)
             self.versions.update((_storage(tensor), _version(tensor)) for tensor in [*results, *written, *_tensors(args)])
             if rooted:
@@ -192,13 +196,17 @@ class Replay(TorchFunctionMode):
         self.read.update(_storage(tensor) for tensor in tensors if id(tensor) in self.known)
 
     def _release(self, target: Tensor) -> None:
-        """Called before a member writes into a common tensor: the others recompute it, or get a copy of its old value."""
+        """Called before a member writes into a common tensor: the others recompute it, or get a copy of its old value.
+
+        Raises Diverged if it is not the first member: the tensor is in the graphs, and has the writes, of those before it.
+        """
+        if not self.first:
+            raise Diverged
         storage = _storage(target)
         makers = [key for key, results in self.results.items() if any(result is target for result in results)]
         if storage not in self.stateful:
-            self.disabled |= not self.first
             self._forget(storage)
-        elif self.first and self.stateful[storage] == 1 and len(makers) == 1 and storage not in self.consumed:
+        elif self.stateful[storage] == 1 and len(makers) == 1 and storage not in self.consumed:
             results, before = self.results[makers[0]], ValueBeforeWrite(target.clone())
             self._forget(storage)
             self.results[makers[0]] = [before if result is target else result for result in results]

@@ -19,6 +19,7 @@ from multitudes.engine.proof.outcome import (
     clean_autograd,
     close,
     difference,
+    doubled,
     in_double,
     restored,
     run_executor,
@@ -255,3 +256,21 @@ class TestFlips:
         if wrong != "all entries":
             other[7] = torch.nan if wrong == "NaN" else other[7] + expected.abs().max()
         assert not close(other, expected, tolerance=1e-4, flips=True)
+
+
+def test_a_network_that_is_nan_in_double_precision_is_proved_in_its_own() -> None:
+    """A mask of the least number of the inputs' type, added to singles: it is -inf if that type is double."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(3, dtype=torch.float32) * torch.finfo(x.dtype).min
+            return self.layer(x) + mask.softmax(0)
+
+    inputs = mt.Inputs(torch.randn(3, 4).float())
+    ens = mt.ensemble(Masked().float(), mt.Deep(members=2), inputs)
+    assert doubled(ens.engine, inputs) is None
+    assert not ens(*inputs.args).isnan().any()

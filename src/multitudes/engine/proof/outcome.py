@@ -57,7 +57,10 @@ def without_dropout(engine: Engine) -> Engine:
 
 
 def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
-    """Copies an engine and inputs into double precision; None if the model cannot run in it, or is very large."""
+    """Copies an engine and inputs into double precision; None if the model cannot run in it, or is very large.
+
+    A mask of the least double that is added to singles makes NaN, which would equal any other NaN.
+    """
     tensors = [tensor for _, tensor in named_tensors(engine.template)]
     if sum(t.numel() for t in tensors) > DOUBLE_LIMIT or all(t.dtype != torch.float32 for t in tensors):
         return None
@@ -66,10 +69,10 @@ def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
     narrowing = _Narrowing()
     try:
         with restored(double.template, "eval"), torch.no_grad(), narrowing:
-            run_loop(double, fresh_inputs(wide))
+            outputs = tree.tensors(run_loop(double, fresh_inputs(wide)))
     except Exception:  # the model needs its own precision somewhere
         return None
-    return None if narrowing.seen else (double, wide)
+    return None if narrowing.seen or any(bool(output.isnan().any()) for output in outputs) else (double, wide)
 
 
 class _Narrowing(Listening):

@@ -36,6 +36,9 @@ from multitudes.engine.state import Engine
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError
 
+DEPENDENT = "in another order of rows, each row has another output, so rows depend on each other or on their places"
+"""Why a network cannot take other examples in other slots. No implementation of MIMO could."""
+
 
 def prove_slots(
     engine: Engine,
@@ -55,8 +58,7 @@ def prove_slots(
     """
     if _decided(_obstacle_of_rows, trial, inputs, {"eval": plain["eval"]}, quick):
         raise RunError(
-            "in another order of rows, each row has another output, so rows depend on each other or on their places "
-            "(nodes of one graph?), but MIMO puts examples in different orders into its slots. "
+            f"{DEPENDENT} (nodes of one graph?), but MIMO puts examples in different orders into its slots. "
             "Use another method, such as MultiHead or BatchEnsemble"
         )
     trial.traits = replace(trial.traits, slot_norms=norms_of_slots(trial, inputs))

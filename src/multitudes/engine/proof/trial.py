@@ -38,7 +38,7 @@ from multitudes.engine.proof.outcome import (
 from multitudes.engine.replay import Replay
 from multitudes.engine.state import MODES, Engine, Traits, shared_write, write_back
 from multitudes.engine.vmap import run_vmap
-from multitudes.errors import RunError
+from multitudes.errors import RunError, listed
 from multitudes.terminal import step
 
 RUNS: dict[str, Callable[..., Any]] = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
@@ -165,6 +165,7 @@ class Trial:
             outcome = self._try_loop(mode, written)
             if outcome is not None:
                 self._outcomes[_key("loop", mode)] = outcome
+        self._check_numbers()
         self.engine.traits = replace(self.engine.traits, written_buffers=frozenset(written) & norms)
         for mode in reversed(MODES):
             if self.loop(mode) is not None and (mode == "eval" or self.trains_apart):
@@ -172,6 +173,19 @@ class Trial:
                 self._check_members(mode)
         train = self.loop("train")
         self.engine.traits = replace(self.engine.traits, random=train is not None and train.random)
+
+    def _check_numbers(self) -> None:
+        """Refuses outputs that are NaN in eval mode: NaN equals NaN in every comparison, so nothing would be proved."""
+        outcome = self.loop("eval")
+        if outcome is None or not any(bool(value.isnan().any()) for value in outcome.values):
+            return
+        tensors = named_tensors(self.engine.template)
+        names = [name for name, tensor in tensors if tensor.is_floating_point() and not tensor.isfinite().all()]
+        if names:
+            raise RunError(
+                f"its outputs are NaN, and {listed(names)} is not finite: initialise it, or load weights without NaN"
+            )
+        raise RunError("its outputs on the example are NaN, so nothing could be compared: give an example with other outputs")
 
     def _trains_as_in_eval(self) -> bool:
         """Whether training runs the same program on the same values as eval mode, so that proofs in eval mode are enough.

@@ -20,6 +20,7 @@ from multitudes.conversion.check import check
 from multitudes.conversion.convert import ensemble as convert
 from multitudes.conversion.resize.advice import STREAM
 from multitudes.engine.inputs import Inputs
+from multitudes.engine.proof.slots import DEPENDENT
 from multitudes.errors import ConversionError, InputError, MultitudesError
 from multitudes.files.ensemble_file import load, save
 from multitudes.method import Method
@@ -35,8 +36,11 @@ PACKED = {"members": 4, "alpha": 2}
 NODES = "nodes of one graph depend on each other, so no other example can stand in another slot"
 GRAPHS = ("gcn", "gat", "graphsage", "gin")
 IMPOSSIBLE: dict[tuple[str, str], str] = {("MIMO", name): NODES for kind in GRAPHS for name in (kind, f"{kind}_by_hand")}
-"""Pairs that no implementation could convert, by method and family, with the reason. Packed refuses others by itself: networks
-whose output is the stream that all blocks add to (`STREAM`), since outputs keep their width."""
+"""Pairs that no implementation could convert, by method and family, with the reason."""
+
+BY_DEFINITION = (STREAM, DEPENDENT)
+"""Refusals of other such pairs: Packed on networks whose output is the stream that all blocks add to, since outputs keep their
+width; MIMO on networks that mix the rows of a batch (gcvit of timm)."""
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
 """Texts of errors that tell of too little memory."""
@@ -98,7 +102,7 @@ class Attempt:
             if lacks_memory(error):
                 return "memory", "more memory was asked for than is allowed"
             if isinstance(error, (ConversionError, InputError)):
-                return "impossible" if self.method == "Packed" and STREAM in str(error) else "refused", str(error)
+                return "impossible" if any(text in str(error) for text in BY_DEFINITION) else "refused", str(error)
             last = traceback.extract_tb(error.__traceback__)[-1]
             return "error", f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
         return ("wrong", "; ".join(self.broken)) if self.broken else ("ok", "")
