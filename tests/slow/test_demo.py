@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_slow_learners_reach_four_in_five(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "multitudes", "bench", "--out", str(tmp_path / "demo"), "--workers", "2", "--json"]
     done = subprocess.run(
-        [*command, "--methods", "masksembles,mimo,emp,ecmp"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+        [*command, "--methods", "masksembles,mimo"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr
     found = {row["name"]: row["scores"]["accuracy"] for row in json.loads(done.stdout)["rows"]}
-    assert set(found) == {"masksembles", "mimo", "emp", "ecmp"}
+    assert set(found) == {"masksembles", "mimo"}
     assert min(found.values()) >= 0.8, found
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
 
