@@ -328,7 +328,13 @@ def test_a_gpu_that_is_not_there_is_told(ens: mt.Ensemble, monkeypatch: pytest.M
 
 
 def test_a_name_near_a_public_one_is_suggested() -> None:
-    for wrong, right in (("packed", "Packed"), ("Pakced", "Packed"), ("ensembl", "ensemble"), ("mimo", "MIMO"), ("DeepEnsemble", "Deep")):
+    for wrong, right in (
+        ("packed", "Packed"),
+        ("Pakced", "Packed"),
+        ("ensembl", "ensemble"),
+        ("mimo", "MIMO"),
+        ("DeepEnsemble", "Deep"),
+    ):
         with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
             getattr(mt, wrong)
 

@@ -11,7 +11,13 @@ from multitudes.engine.counting import RECURRENT, formula_of, multiply_adds
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(nn.LSTM, {}), (nn.LSTM, {"num_layers": 2, "bidirectional": True}), (nn.LSTM, {"proj_size": 3}), (nn.GRU, {}), (nn.RNN, {})],
+    [
+        (nn.LSTM, {}),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+        (nn.LSTM, {"proj_size": 3}),
+        (nn.GRU, {}),
+        (nn.RNN, {}),
+    ],
 )
 def test_every_matrix_of_a_recurrent_layer_counts_once_per_step(kind: type[nn.RNNBase], options: dict[str, int]) -> None:
     """On a CPU an LSTM runs by one operator, for which torch has no formula."""

@@ -147,7 +147,10 @@ def test_recipes_are_light() -> None:
         ({"class_weights": "balanced"}, "class_weights=(1 / torch.bincount(labels)).tolist()"),
         ({"class_weights": {1: 5, 0: 1}}, "in the order of the classes, as in class_weights=(1, 5)"),
         ({"class_weights": {"cat": 5}}, "class_weights=(1, 5)"),
-        ({"optimizer": torch.optim.Adam}, "optimizer='sgd'. Your own goes to fit: fit(..., optimizer=lambda parameters: torch.opt"),
+        (
+            {"optimizer": torch.optim.Adam},
+            "optimizer='sgd'. Your own goes to fit: fit(..., optimizer=lambda parameters: torch.opt",
+        ),
         ({"schedule": object()}, "fit(..., scheduler=lambda optimizer: "),
     ],
 )

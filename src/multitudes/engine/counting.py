@@ -14,7 +14,6 @@ from multitudes.engine.listening import Listening, on_one_device, result_of
 from multitudes.engine.modules import plain_attention
 from multitudes.engine.seeds import seeded
 
-
 RECURRENT = frozenset(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"))
 """Operators that run an LSTM, a GRU or a plain recurrent layer at once: one layer on a CPU, all layers on a GPU."""
 
