@@ -166,6 +166,8 @@ def test_texts_name_options_of_the_command() -> None:
     assert told == "pass --resume, or another --out. Give --root, not Recipe(lr=0.1) or f(out=path)"
     wrong = "Job(nam=...): there is no such setting: type name=. Settings: name"
     assert commands.in_flags(wrong, ["train"]) == wrong, "the mistake is in the job's file"
+    line = "To predict numbers: mt.ensemble(..., task='regression')"
+    assert commands.in_flags(line, ["train"]) == "To predict numbers: Job(..., task='regression')"
     assert commands.in_flags("Give root=.", ["score"]) == "Give root=.", "score has no such option"
 
 
@@ -194,3 +196,23 @@ def test_usage_and_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
     assert commands.exit_code(stop) == 130
     assert "stopped" in capsys.readouterr().err
+
+
+def test_an_option_of_the_recipe_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        (["train", "--patience", "3", "--out", "a"], "--patience: set it in the recipe of your job, mt.Recipe(patience=...)"),
+        (["train", "--batch-size=8", "--out", "a"], "--batch-size: set it in the recipe of your job, mt.Recipe(batch=...)"),
+        (["train", "--learning-rate", "1", "--out", "a"], "--learning-rate: type --lr"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            commands.exit_code(lambda words=words: commands.app(words), words)  # type: ignore[misc]
+        assert line in " ".join(capsys.readouterr().err.split())
+    assert commands.recipe_hint(["train", "--lr", "x"]) == commands.recipe_hint(["nothing"]) == commands.recipe_hint([]) == ""
+
+
+def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the file and the code that a Python user would see; those of Python itself keep them."""
+    commands.show_warning("all are [right]", UserWarning, "scoring.py", 72, None, None)
+    commands.show_warning("old", DeprecationWarning, "scoring.py", 72)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert (first, second) == ("multitudes: all are [right]", "scoring.py:72: DeprecationWarning: old")

@@ -165,7 +165,7 @@ def count_rows(call: Inputs, batch_axis: BatchAxis) -> int:
     if not call.tensors():
         kinds = sorted({type(part).__name__ for part in [*call.args, *call.kwargs.values()]})
         raise InputError(
-            f"the inputs have no tensor, but {', '.join(kinds) or 'nothing'}: give tensors; make ids of texts by a tokenizer first"
+            f"the inputs have no tensor, but {', '.join(kinds) or 'nothing'}: give tensors, for texts the ids of a tokenizer"
         )
     if not sizes:
         raise InputError("no input tensor has a batch axis: set batch_axis= to an axis for at least one tensor")

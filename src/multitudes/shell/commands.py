@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -379,13 +380,13 @@ def plan(
     job = None if job_name is None else find_job(job_name)
     network = job.network() if job is not None and factory is None else make_network(str(factory))
     wanted = parse.method(method) if job is None else job.method(method)
-    output = None if job is None else job.output
+    told = {} if job is None else {"output": job.output, "task": job.task}
     try:
-        made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, output=output)
+        made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, **told)
     except InputError as error:
-        if inputs is None or not str(error).startswith("the model fails on the example"):
+        reason = re.split(r"\. Give a batch|: give rows first", str(error))[0]
+        if inputs is None or reason == str(error):
             raise
-        reason = str(error).partition(". Give a batch")[0]
         raise InputError(
             f"{reason}. Type --example with a shape that it takes, batch first, as in 2,3,32,32, and 8x16:int64:30000 for ids"
         ) from error
@@ -542,6 +543,7 @@ def _print_json(value: Any) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the `multitudes` command. Prints errors of this package as one line; the exit code is 1, or 2 for wrong input."""
     words = sys.argv[1:] if arguments is None else arguments
+    warnings.showwarning = show_warning  # the process is this command's
     sys.exit(exit_code(lambda: app(arguments, standalone_mode=True), words))
 
 
@@ -556,7 +558,38 @@ def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
     except KeyboardInterrupt:
         error.print("stopped")
         return 130
+    except SystemExit as stop:
+        if stop.code == USAGE and (hint := recipe_hint(words)):
+            error.print(f"[red]multitudes:[/red] {escape(hint)}", highlight=False, soft_wrap=True)
+        raise
     return 0
+
+
+def show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+    """Prints a warning of this package as one line, without the line of code that a Python user would see."""
+    if category is UserWarning:
+        Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+
+def recipe_hint(words: Sequence[str]) -> str:
+    """Says that an option which a command does not have is a setting of the recipe: `--batch-size` is `Recipe(batch=...)`."""
+    from dataclasses import fields
+
+    from multitudes.settings import ALIASES
+    from multitudes.training.recipe import Recipe
+
+    command = get_command(app).commands.get(words[0]) if words else None  # type: ignore[attr-defined]
+    options = {option for parameter in command.params for option in parameter.opts} if command is not None else set()
+    settings = {field.name: field.name for field in fields(Recipe)}
+    settings |= {other: own for own, others in ALIASES.items() if own in settings for other in others.split()}
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        name = settings.get(option[2:].replace("-", "_"))
+        if option not in options and name is not None:
+            typed = f"type --{name}" if f"--{name}" in options else f"set it in the recipe of your job, mt.Recipe({name}=...)"
+            return f"{option}: {typed}"
+    return ""
 
 
 def in_flags(text: str, words: Sequence[str]) -> str:
@@ -567,6 +600,7 @@ def in_flags(text: str, words: Sequence[str]) -> str:
     """
     if re.match(r"[A-Z]\w*\(", text):
         return text
+    text = text.replace("mt.ensemble(..., task=", "Job(..., task=")
     command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
     options = [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
     for option in options:

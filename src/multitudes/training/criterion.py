@@ -170,8 +170,8 @@ class TaskCriterion:
         if max(abs(mean), spread) <= max(FAR_TARGETS, 5 * float(output_of(outputs, self.output).detach().abs().mean())):
             return ""
         return (
-            f"targets have a mean of {mean:.3g} and a deviation of {spread:.2g}, far from what the network returns at first: training may "
-            "take thousands of steps. Standardise them: Data(x, (y - mean) / std, target_mean=mean, target_std=std)"
+            f"targets have a mean of {mean:.3g} and a deviation of {spread:.2g}, far from what the network returns now: training "
+            "may take thousands of steps. Standardise them, Data(x, (y - mean) / std, target_mean=mean, target_std=std)"
         )
 
     def learn_classes(self, outputs: Any, rows: bool) -> None:

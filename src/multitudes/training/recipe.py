@@ -214,8 +214,8 @@ def _refuse_foreign(recipe: Recipe) -> None:
         order = weights.keys() == set(range(len(weights)))
         line = str(tuple(weights[k] for k in range(len(weights)))) if order else "(1, 5)"
         raise InputError(
-            f"Recipe(class_weights={weights!r}): class_weights must be one number per class, in the order of the classes, as in "
-            f"class_weights={line}"
+            f"Recipe(class_weights={weights!r}): class_weights must be one number per class, in the order of the classes, "
+            f"as in class_weights={line}"
         )
     for name, argument, line in (
         ("optimizer", "optimizer", "lambda parameters: torch.optim.NAdam(parameters, lr=1e-3)"),
@@ -225,7 +225,7 @@ def _refuse_foreign(recipe: Recipe) -> None:
         if not isinstance(value, str) and value is not None:
             given = value.__name__ if isinstance(value, type) else type(value).__name__
             raise InputError(
-                f"Recipe({name}={given}): a recipe has names, as in {name}={type(recipe).__dataclass_fields__[name].default!r}. "
+                f"Recipe({name}={given}): a recipe has names, as in {name}={getattr(Recipe, name)!r}. "
                 f"Your own goes to fit: fit(..., {argument}={line})"
             )
 
