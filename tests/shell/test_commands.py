@@ -207,12 +207,3 @@ def test_an_option_of_the_recipe_is_told_its_place(capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit, match="2"):
             commands.exit_code(lambda words=words: commands.app(words), words)  # type: ignore[misc]
         assert line in " ".join(capsys.readouterr().err.split())
-    assert commands.recipe_hint(["train", "--lr", "x"]) == commands.recipe_hint(["nothing"]) == commands.recipe_hint([]) == ""
-
-
-def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the file and the code that a Python user would see; those of Python itself keep them."""
-    commands.show_warning("all are [right]", UserWarning, "scoring.py", 72, None, None)
-    commands.show_warning("old", DeprecationWarning, "scoring.py", 72)
-    first, second, *_ = capsys.readouterr().err.splitlines()
-    assert (first, second) == ("multitudes: all are [right]", "scoring.py:72: DeprecationWarning: old")

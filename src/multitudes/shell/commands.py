@@ -19,6 +19,7 @@ from rich.markup import escape
 from typer.main import get_command
 
 from multitudes.errors import InputError, MultitudesError
+from multitudes.shell.messages import recipe_hint, show_warning
 from multitudes.shell.options import (
     JOB_NAMES,
     METHOD,
@@ -380,7 +381,7 @@ def plan(
     job = None if job_name is None else find_job(job_name)
     network = job.network() if job is not None and factory is None else make_network(str(factory))
     wanted = parse.method(method) if job is None else job.method(method)
-    told = {} if job is None else {"output": job.output, "task": job.task}
+    told: dict[str, Any] = {} if job is None else {"output": job.output, "task": job.task}
     try:
         made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, **told)
     except InputError as error:
@@ -559,37 +560,10 @@ def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
         error.print("stopped")
         return 130
     except SystemExit as stop:
-        if stop.code == USAGE and (hint := recipe_hint(words)):
+        if stop.code == USAGE and (hint := recipe_hint(words, _options(words))):
             error.print(f"[red]multitudes:[/red] {escape(hint)}", highlight=False, soft_wrap=True)
         raise
     return 0
-
-
-def show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
-    """Prints a warning of this package as one line, without the line of code that a Python user would see."""
-    if category is UserWarning:
-        Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
-
-
-def recipe_hint(words: Sequence[str]) -> str:
-    """Says that an option which a command does not have is a setting of the recipe: `--batch-size` is `Recipe(batch=...)`."""
-    from dataclasses import fields
-
-    from multitudes.settings import ALIASES
-    from multitudes.training.recipe import Recipe
-
-    command = get_command(app).commands.get(words[0]) if words else None  # type: ignore[attr-defined]
-    options = {option for parameter in command.params for option in parameter.opts} if command is not None else set()
-    settings = {field.name: field.name for field in fields(Recipe)}
-    settings |= {other: own for own, others in ALIASES.items() if own in settings for other in others.split()}
-    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        name = settings.get(option[2:].replace("-", "_"))
-        if option not in options and name is not None:
-            typed = f"type --{name}" if f"--{name}" in options else f"set it in the recipe of your job, mt.Recipe({name}=...)"
-            return f"{option}: {typed}"
-    return ""
 
 
 def in_flags(text: str, words: Sequence[str]) -> str:
@@ -601,8 +575,12 @@ def in_flags(text: str, words: Sequence[str]) -> str:
     if re.match(r"[A-Z]\w*\(", text):
         return text
     text = text.replace("mt.ensemble(..., task=", "Job(..., task=")
-    command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
-    options = [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
-    for option in options:
+    for option in _options(words):
         text = re.sub(rf"(?<![\w.(]){option[2:].replace('-', '_')}=(True\b|(?![\w'\"(\[{{-]|\.\S))", option, text)
     return text
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """Returns the options of the command that a command line names."""
+    command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
+    return [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
