@@ -170,7 +170,7 @@ class TaskCriterion:
         if max(abs(mean), spread) <= max(FAR_TARGETS, 5 * float(output_of(outputs, self.output).detach().abs().mean())):
             return ""
         return (
-            f"targets have a mean of {mean:.3g} and a deviation of {spread:.2g}, far from the network's outputs: training "
+            f"targets have a mean of {mean:.3g} and a deviation of {spread:.3g}, far from the network's outputs: training "
             "may take thousands of steps. Standardise them, Data(x, (y - mean) / std, target_mean=mean, target_std=std)"
         )
 
