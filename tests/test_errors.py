@@ -50,6 +50,17 @@ def images() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
 
 
+class Words(nn.Module):
+    """Ids to two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 2)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.table(ids).mean(1)
+
+
 class TwoHeads(nn.Module):
     """Returns a mean and a variance as two tensors."""
 
@@ -221,6 +232,23 @@ def ens() -> mt.Ensemble:
         (lambda ens: mt.Recipe(epochs=2, warmup=5), r"Recipe\(epochs=2, warmup=5\): the warm-up would end after the training"),
         (lambda ens: mt.score(mt.predict(ens, X), Y, ood={"": mt.predict(ens, X)}), "a set without a name, '': .*'svhn'"),
         (lambda ens: mt.fit(one_output("binary"), TensorDataset(X, Y % 2 * 2 - 1)), r"target -1 is not .*give \(y > 0\)"),
+        (lambda ens: mt.ensemble(network(), "packed", X), r"give an instance, mt.Packed\(\)$"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), mt.Inputs(X[0])), r"x\[None\]"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), X.tolist()), r"give a tensor, torch.tensor\(x\)"),
+        (lambda ens: mt.ensemble(network(), mt.Deep(), [[1], [2, 3]]), "rnn.pad_sequence"),
+        (lambda ens: mt.ensemble(Words(), mt.Deep(), {"ids": Y[:, None], "labels": Y}), r"no argument 'labels': leave it out"),
+        (lambda ens: mt.plan(network(), mt.Deep(), X, task="classification"), "type task='classes', or another of classes, "),
+        (lambda ens: mt.fit(ens, PAIRS, val=0.2), r"val= is a float: .*random_split\(dataset, \[0.8, 0.2\]\)"),
+        (lambda ens: mt.fit(ens, PAIRS, val=(X, Y)), r"val= is a tuple: give a dataset, val=.*TensorDataset\(\*val\)"),
+        (lambda ens: mt.fit(ens, PAIRS, val=X), r"val= is a Tensor: give a dataset"),
+        (lambda ens: mt.fit(ens, PAIRS, optimizer="adam"), r"mt.Recipe\(optimizer='adam'\)"),
+        (lambda ens: mt.fit(ens, [{"text": "good", "label": 1}] * 4), "no tensor, but dict: .*ids of a tokenizer"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y * 127)), r"not a class.*torch.unique\(targets, return_inverse=True\)\[1\]"),
+        (lambda ens: mt.fit(ens, TensorDataset(X, Y * 127.0)), "To predict numbers: .*task='regression'"),
+        (lambda ens: mt.threshold(mt.predict(ens, PAIRS), error=5), "error=5 must be between 0 and 1, such as 0.05"),
+        (lambda ens: mt.report(mt.predict(ens, PAIRS), "a.html"), r"pass \[mt.score\(pred\)\]"),
+        (lambda ens: mt.report([mt.predict(ens, PAIRS)], "a.html"), r"rows\[0\] .*pass \[mt.score\(pred\)\]"),
+        (lambda ens: mt.report(mt.score(mt.predict(ens, PAIRS)), "a.html"), r"for one run pass \[scores\]"),
         (lambda ens: mt.Packed(members=1), r"one member is the single network: use Single\(\)"),
     ],
 )  # fmt: skip
@@ -246,7 +274,7 @@ def test_a_plan_takes_what_an_ensemble_takes() -> None:
 
 
 def test_what_looks_like_a_mistake_and_is_none() -> None:
-    """A batch of single numbers has one axis."""
+    """A batch of single numbers has one axis; a dict with the name of an argument may be this argument."""
 
     class OfNumbers(nn.Module):
         def __init__(self) -> None:
@@ -256,7 +284,17 @@ def test_what_looks_like_a_mistake_and_is_none() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(x[:, None])
 
+    class OfDict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 2)
+
+        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.last(x["x"] * x["scale"])
+
     assert mt.ensemble(OfNumbers(), mt.Deep(), X[0], seed=0, check=False)(X[0]).shape == (4, 6, 2)
+    whole = {"x": X, "scale": X}
+    assert mt.ensemble(OfDict(), mt.Deep(), whole, seed=0, check=False)(whole).shape == (4, 8, 2)
 
 
 def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
@@ -271,6 +309,14 @@ def test_what_is_no_attribute_and_no_key_is_told(ens: mt.Ensemble) -> None:
         pred.probabilities  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"from multitudes\.shell\.jobs import Job"):
         mt.Job  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(KeyError, match="no score 'acc'; similar names: accuracy"):
+        mt.score(pred, Y)["acc"]
+    with pytest.raises(AttributeError, match=r"pandas.Series\(dict\(scores\)\)"):
+        mt.score(pred, Y).to_frame()
+    with pytest.raises(AttributeError, match="entropy, confidence and mutual_information"):
+        pred.uncertainty  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="std, aleatoric and epistemic"):
+        mt.Prediction(mean=LOGITS).uncertainty  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="a Prediction has no 'prob': did you mean 'probs'"):
         pred.prob  # type: ignore[attr-defined]  # noqa: B018
 
@@ -282,7 +328,13 @@ def test_a_gpu_that_is_not_there_is_told(ens: mt.Ensemble, monkeypatch: pytest.M
 
 
 def test_a_name_near_a_public_one_is_suggested() -> None:
-    for wrong, right in (("packed", "Packed"), ("Pakced", "Packed"), ("ensembl", "ensemble"), ("mimo", "MIMO")):
+    for wrong, right in (
+        ("packed", "Packed"),
+        ("Pakced", "Packed"),
+        ("ensembl", "ensemble"),
+        ("mimo", "MIMO"),
+        ("DeepEnsemble", "Deep"),
+    ):
         with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
             getattr(mt, wrong)
 

@@ -19,7 +19,8 @@ def meant(name: str, names: Iterable[str]) -> str:
 
     known = list(names)
     by_lower = {one.lower(): one for one in known}
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = sorted((one for one in known if len(one) > 3 and name.startswith(one)), key=len)[-1:]  # DeepEnsemble: Deep
+    near = near or get_close_matches(name, known, n=1, cutoff=0.7)
     near = near or [by_lower[one] for one in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)]
     return f": did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
 

@@ -54,7 +54,7 @@ def events() -> list[str]:
     return []
 
 
-@pytest.fixture(params=[(1280, "light"), (380, "dark")], ids=["desktop", "phone"])
+@pytest.fixture(params=[(1280, "light"), (1000, "light"), (380, "dark")], ids=["desktop", "laptop", "phone"])
 def opened(request: pytest.FixtureRequest, browser: Any, file: Path, events: list[str]) -> Iterator[Any]:
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -34,7 +34,8 @@ Call = dict[str, Any]
 
 REFUSED: list[tuple[Call, str]] = [
     ({"method": mt.Deep}, r"Deep\(\)"),
-    ({"method": "deep"}, "'deep'.*" + ", .*".join(sorted(METHODS))),
+    ({"method": "deep"}, r"'deep' is not a method: give an instance, mt.Deep\(\)$"),
+    ({"method": "depp"}, "'depp'.*" + ", .*".join(sorted(METHODS))),
     ({"method": None}, "None"),
     ({"method": mt.Method}, r"Method\(\)"),
     *(({"model": model}, "factory") for model in (nn.Linear, "resnet18", None, {"weight": torch.zeros(2)})),

@@ -392,3 +392,44 @@ def test_rows_may_stand_elsewhere_in_outputs(count: int) -> None:
     rows = torch.arange(count) % 4
     wanted = torch.stack([ens.member(m)(x)[b] for b, m in enumerate(rows.tolist())])
     torch.testing.assert_close(ens(x, rows=rows), wanted)
+
+
+def test_slices_of_small_tensors_are_kept_and_follow_every_change() -> None:
+    """Calls without gradients use the slices of the call before, unless tensors were replaced; plain members see the same."""
+    x = torch.randn(B, 4)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    ens = mt.ensemble(net, mt.Deep(members=M), x, seed=0).eval()
+
+    def kept() -> list[int]:
+        return [id(slices[0]) for _, _, slices in ens.engine.slices.values()]
+
+    @torch.no_grad()
+    def check(x: Tensor) -> None:
+        torch.testing.assert_close(ens(x), torch.stack([ens.member(m)(x) for m in range(M)]))
+
+    with torch.inference_mode():
+        ens(x)
+    first = kept()
+    check(x)
+    assert len(first) == 9 and kept() == first  # 4 of Linear, 2 and 3 of BatchNorm
+    ens(x).sum().backward()  # slices with a graph are not kept
+    with torch.no_grad():
+        ens.train()(x)  # writes statistics through the kept slices
+        for parameter in ens.parameters():
+            parameter.add_(1)
+    ens.eval()
+    check(x)
+    assert kept() == first
+    for parameter in ens.parameters():
+        parameter.data = parameter.data * 2
+    check(x)
+    ens.double()
+    check(x.double())
+    ens.load_state_dict({name: tensor + 1 for name, tensor in ens.state_dict().items()}, assign=True)
+    check(x.double())
+    with torch.no_grad():
+        torch.func.functional_call(ens, {name: p + 1 for name, p in ens.named_parameters()}, x.double())
+    check(x.double())
+    for parameter in ens.parameters():
+        parameter.data = parameter.data.flip(0).clone()[:M]
+    check(x.double())

@@ -122,7 +122,7 @@ def test_scores_that_are_no_numbers(scored: Make) -> None:
 def test_no_gain_is_said(scored: Make) -> None:
     few = [row for row in rows(scored) if row.name != "good"]
     assert plain(verdict(grouped(few))).startswith(
-        "No ensemble is clearly better than the single network by NLL, which is 0.8000. By NLL, the only "
+        "No ensemble is clearly better than the single network, whose NLL is 0.8000. By NLL, the only "
         "ensemble is neither clearly better nor worse than the single network. At the epoch"
     )
 

@@ -166,6 +166,8 @@ def test_texts_name_options_of_the_command() -> None:
     assert told == "pass --resume, or another --out. Give --root, not Recipe(lr=0.1) or f(out=path)"
     wrong = "Job(nam=...): there is no such setting: type name=. Settings: name"
     assert commands.in_flags(wrong, ["train"]) == wrong, "the mistake is in the job's file"
+    line = "To predict numbers: mt.ensemble(..., task='regression')"
+    assert commands.in_flags(line, ["train"]) == "To predict numbers: Job(..., task='regression')"
     assert commands.in_flags("Give root=.", ["score"]) == "Give root=.", "score has no such option"
 
 
@@ -194,3 +196,14 @@ def test_usage_and_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
     assert commands.exit_code(stop) == 130
     assert "stopped" in capsys.readouterr().err
+
+
+def test_an_option_of_the_recipe_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        (["train", "--patience", "3", "--out", "a"], "--patience: set it in the recipe of your job, mt.Recipe(patience=...)"),
+        (["train", "--batch-size=8", "--out", "a"], "--batch-size: set it in the recipe of your job, mt.Recipe(batch=...)"),
+        (["train", "--learning-rate", "1", "--out", "a"], "--learning-rate: type --lr"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            commands.exit_code(lambda words=words: commands.app(words), words)  # type: ignore[misc]
+        assert line in " ".join(capsys.readouterr().err.split())

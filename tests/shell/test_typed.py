@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,6 +95,20 @@ def test_a_name_that_the_job_may_know_is_not_refused(file: str, source: str) -> 
         typed.check_methods(["pakced"], "own:job")
     Path(file).write_text(source)
     typed.check_methods(["pakced"], "own:job")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("packed,deep", "`multitudes bench --methods packed,deep`"),
+        ("packed(alpha=2), deep", "`multitudes bench --methods packed(alpha=2),deep`"),
+        ("single packed", "with commas, single,packed"),
+        ("packed alpha=2 gamma=2", "type settings in brackets, 'packed(alpha=2, gamma=2)'"),
+    ],
+)
+def test_several_methods_and_settings_without_brackets_are_told_the_line(text: str, line: str) -> None:
+    with pytest.raises(mt.InputError, match=re.escape(line)):
+        typed.check_methods([text], "own:job")
 
 
 def test_names_that_nothing_tells_are_left_to_the_job() -> None:

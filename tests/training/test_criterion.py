@@ -398,3 +398,20 @@ def test_what_it_is_known_by() -> None:
         "criterion": "cross_entropy", "output": None, "class_axis": 1, "ignore": 3,
     }  # fmt: skip
     assert TaskCriterion("classes").settings()["criterion"] is None
+
+
+@pytest.mark.parametrize(("scale", "shift", "warns"), [(1, 0, False), (1, 500, True), (70, 0, True)])
+def test_numbers_far_from_a_networks_outputs_are_told(scale: float, shift: float, warns: bool) -> None:
+    """A network that starts near 0 does not reach targets in the hundreds soon; the loss alone does not tell why."""
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), x[:2], task="gaussian", seed=0, check=False)
+    pairs = torch.utils.data.TensorDataset(x, x[:, 0] * scale + shift)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mt.fit(ens, pairs, mt.Recipe(epochs=1, lr=1e-4, optimizer="adam"))
+    told = [str(one.message) for one in caught if "Standardise" in str(one.message)]
+    assert len(told) == warns
+    assert all("target_mean=mean, target_std=std" in text for text in told)
+    with torch.no_grad():
+        ens.template.bias.fill_(shift)  # a network that was trained on such targets
+    assert shift == 0 or not TaskCriterion("gaussian").scale_advice(ens(x), x[:, 0] + shift)

@@ -42,6 +42,13 @@ def test_warnings_stay_warnings(deterministic: bool) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_settings_that_stay_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To set them torch imports its compiler, for which every refusal and every short run waited."""
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: pytest.fail("the compiler is imported"))
+    with torch_settings(Recipe()):
+        pass
+
+
 def test_the_ensembles_device() -> None:
     ens = mt.ensemble(nn.Linear(3, 2), mt.Deep(members=2), torch.randn(2, 3), seed=0)
     assert device_of(ens) == torch.device("cpu")

@@ -155,7 +155,7 @@ def sgd(ens: mt.Ensemble) -> SGD:
         ({"weight_decay": 0.1}, lambda ens: {"optimizer": sgd(ens)}, "weight_decay"),
         ({"schedule": "cosine"}, lambda ens: {"scheduler": lambda o: StepLR(o, 1)}, "leave schedule= out"),
         ({"warmup": 1}, lambda ens: {"scheduler": lambda o: StepLR(o, 1)}, "leave warmup= out"),
-        ({}, lambda ens: {"optimizer": "adam"}, "no torch.optim.Optimizer: give one of"),
+        ({}, lambda ens: {"optimizer": 3}, "no torch.optim.Optimizer: give one of"),
         ({}, lambda ens: {"optimizer": lambda p: p}, "which returns one"),
         ({}, lambda ens: {"optimizer": sgd(made())}, "not the ensemble's: make it of ens.parameters"),
         ({}, lambda ens: {"optimizer": torch.optim.LBFGS}, "LBFGS uses norms"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -138,3 +139,22 @@ def test_recipes_are_light() -> None:
     code = f"import sys, multitudes.training.recipe as r; r.Recipe(); print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"class_weights": "balanced"}, "class_weights=(1 / torch.bincount(labels)).tolist()"),
+        ({"class_weights": {1: 5, 0: 1}}, "in the order of the classes, as in class_weights=(1, 5)"),
+        ({"class_weights": {"cat": 5}}, "class_weights=(1, 5)"),
+        (
+            {"optimizer": torch.optim.Adam},
+            "optimizer='sgd'. Your own goes to fit: fit(..., optimizer=lambda parameters: torch.opt",
+        ),
+        ({"schedule": object()}, "fit(..., scheduler=lambda optimizer: "),
+    ],
+)
+def test_what_other_libraries_take_is_refused_with_the_line_to_type(settings: dict[str, Any], line: str) -> None:
+    """A dict of weights was read as the tuple of its keys."""
+    with pytest.raises(mt.InputError, match=re.escape(line)):
+        Recipe(**settings)

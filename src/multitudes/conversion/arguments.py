@@ -62,7 +62,10 @@ def check_method(model: Any, method: Any) -> None:
         if isinstance(model, Method) and isinstance(method, nn.Module):
             raise InputError(f"the model comes first, then the method: ensemble(model, {model!r}, x)")
         short = repr(method) if isinstance(method, str) else f"a {type(method).__name__}"
-        raise InputError(f"{short} is not a method: give an instance of one of {known}")
+        named = {kind.__name__.lower(): kind.__name__ for kind in Method.all()}
+        meant = named.get(method.lower()) if isinstance(method, str) else None
+        line = f", mt.{meant}()" if meant else f" of one of {known}, as in mt.Packed()"
+        raise InputError(f"{short} is not a method: give an instance{line}")
     if isinstance(getattr(model, "engine", None), Engine):
         raise InputError("the model is an ensemble already: give the network itself, or a member of it, ens.member(0)")
     if isinstance(model, (list, tuple)) and model and all(isinstance(one, nn.Module) for one in model):
@@ -78,6 +81,8 @@ def check_rows(model: nn.Module, inputs: Inputs, example: Any) -> None:
 
     Of a batch a row may be left out; of one example a number may not.
     """
+    if isinstance(example, Inputs) and len(example.args) == 1 and not example.kwargs:
+        example = example.args[0]
     if not isinstance(example, Tensor) or example.ndim != 1 or not example.is_floating_point() or example.is_meta:
         return
     (tensor,), outputs = inputs.tensors(), None

@@ -88,7 +88,9 @@ def _check_items(dataset: Any) -> None:
             f"its inputs and targets, Data(dataset[{keys[0] if keys else '...'}], dataset[{keys[1] if keys[1:] else '...'}])"
         )
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and unlike(*dataset):
-        raise InputError("dataset= is a pair of inputs and targets, not a dataset of such pairs: give them as Data(x, y)")
+        raise InputError(
+            "dataset= is a pair of inputs and targets, not a dataset of such pairs: give them as multitudes.data.Data(x, y)"
+        )
 
 
 def unlike(first: Any, second: Any) -> bool:

@@ -49,6 +49,8 @@ def check_range(labels: Tensor, classes: int, ignore: Sequence[int] = (), place:
         value, where = int(labels[at]), f" of {place} {at[0]}" if at else ""
         if value == classes > 1 and not bool((labels == 0).any()):
             hint = f". If labels count from 1: targets - 1{hint}"
+        elif value >= classes > 1 and labels.unique().numel() <= classes:
+            hint = f". To number the values of all labels from 0: torch.unique(targets, return_inverse=True)[1]{hint}"
         raise InputError(f"target {value}{where} is not a class: classes are 0 to {classes - 1}{hint}")
 
 
@@ -70,7 +72,8 @@ def _other_task(target: Tensor, classes: int) -> str:
     values = target[target != UNLABELLED]
     if classes == 1 and bool(((values == 0) | (values == 1)).all()):
         return ". For labels 0 and 1 with one output: mt.ensemble(..., task='binary')"
-    if classes == 1 or (values.is_floating_point() and bool((values != values.floor()).any())):
+    numbers = values.is_floating_point() and bool(((values != values.floor()) | (values < 0) | (values >= classes)).any())
+    if classes == 1 or numbers:
         return ". To predict numbers: mt.ensemble(..., task='regression'), or task='gaussian' for means and variances"
     return ""
 

@@ -66,6 +66,12 @@ def call_of(model: nn.Module, example: Any) -> Inputs:
         return Inputs.of(example)
     signature, calls = signature_of(model), (Inputs(example), unpacked(example))
     fitting = [call for call in calls if binds(signature, call)]
+    surplus = _surplus(signature, example) if isinstance(example, Mapping) and calls[1] not in fitting else []
+    if surplus and (calls[0] not in fitting or _error(model, calls[0])):
+        raise InputError(
+            f"forward{_parameters(signature)} has no argument {' and '.join(map(repr, surplus))}: leave it out of the example, "
+            f"{{k: v for k, v in x.items() if k not in {surplus}}}, or give the whole dict as one argument, mt.Inputs(x)"
+        )
     if not fitting:
         raise InputError(
             f"forward{_parameters(signature)} does not take the example {shown(example)}, neither as one argument nor as "
@@ -86,6 +92,13 @@ def call_of(model: nn.Module, example: Any) -> Inputs:
             f"mt.Inputs(x) or mt.Inputs({stars})"
         )
     return calls[errors.index(None)]
+
+
+def _surplus(signature: Any, example: Mapping[Any, Any]) -> list[Any]:
+    """Returns the keys of a dict of arguments that forward does not take, such as "labels"; none if it takes no other key."""
+    known = set(getattr(signature, "parameters", ()))
+    surplus = [key for key in example if key not in known]
+    return surplus if len(surplus) < len(example) else []
 
 
 def _error(model: nn.Module, call: Inputs) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from multitudes.engine.listening import Listening, on_one_device, result_of
 from multitudes.engine.modules import plain_attention
 from multitudes.engine.seeds import seeded
 
+RECURRENT = frozenset(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"))
+"""Operators that run an LSTM, a GRU or a plain recurrent layer at once: one layer on a CPU, all layers on a GPU."""
+
 
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Counts the multiply-adds of one call, by torch's formulas."""
@@ -22,6 +26,23 @@ def multiply_adds(run: Callable[[], Any]) -> int:
     return counter.flops // 2
 
 
+def formula_of(func: Any) -> Callable[..., Any] | None:
+    """Returns the formula that counts the floating-point operations of an operator, from its arguments and result; or None."""
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is None and func.__name__.split(".")[0] in RECURRENT:
+        return _recurrent_flops
+    return formula
+
+
+def _recurrent_flops(inputs: Tensor, *others: Any, **options: Any) -> int:
+    """Counts a recurrent layer, for which torch has no formula: every matrix multiplies every step of every row.
+
+    Inputs are ``[T, B, C]``, or the ``[N, C]`` steps of sequences of different lengths.
+    """
+    weights = others[0] if isinstance(others[0], (list, tuple)) else others[:4]
+    return 2 * math.prod(inputs.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim == 2)
+
+
 class _Counter(Listening):
     """Counts floating-point operations as torch's FlopCounterMode does, but without importing the compiler."""
 
@@ -29,7 +50,7 @@ class _Counter(Listening):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = on_one_device(func, args, kwargs or {})
-        formula = flop_registry.get(func._overloadpacket)
+        formula = formula_of(func)
         if formula is None:
             with self:
                 parts = func.decompose(*args, **kwargs)

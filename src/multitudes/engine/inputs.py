@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from reprlib import repr as abbreviate
 from typing import Any
@@ -161,6 +162,11 @@ def count_rows(call: Inputs, batch_axis: BatchAxis) -> int:
                 f"batch_axis={axis} does not exist in an input of shape {tuple(tensor.shape)}: give its batch axis, or None"
             )
         sizes.add(tensor.shape[axis])
+    if not call.tensors():
+        kinds = sorted({type(part).__name__ for part in [*call.args, *call.kwargs.values()]})
+        raise InputError(
+            f"the inputs have no tensor, but {', '.join(kinds) or 'nothing'}: give tensors, for texts the ids of a tokenizer"
+        )
     if not sizes:
         raise InputError("no input tensor has a batch axis: set batch_axis= to an axis for at least one tensor")
     if len(sizes) > 1:
@@ -265,9 +271,22 @@ def _no_tensor(inputs: Inputs) -> str:
         shape = ", ".join(map(str, sizes))
         return f"the example is a shape, ({shape}), not a tensor: give a batch of this shape, torch.randn({shape})"
     give = "torch.as_tensor(x)" if hasattr(first, "__array__") else "torch.randn(2, 30) for two rows of 30 numbers"
+    if isinstance(first, list):
+        give = _of_lists(first) or give
     if isinstance(first, Dataset | DataLoader):
         give = "a batch of its inputs, next(iter(DataLoader(dataset, batch_size=2)))[0]"
     return f"the example is a {type(first).__name__}, not an input of the model: give a tensor, {give}"
+
+
+def _of_lists(rows: list[Any]) -> str:
+    """Returns what makes a tensor of lists of numbers, which may be of different lengths; "" if they are something else."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        torch.tensor(rows)
+        return "torch.tensor(x)"
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        [torch.tensor(row) for row in rows]
+        return "torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in x], batch_first=True), whose rows have one length"
+    return ""
 
 
 def _distinct_rows(tensor: Tensor, axis: int, count: int) -> Tensor:

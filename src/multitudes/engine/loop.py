@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, slot, take_rows
@@ -19,6 +19,8 @@ from multitudes.engine.state import Engine, call, write_back
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
+KEPT_NUMBERS = 2**16
+"""Most numbers of a tensor whose members' slices are kept from call to call."""
 OUTPUT = "(output)"
 """Key of the outputs' batch axes in `Engine.row_axes`."""
 
@@ -115,13 +117,36 @@ def gather(pieces: list[Tree], order: Tensor, axes: list[int | None]) -> Tree:
 def slices(engine: Engine) -> Iterator[dict[str, Tensor]]:
     """Yields the tensors of each member. Parameters are split by one unbind, whose backward stacks the gradients once."""
     tensors = {**engine.parameters(), **engine.buffers()}
-    parts = {name: tensor.unbind(0) for name, tensor in tensors.items() if name in engine.owned}
+    again = _may_use_again()
+    parts = {n: _split(engine, n, t) if again else t.unbind(0) for n, t in tensors.items() if n in engine.owned}
     written = [name for name in engine.traits.written_buffers if name in parts]
     for m in range(engine.members):
         mine = {name: slices[m] for name, slices in parts.items()}
         for name in written:
             mine[name] = mine[name].clone()
         yield mine
+
+
+def _may_use_again() -> bool:
+    """Whether this call may use slices of an earlier one: no graph is built, and nobody listens to operations."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
+def _split(engine: Engine, name: str, tensor: Tensor) -> tuple[Tensor, ...]:
+    """Returns the members' slices of a tensor. Those of a small one are kept for the next call: they are views of its values.
+
+    In a small network, making them takes about as long as a layer. Those of a large one would keep memory that was replaced.
+    """
+    kept = engine.slices.get(name)
+    if kept is not None and kept[0] is tensor and kept[1].dtype is tensor.dtype and kept[1].is_set_to(tensor):
+        return kept[2]
+    slices = tensor.unbind(0)
+    plain = type(tensor) in (Tensor, nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    if plain and not tensor.is_meta and tensor.numel() <= KEPT_NUMBERS:
+        engine.slices[name] = tensor, tensor.detach(), slices
+    return slices
 
 
 def _copied(inputs: Inputs) -> Inputs:

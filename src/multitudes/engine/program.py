@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import flop_registry
 
 from multitudes.engine import tree
+from multitudes.engine.counting import formula_of
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening, result_of
 from multitudes.engine.modules import as_same_kind, duplicate, kept_tensors, light_copy, named_tensors, plain_attention
@@ -170,7 +170,7 @@ class _Recorder(Listening):
             self.names.append(str(func))
             self.shapes.append(tuple(tuple(t.shape) for t in tree.tensors(result)))
             self.arguments.append(repr([a for a in (*args, *kwargs.values()) if _is_numeric(a)]))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = formula_of(func)
         if formula is not None:
             self.flops += math.ceil(formula(*args, **kwargs, out_val=result))
         return result

@@ -36,7 +36,7 @@ SEEDS = "draw_seeds"
 """Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
 
 
-REBUILT = ("lock", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches")
+REBUILT = ("lock", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches", "slices")
 """Attributes of an engine that refer to its modules: they are made again when it is copied or unpickled."""
 
 
@@ -126,6 +126,9 @@ class Engine:
         self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.caches = empty_dicts(self.template)
+        self.slices: dict[
+            str, tuple[Tensor, Tensor, tuple[Tensor, ...]]
+        ] = {}  # kept by the loop: a tensor, its alias, its slices
         self.has_attention = has_attention(self.template)
         self.lock = threading.RLock()  # a call swaps tensors of the template, so only one thread may call at a time
 

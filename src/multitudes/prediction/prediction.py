@@ -43,7 +43,13 @@ from multitudes.prediction.values import (
 NOT_DESCRIBED = ("probs", "logs", "mean", "aleatoric", "epistemic")
 """Names of cached tensors that `described` does not return."""
 
-OTHER_NAMES = {"probabilities": "probs", "classes_": "labels", "predictions": "labels", "class_labels": "labels"}
+OTHER_NAMES = {
+    "probabilities": "probs",
+    "classes_": "labels",
+    "predictions": "labels",
+    "class_labels": "labels",
+    "quantile": "interval",
+}
 """Names that an attribute of a prediction has elsewhere."""
 CRITERION = "criterion "
 """What names of OOD scores from features begin with in a file."""
@@ -158,6 +164,11 @@ class Prediction:
             if name in names:
                 return object.__getattribute__(self, name)  # raises again what the property raised
             hint = f": did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else meant(name, names)
+            if name == "uncertainty":
+                numbers = self.task in ("gaussian", "regression")
+                hint = (
+                    f": there are {'std, aleatoric and epistemic' if numbers else 'entropy, confidence and mutual_information'}"
+                )
             raise AttributeError(f"a Prediction has no {name!r}{hint}")
 
     def __len__(self) -> int:

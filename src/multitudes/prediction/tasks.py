@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
 
 TASKS = ("classes", "binary", "multilabel", "gaussian", "regression")
+ELSEWHERE = {
+    "classes": "classification multiclass multi_class class segmentation", "multilabel": "multi_label multi-label",
+    "gaussian": "normal heteroscedastic probabilistic_regression", "regression": "reg mse continuous",
+}  # fmt: skip
+"""Names that other libraries have for a task, separated by spaces."""
 
 
 def checked_task(task: str) -> str:
     """Returns the task if it is known."""
     if task not in TASKS:
-        raise InputError(f"task={task!r} is unknown: choose one of {', '.join(TASKS)}")
+        meant = next((own for own, names in ELSEWHERE.items() if str(task).lower() in names.split()), None)
+        hint = f"type task={meant!r}, or another" if meant else "choose one"
+        raise InputError(f"task={task!r} is unknown: {hint} of {', '.join(TASKS)}")
     return task
 
 

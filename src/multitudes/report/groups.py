@@ -11,6 +11,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from multitudes.errors import InputError
+from multitudes.prediction.prediction import Prediction
 from multitudes.report.row import Row
 from multitudes.scores.meaning import ALL_CRITERIA, meaning
 from multitudes.scores.scores import Scores
@@ -113,14 +114,16 @@ def grouped(rows: Sequence[Row | Scores]) -> list[Group]:
     if isinstance(rows, (str, PathLike)):
         raise InputError("the rows come first, then the path: report(rows, path)")
     if isinstance(rows, (Row, Scores)) or not isinstance(rows, Sequence):
-        raise InputError(f"rows must be a list of Row or Scores, not {type(rows).__name__}: for one run pass [run]")
+        line = "[scores]" if isinstance(rows, Scores) else "[mt.score(pred)]" if isinstance(rows, Prediction) else "[run]"
+        raise InputError(f"rows must be a list of Row or Scores, not a {type(rows).__name__}: for one run pass {line}")
     if not rows:
         raise InputError("rows is empty: give at least one Row or Scores")
     by_kind: dict[tuple[Any, ...], list[Row]] = {}
     seen: dict[tuple[Any, ...], int] = {}
     for index, one in enumerate(rows):
         if not isinstance(one, (Row, Scores)):
-            raise InputError(f"rows[{index}] must be a Row or Scores, not {type(one).__name__}")
+            line = ": pass [mt.score(pred)]" if isinstance(one, Prediction) else ""
+            raise InputError(f"rows[{index}] must be a Row or Scores, not a {type(one).__name__}{line}")
         row = one if isinstance(one, Row) else Row(name=f"run {index + 1}", method="", scores=one)
         kind = (row.name, row.method, row.scores.task, json.dumps(_without_seed(row.settings), sort_keys=True))
         key = (*kind, row.seed)

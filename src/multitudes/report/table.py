@@ -191,7 +191,7 @@ def _cell(group: Group, column: Column, best: bool) -> str:
     shown = f"<strong>{number(value.mean)}</strong>" if best else number(value.mean)
     error = "" if value.error is None else f' title="standard error {number(value.error, value.mean)}"'
     below = _criterion(group, column.key) or _range(value)
-    span = f'<span class="range"{error}>{below}</span>' if below else ""
+    span = f'<span class="range wraps"{error}>{below}</span>' if below else ""
     return f'<td data-value="{_sortable(value.mean)}">{shown}{span}</td>'
 
 

@@ -120,7 +120,7 @@ def _headline(groups: Sequence[Group], single: Group, others: Sequence[Group]) -
         mine = single.value(PROPER)
         assert mine is not None
         none = "<strong>No ensemble is clearly better</strong> than the single network"
-        return f"{none} by {_named(PROPER)}, which is {number(mine.mean)}."
+        return f"{none}, whose {_named(PROPER)} is {number(mine.mean)}."
     best = better[0]
     gains = listed([text for score in (PROPER, *BESIDE) if (text := _instead(best, single, score))])
     lost: dict[str, list[str]] = {}

@@ -42,7 +42,7 @@ def threshold(
         raise InputError("pass either error= or coverage=: threshold(pred, targets, error=0.01)")
     for name, value in (("error", error), ("coverage", coverage)):
         if value is not None and not 0 <= value <= 1:
-            raise InputError(f"{name}={value} must be between 0 and 1")
+            raise InputError(f"{name}={value} must be between 0 and 1, such as 0.05 for 5 %")
     if prediction.task not in CLASSES:
         raise InputError(f"task={prediction.task!r} has no confidence: for a regression choose a limit on pred.std")
     labels = checked_targets(prediction, targets, ignore).flatten()

@@ -68,7 +68,8 @@ class Scores(Mapping[str, float]):
         if name not in self._values:
             from difflib import get_close_matches
 
-            near = get_close_matches(name, self._values, n=3, cutoff=0.6)
+            near = [one for one in self._values if one.startswith(name)][:1] if len(name) > 2 else []  # acc: accuracy
+            near += [one for one in get_close_matches(name, self._values, n=3, cutoff=0.6) if one not in near]
             known = f"similar names: {', '.join(near)}" if near else f"there are {', '.join(self._values)}"
             raise KeyError(f"there is no score {name!r}; {known}")
         return self._values[name]
@@ -77,6 +78,8 @@ class Scores(Mapping[str, float]):
 
         def __getattr__(self, name: str) -> Any:
             hint = f": a score is read as scores[{name!r}]" if name in vars(self).get("_values", {}) else ""
+            if name.startswith(("to_", "as_", "df", "values")):
+                hint = ": dict(scores) has all values by name, and pandas.Series(dict(scores)) is a column of them"
             raise AttributeError(f"Scores has no attribute {name!r}{hint}")
 
     def __iter__(self) -> Iterator[str]:

@@ -36,7 +36,7 @@ def _main_table(scores: Scores) -> Table:
 
 
 def _title(scores: Scores) -> str:
-    return f"{scores.examples:,} examples of {scores.task}" if scores.examples else scores.task
+    return f"{scores.examples:,} examples, task {scores.task}" if scores.examples else f"task {scores.task}"
 
 
 def _in_other_table(name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from rich.markup import escape
 from typer.main import get_command
 
 from multitudes.errors import InputError, MultitudesError
+from multitudes.shell.messages import recipe_hint, show_warning
 from multitudes.shell.options import (
     JOB_NAMES,
     METHOD,
@@ -379,13 +381,13 @@ def plan(
     job = None if job_name is None else find_job(job_name)
     network = job.network() if job is not None and factory is None else make_network(str(factory))
     wanted = parse.method(method) if job is None else job.method(method)
-    output = None if job is None else job.output
+    told: dict[str, Any] = {} if job is None else {"output": job.output, "task": job.task}
     try:
-        made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, output=output)
+        made = make_plan(network, wanted, job.example if job is not None and inputs is None else inputs, **told)
     except InputError as error:
-        if inputs is None or not str(error).startswith("the model fails on the example"):
+        reason = re.split(r"\. Give a batch|: give rows first", str(error))[0]
+        if inputs is None or reason == str(error):
             raise
-        reason = str(error).partition(". Give a batch")[0]
         raise InputError(
             f"{reason}. Type --example with a shape that it takes, batch first, as in 2,3,32,32, and 8x16:int64:30000 for ids"
         ) from error
@@ -542,6 +544,7 @@ def _print_json(value: Any) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the `multitudes` command. Prints errors of this package as one line; the exit code is 1, or 2 for wrong input."""
     words = sys.argv[1:] if arguments is None else arguments
+    warnings.showwarning = show_warning  # the process is this command's
     sys.exit(exit_code(lambda: app(arguments, standalone_mode=True), words))
 
 
@@ -556,6 +559,10 @@ def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
     except KeyboardInterrupt:
         error.print("stopped")
         return 130
+    except SystemExit as stop:
+        if stop.code == USAGE and (hint := recipe_hint(words, _options(words))):
+            error.print(f"[red]multitudes:[/red] {escape(hint)}", highlight=False, soft_wrap=True)
+        raise
     return 0
 
 
@@ -567,8 +574,13 @@ def in_flags(text: str, words: Sequence[str]) -> str:
     """
     if re.match(r"[A-Z]\w*\(", text):
         return text
-    command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
-    options = [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
-    for option in options:
+    text = text.replace("mt.ensemble(..., task=", "Job(..., task=")
+    for option in _options(words):
         text = re.sub(rf"(?<![\w.(]){option[2:].replace('-', '_')}=(True\b|(?![\w'\"(\[{{-]|\.\S))", option, text)
     return text
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """Returns the options of the command that a command line names."""
+    command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
+    return [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -188,7 +189,12 @@ def _as_data(name: str, dataset: Any) -> Any:
             "dataset of pairs"
         )
     several = hasattr(dataset, "__len__") and len(dataset) and _has_several_inputs(dataset[0])
-    return dataset if several else data.of(dataset)
+    if several:
+        return dataset
+    try:
+        return data.of(dataset)
+    except InputError as error:
+        raise InputError(re.sub(r"^dataset= is", f"{name} is", str(error))) from error
 
 
 def _has_several_inputs(item: Any) -> bool:

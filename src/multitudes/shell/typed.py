@@ -102,12 +102,24 @@ def check_methods(texts: Sequence[str], job: str) -> None:
     """Refuses a misspelt method, unless `job`, or the function of a network, may bring a method of this name."""
     known = method_names()
     for text in texts:
+        _check_one(text, known)
         name, bracket, _ = text.strip().partition("(")
         name = name.strip()
         if name.lower() not in known and nearest(name, known) and not _may_bring(name, job):
             raise unknown_name("method", name, known)
         if bracket:
             keywords(text.strip())
+
+
+def _check_one(text: str, known: Sequence[str]) -> None:
+    """Refuses several methods, and settings without brackets, where one method is read."""
+    if len(several := split_list(text)) > 1:
+        raise InputError(f"{text!r} names several methods: compare them by `multitudes bench --methods {','.join(several)}`")
+    words = text.partition("(")[0].split()
+    if len(words) > 1 and all(word.lower() in known for word in words):
+        raise InputError(f"{text!r} names several methods: type them with commas, {','.join(words)}")
+    if len(words) > 1 and words[0].lower() in known and all("=" in word for word in words[1:]):
+        raise InputError(f"cannot read {text!r}: type settings in brackets, '{words[0]}({', '.join(words[1:])})'")
 
 
 def keywords(text: str) -> dict[str, Any]:

@@ -22,6 +22,9 @@ from multitudes.training.class_weights import ClassWeights
 from multitudes.training.fingerprint import criterion_fingerprint
 from multitudes.training.losses import CRITERIA
 
+FAR_TARGETS = 50
+"""The mean or deviation of a batch's targets above which fit warns, for a network whose outputs start near 0."""
+
 
 @dataclass
 class TaskCriterion:
@@ -158,6 +161,18 @@ class TaskCriterion:
             check_yes_or_no(target, ignore)
         elif self.task not in CLASSES:
             check_finite(target)
+
+    def scale_advice(self, outputs: Any, target: Tensor) -> str:
+        """Says that numbers to predict are far from the scale of the first outputs, those of a new network; "" if not."""
+        if self.task in CLASSES or self.custom is not None or not target.numel():
+            return ""
+        mean, spread = float(target.double().mean()), float(target.double().std(correction=0))
+        if max(abs(mean), spread) <= max(FAR_TARGETS, 5 * float(output_of(outputs, self.output).detach().abs().mean())):
+            return ""
+        return (
+            f"targets have a mean of {mean:.3g} and a deviation of {spread:.3g}, far from the network's outputs: training "
+            "may take thousands of steps. Standardise them, Data(x, (y - mean) / std, target_mean=mean, target_std=std)"
+        )
 
     def learn_classes(self, outputs: Any, rows: bool) -> None:
         """Takes the number of classes from the first outputs: ``[M, B, K, ...]``, or ``[B, K, ...]`` with `rows`."""

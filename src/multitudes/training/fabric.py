@@ -180,8 +180,7 @@ def _versions_from_metadata() -> Iterator[None]:
 @contextlib.contextmanager
 def torch_settings(recipe: Recipe) -> Iterator[None]:
     """Sets deterministic algorithms if recipe.deterministic is on. Restores them, and all random states, at the end."""
-    strict, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    before, benchmark = _determinism(), torch.backends.cudnn.benchmark
     with kept_randomness():
         try:
             if recipe.deterministic:
@@ -190,5 +189,11 @@ def torch_settings(recipe: Recipe) -> Iterator[None]:
                 torch.backends.cudnn.benchmark = False
             yield
         finally:
-            torch.use_deterministic_algorithms(strict, warn_only=warn)
+            if _determinism() != before:  # torch imports its compiler to set it, which takes seconds
+                torch.use_deterministic_algorithms(before[0], warn_only=before[1])
             torch.backends.cudnn.benchmark = benchmark
+
+
+def _determinism() -> tuple[bool, bool]:
+    """Whether torch takes deterministic algorithms only, and whether it only warns of others."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -471,6 +471,7 @@ def _start_checking_targets(setup: _Setup, outputs: Any, batch: Batch, read: Par
         raise InputError(f"{fault}: remove or replace it")
     for target in tree.tensors(batch.target):
         setup.criterion.check_target(target.flatten(0, 1) if batch.per_member and target.ndim > 1 else target)
+        setup.warn_once(setup.criterion.scale_advice(outputs, target))
     setup.feed.set_check(setup.criterion.check_target)
 
 

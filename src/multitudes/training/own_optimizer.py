@@ -36,6 +36,8 @@ def the_optimizer(
     parameters = [p for p in ensemble.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("all parameters are frozen: unfreeze them with ens.requires_grad_(True)")
+    if isinstance(own, str):
+        raise InputError(f"optimizer={own!r} is a name, and names go to the recipe: fit(..., mt.Recipe(optimizer={own!r}))")
     optimizer = own if isinstance(own, Optimizer) else own(parameters) if callable(own) else own
     if not isinstance(optimizer, Optimizer):
         made = "" if optimizer is own else ", which returns one"

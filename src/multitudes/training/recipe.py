@@ -8,11 +8,12 @@ averages them where members share all weights.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
+from multitudes.errors import InputError
 from multitudes.settings import (
     Count,
     Rate,
@@ -141,6 +142,7 @@ class Recipe(Settings):
     """Seed of the order of examples, of augmentation, and of the method's random draws."""
 
     def __post_init__(self) -> None:
+        _refuse_foreign(self)
         as_tuple(self, "milestones")
         as_tuple(self, "class_weights")
         if self.class_weights is not None:
@@ -198,6 +200,34 @@ class Recipe(Settings):
         weights = None if self.class_weights is None else list(self.class_weights)
         more = {"milestones": list(self.milestones), "class_weights": weights, "augment": _described(self.augment)}
         return {**fields, **more}
+
+
+def _refuse_foreign(recipe: Recipe) -> None:
+    """Raises an InputError for what other libraries take as class weights, optimizer or schedule, with what to type here."""
+    weights = recipe.class_weights
+    if isinstance(weights, str):
+        raise InputError(
+            f"Recipe(class_weights={weights!r}): class_weights must be one number per class. To let all classes count alike: "
+            "class_weights=(1 / torch.bincount(labels)).tolist()"
+        )
+    if isinstance(weights, Mapping):
+        order = weights.keys() == set(range(len(weights)))
+        line = str(tuple(weights[k] for k in range(len(weights)))) if order else "(1, 5)"
+        raise InputError(
+            f"Recipe(class_weights={weights!r}): class_weights must be one number per class, in the order of the classes, "
+            f"as in class_weights={line}"
+        )
+    for name, argument, line in (
+        ("optimizer", "optimizer", "lambda parameters: torch.optim.NAdam(parameters, lr=1e-3)"),
+        ("schedule", "scheduler", "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"),
+    ):
+        value = getattr(recipe, name)
+        if not isinstance(value, str) and value is not None:
+            given = value.__name__ if isinstance(value, type) else type(value).__name__
+            raise InputError(
+                f"Recipe({name}={given}): a recipe has names, as in {name}={getattr(Recipe, name)!r}. "
+                f"Your own goes to fit: fit(..., {argument}={line})"
+            )
 
 
 def _numbers(values: Any) -> Any:

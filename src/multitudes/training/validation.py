@@ -41,6 +41,17 @@ class Validator:
     criterion: TaskCriterion
     unpack: Unpack | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses what is no dataset: a share, or inputs and targets that are not put together."""
+        line = "a dataset, as TensorDataset(x, y), or a DataLoader"
+        if isinstance(self.data, (int, float)):
+            line = "held-out data, train, val = torch.utils.data.random_split(dataset, [0.8, 0.2])"
+        elif self.unpack is None and isinstance(self.data, tuple) and len(self.data) > 1:
+            line = "a dataset, val=torch.utils.data.TensorDataset(*val)"
+        elif not isinstance(self.data, (str, Tensor)):
+            return
+        raise InputError(f"val= is a {type(self.data).__name__}: give {line}")
+
     def __call__(self, ensemble: Ensemble, amp: bool | torch.dtype = False) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Returns the scores of the ensemble, and those of each member ``[M]``, both by name."""
         return self._score(self._predict(ensemble, self.data, amp, self.unpack))
@@ -227,7 +238,8 @@ class Best:
 
 LEAP, FLOOR, CALM, FAR = 10, 1.5, 4, 10
 """A leap is as large as 10 usual changes from epoch to epoch, and as 1.5 nats or as the best RMSE; at least 4 epochs tell. 10
-nats, or 10 times the best RMSE, are a leap in any epoch, and 10 nats in any step of training."""
+nats and as much as the best NLL, or 10 times the best RMSE, are a leap in any epoch, and 10 nats and as much as the lowest loss
+in any step of training."""
 
 
 def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -> str:
@@ -253,7 +265,7 @@ def leap(history: Sequence[Mapping[str, float]], score: str, start: float = 0) -
 
 def _is_lost(last: float, best: float, name: str) -> bool:
     """Whether the score is so much worse than the best that no ordinary training recovers."""
-    return math.isnan(last) or last - best > FAR * (best if name == "rmse" else 1)
+    return math.isnan(last) or last - best > (FAR * best if name == "rmse" else max(FAR, abs(best)))
 
 
 def _is_sudden(before: Sequence[float], last: float, best: float, name: str) -> bool:
@@ -276,9 +288,9 @@ class LossWatch:
         self.best = math.inf
 
     def look(self, loss: float, epoch: int, step: int) -> str:
-        """Says that a member's loss is more than `FAR` nats above the lowest so far; "" if it is not."""
+        """Says that a member's loss is more than `FAR` nats above the lowest so far, and twice as high; "" if it is not."""
         now, self.best = loss * self.share, min(self.best, loss * self.share)
-        if not self.applies or not now - self.best > FAR:
+        if not self.applies or not now - self.best > max(FAR, abs(self.best)):
             return ""
         return (
             f"the training loss of a member leapt to {now:.4g} in step {step} of epoch {epoch}, from {self.best:.4g} at its "
