@@ -126,9 +126,8 @@ class Engine:
         self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.caches = empty_dicts(self.template)
-        self.slices: dict[
-            str, tuple[Tensor, Tensor, tuple[Tensor, ...]]
-        ] = {}  # kept by the loop: a tensor, its alias, its slices
+        # kept by the loop, by name: a tensor, its alias, its slices
+        self.slices: dict[str, tuple[Tensor, Tensor, tuple[Tensor, ...]]] = {}
         self.has_attention = has_attention(self.template)
         self.lock = threading.RLock()  # a call swaps tensors of the template, so only one thread may call at a time
 
