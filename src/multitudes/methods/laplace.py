@@ -128,7 +128,10 @@ class Posterior(Shifted):
     """Mixin of a linear layer with a Gaussian posterior."""
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws Δ ~ N(0, (H + δ I)⁻¹), once the posterior is fitted."""
+        """Draws Δ ~ N(0, (H + δ I)⁻¹), once the posterior is fitted.
+
+        By the symmetric root: eigenvectors have arbitrary signs, which rounding decides, and members do not depend on them.
+        """
         layer: Any = self
         if not bool(layer.laplace_drawn):
             return super().draw(generator)
@@ -138,7 +141,7 @@ class Posterior(Shifted):
             shift = (layer.laplace_factor.cpu().float() @ noise.flatten()).view(rows, columns)
         else:
             basis, other = layer.laplace_outputs.cpu().float(), layer.laplace_inputs.cpu().float()
-            shift = basis @ (noise * layer.laplace_spread.cpu().float()) @ other.T
+            shift = basis @ ((basis.T @ noise @ other) * layer.laplace_spread.cpu().float()) @ other.T
         shifts = {shift_name("weight"): shift[:, : layer.in_features]}
         return shifts | ({shift_name("bias"): shift[:, -1]} if "bias" in self.formed_keys else {})
 
@@ -251,7 +254,7 @@ def _posterior(layer: Any, curvature: Curvature, precision: float | None) -> Non
     delta = best_precision(values.flatten(), square) if precision is None else precision
     spread = (values + delta).rsqrt()
     if curvature.full:
-        layer.laplace_factor.copy_(basis * spread)
+        layer.laplace_factor.copy_((basis * spread) @ basis.T)
     else:
         for name, value in (("inputs", inputs), ("outputs", outputs), ("spread", spread)):
             layer.get_buffer(f"laplace_{name}").copy_(value)

@@ -340,7 +340,8 @@ def _set_up(
     if validator is not None:
         validator.check(ensemble)
     if not resume:
-        ensemble.method.before_training(ensemble)
+        with gathered(ensemble, keep=True):
+            ensemble.method.before_training(ensemble)
     if folder is not None:
         _open_folder(setup, folder, resume)
     ensemble.calibrator = None  # it was fitted to other weights
@@ -481,7 +482,8 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
     if setup.fabric.world_size > 1:  # all processes take the BatchNorm statistics of the first
         for buffer in ensemble.buffers():
             torch.distributed.broadcast(buffer, 0)
-    ensemble.method.after_epoch(ensemble, epoch / run.recipe.epochs)
+    with gathered(ensemble, keep=True):
+        ensemble.method.after_epoch(ensemble, epoch / run.recipe.epochs)
     with setup.average.swapped_in() if setup.average is not None else contextlib.nullcontext():
         if setup.validator is not None:
             scores, each = setup.validator(ensemble, AMP[run.recipe.precision])
@@ -587,7 +589,8 @@ def _finish(setup: _Setup, calibrate: bool) -> None:
 def _complete(setup: _Setup, name: str, calibrate: bool) -> None:
     """Makes members after training, calibrates the ensemble if it is asked for, and writes it if there is a folder."""
     ensemble = setup.run.ensemble
-    ensemble.method.after_training(ensemble, setup.feed.once())
+    with gathered(ensemble, keep=True):
+        ensemble.method.after_training(ensemble, setup.feed.once())
     ensemble.calibrator = None
     if calibrate and setup.validator is not None:
         ensemble.calibrator = setup.validator.calibrator(ensemble)
