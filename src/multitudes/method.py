@@ -266,6 +266,11 @@ class Method(Settings):
         `ens.finish(data)`.
         """
 
+    @classmethod
+    def overrides(cls, *hooks: str) -> bool:
+        """Whether the method acts in any of these hooks of a run, such as "after_epoch"."""
+        return any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks)
+
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
         """Returns a prior to add to the loss, or None; `count` is the number of rows of the whole step."""
         return None

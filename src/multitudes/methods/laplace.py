@@ -31,15 +31,8 @@ from multitudes.engine.modules import names_matching
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
-from multitudes.methods.layers.one_run import (
-    OneRun,
-    Shifted,
-    add_shifts,
-    shift_name,
-    shifted_parts,
-    tensors_to_shift,
-    tied_parts,
-)
+from multitudes.methods.layers import one_run
+from multitudes.methods.layers.one_run import OneRun, Shifted, add_shifts, shift_name, shifted_parts
 from multitudes.prediction.tasks import variance_of
 from multitudes.settings import Count, above, explained
 
@@ -82,14 +75,14 @@ class Laplace(OneRun, Method):
         part = structure.model.get_submodule(name)
         if not isinstance(part, nn.Linear) or hasattr(part, "parametrizations"):
             return {name: f"Laplace takes a last layer nn.Linear, and this is a {type(part).__name__}: use MultiHead or SWAG"}
-        tied = tied_parts(structure.model)
+        tied = one_run.tied_parts(structure.model)
         held = [key for key, other in structure.model.named_parameters(remove_duplicate=False) if other is part.weight]
         return {name: tied.get(name, f"its weight is tied: {' and '.join(held)}")} if len(held) > 1 else {}
 
     def prepare(self, given: Given) -> nn.Module:
         """Adds shifts to the last layer."""
         name = self._head(given.structure)
-        return self.converted(given, {name: tensors_to_shift(given.model.get_submodule(name))})
+        return self.converted(given, {name: one_run.tensors_to_shift(given.model.get_submodule(name))})
 
     def convert(self, part: nn.Module, keys: Sequence[str]) -> None:
         """Gives the last layer room for its posterior, in place."""

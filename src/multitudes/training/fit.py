@@ -575,7 +575,7 @@ def _finish(setup: _Setup, calibrate: bool) -> None:
     if setup.average is not None:
         setup.average.copy_to_weights()
     _complete(setup, "last", calibrate)
-    makes = type(ensemble.method).after_training is not Method.after_training
+    makes = ensemble.method.overrides("after_training")
     if setup.best.state and (calibrate or setup.folder is not None or makes):
         last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
         calibrator = ensemble.calibrator

@@ -138,6 +138,11 @@ class OneRun:
     draws: ClassVar[bool] = True
     origin: ClassVar[str] = "the given network, until training has ended"
 
+    def prepare(self, given: Given) -> nn.Module:
+        """Adds shifts to every parameter and to BatchNorm's statistics, and room for what they are made of."""
+        parts = {name: tensors_to_shift(part) for name, part in given.model.named_modules()}
+        return self.converted(given, {name: keys for name, keys in parts.items() if keys})
+
     def converted(self, given: Given, parts: Mapping[str, Sequence[str]]) -> nn.Module:
         """Returns a copy of the model in which these tensors, by module, have shifts."""
         new = detached_copy(given.model, {})
