@@ -345,7 +345,9 @@ def _load_plugins() -> list[type]:
             found = entry.load()
         except Exception as error:
             told = " ".join(str(error).split())
-            _warn(f"{where} cannot be imported: {type(error).__name__}: {told}. Update or uninstall that package. It is left out")
+            _warn(
+                f"{where} cannot be imported: {type(error).__name__}: {told}. Update or uninstall that package. It is left out"
+            )
             continue
         if not isinstance(found, type) or Method not in found.__bases__:
             _warn(f"{where} is no direct subclass of multitudes.Method: let its entry point name one. It is left out")

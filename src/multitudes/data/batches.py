@@ -77,7 +77,9 @@ def read_once(
 def each_once(loader: Any) -> Any:
     """Returns the dataset of a dataloader as batches of every example once, the same in all processes; a stream as it is."""
     if not isinstance(loader, DataLoader):
-        raise InputError(f"members are made by a pass over the training data: give one DataLoader, not a {type(loader).__name__}")
+        raise InputError(
+            f"members are made by a pass over the training data: give one DataLoader, not a {type(loader).__name__}"
+        )
     if isinstance(loader.dataset, IterableDataset):
         return loader
     return DataLoader(loader.dataset, loader.batch_size or 256, collate_fn=loader.collate_fn)
