@@ -11,8 +11,8 @@ finetune  all weights are trained for a few epochs, from the network's: Masksemb
 scratch   all weights are trained anew for as many epochs as the network: Packed, MIMO, Deep
 one       the ensemble Deep teaches one network, for as many epochs: distillation
 
-A temperature is fitted on held-out images, in its own row only. AUROC tells digits from clothes by confidence. Seconds are those
-of the process's CPU, on one thread. Each seed takes two to three minutes.
+A temperature is fitted on held-out images, in its own row only. AUROC tells digits from clothes by confidence. Seconds are
+those of the process's CPU, on one thread. Each seed takes two to three minutes.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"| {rows[0]['budget']} | {shown} | {' | '.join(cells)} | {mean(row['seconds'] for row in rows):.1f} |")
     packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
     below = (
-        f"Mean ± standard deviation over {found['seeds']} seeds: {found['images']:,} training images, {found['epochs']} epochs, "
-        f"{found['few']} for heads and finetuned weights; {found['machine']}; {packages}."
+        f"Mean ± standard deviation over {found['seeds']} seeds: {found['images']:,} training images, {found['epochs']} "
+        f"epochs, {found['few']} for heads and finetuned weights; {found['machine']}; {packages}."
     )
     return "\n".join([*lines, "", below])
 

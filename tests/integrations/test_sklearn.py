@@ -90,7 +90,7 @@ def test_a_frame_of_numbers_and_categories() -> None:
         model.predict(table.assign(size=np.nan))
     with pytest.raises(mt.InputError, match="categories= names 'cod'"):
         EnsembleClassifier(TWO, categories=["cod"], **SMALL).fit(table, y)
-    with pytest.raises(mt.InputError, match="column 'day' is datetime64.*neither numbers nor categories"):
+    with pytest.raises(mt.InputError, match=r"column 'day' is datetime64.*neither numbers nor categories"):
         EnsembleClassifier(TWO, **SMALL).fit(table.assign(day=pd.date_range("2020", periods=400)), y)
     places = EnsembleClassifier(TWO, **SMALL, categories=[1, 2, 3]).fit(table.to_numpy(), y)
     assert places.columns_.sizes == [4, 3, 4]

@@ -25,7 +25,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.files.old_settings import current_metrics
-from multitudes.method import Batch, Criterion, Method
+from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
 from multitudes.settings import takes_names
@@ -575,8 +575,7 @@ def _finish(setup: _Setup, calibrate: bool) -> None:
     if setup.average is not None:
         setup.average.copy_to_weights()
     _complete(setup, "last", calibrate)
-    makes = ensemble.method.overrides("after_training")
-    if setup.best.state and (calibrate or setup.folder is not None or makes):
+    if setup.best.state and (calibrate or setup.folder is not None or ensemble.method.overrides("after_training")):
         last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
         calibrator = ensemble.calibrator
         load_full(ensemble, setup.best.state)
