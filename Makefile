@@ -73,4 +73,7 @@ format: $(ready)
 	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e . hypothesis pytest \
 		pytest-xdist timm mapie pandas pytorch-ood scikit-learn torch-geometric transformers
 	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt torchcp  # asks for a loss's compiler
+	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt laplace-torch \
+		asdfghjkl==0.1a4 backpack-for-pytorch curvlinops-for-pytorch einconv einops jaxtyping lightning-utilities linear_operator \
+		opt-einsum torchmetrics unfoldNd wadler-lindig  # laplace-torch and its parts, which must not move torch
 	@touch $@

@@ -38,7 +38,7 @@ CAPTIONS = {
     "shell": "the multitudes command, jobs, sweeps",
     "integrations": "Lightning, transformers, scikit-learn, timm",
 }
-GROUND = "errors   settings   terminal   storage   plugins   version   lazy_names"
+GROUND = "errors   settings   terminal   storage   version   lazy_names"
 """Modules below all rooms. Lines to them are left out, since nearly every room has one."""
 
 LEFT = {"engine": "#4c6ef5", "conversion.anatomy": "#12b886", "conversion.resize": "#82c91e", "method": "#f59f00",

@@ -17,7 +17,7 @@ from laws.trials import LIGHT
 from zoo import ZOO
 
 import multitudes as mt
-from multitudes import plugins
+from multitudes import method as registry
 from multitudes.shell import typed
 from multitudes.shell.parse import method
 
@@ -30,8 +30,8 @@ PACKAGE = ROOT / "examples" / "own_method"
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """No plugin was looked for yet; afterwards the registry is as before."""
-    for name, empty in {"_found": [], "_asked": set(), "_refused": []}.items():
-        monkeypatch.setattr(plugins, name, empty)
+    for name, empty in {"_asked": set(), "_refused": []}.items():
+        monkeypatch.setattr(registry, name, empty)
     yield monkeypatch
     for name in [name for name in sys.modules if name.split(".")[0] in ("own_method", "taken_name")]:
         del sys.modules[name]
@@ -40,8 +40,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def installed(patch: pytest.MonkeyPatch, *pairs: tuple[str, str]) -> None:
     """Lets these entry points, names and values, be those of the installed packages."""
-    found = [importlib.metadata.EntryPoint(name, value, plugins.GROUP) for name, value in pairs]
-    patch.setattr(plugins, "entry_points", lambda group: found if group == plugins.GROUP else [])
+    found = [importlib.metadata.EntryPoint(name, value, registry.PLUGINS) for name, value in pairs]
+    for module in (registry, typed):
+        patch.setattr(module, "entry_points", lambda group: found if group == registry.PLUGINS else [])
 
 
 def test_a_plugin_is_a_method_with_a_name_in_the_shell(fresh: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,6 @@ def test_a_plugin_is_a_method_with_a_name_in_the_shell(fresh: pytest.MonkeyPatch
     LAWS["member"](method("norms(members=3)"), ZOO["vit"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("law", LIGHT)
 def test_the_example_obeys_the_laws(fresh: pytest.MonkeyPatch, law: str) -> None:
     fresh.syspath_prepend(str(PACKAGE / "src"))
@@ -67,18 +67,38 @@ def test_the_example_obeys_the_laws(fresh: pytest.MonkeyPatch, law: str) -> None
     ("value", "text"),
     [
         ("no_such_package:Norms", r"'broken' of a package \(no_such_package:Norms\) cannot be imported: ModuleNotFoundError"),
-        ("multitudes.errors:InputError", "is no subclass of multitudes.Method: let its entry point name the class"),
+        ("multitudes.errors:InputError", "is no direct subclass of multitudes.Method: let its entry point name one"),
+        ("own_method:Thinner", "is no direct subclass of multitudes.Method: let its entry point name one"),
         ("taken_name:Packed", "has the name of another method, Packed: rename the class"),
     ],
 )
 def test_a_broken_plugin_is_told_and_left_out(fresh: pytest.MonkeyPatch, tmp_path: Path, value: str, text: str) -> None:
     """Once: what the caller wants goes on, also the methods of the other packages."""
+    (tmp_path / "own_method.py").write_text("import multitudes as mt\nclass Thinner(mt.Packed):\n    'Of one of ours.'\n")
     (tmp_path / "taken_name.py").write_text("import multitudes as mt\nclass Packed(mt.Method):\n    'Another one.'\n")
     fresh.syspath_prepend(str(tmp_path))
     installed(fresh, ("broken", value))
     with pytest.warns(UserWarning, match=text):
         assert [kind for kind in mt.Method.all() if kind.__name__ == "Packed"] == [mt.Packed]
     assert [kind for kind in mt.Method.all() if kind.__name__ == "Packed"] == [mt.Packed]
+
+
+def test_two_plugins_of_one_name_are_told(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files and the shell know methods by their names."""
+    for name in ("own_method", "taken_name"):
+        (tmp_path / f"{name}.py").write_text("import multitudes as mt\nclass Twin(mt.Method):\n    'One of two.'\n")
+    fresh.syspath_prepend(str(tmp_path))
+    installed(fresh, ("twin", "own_method:Twin"), ("twin", "taken_name:Twin"))
+    with pytest.warns(UserWarning, match="has the name of another method, Twin"):
+        assert [kind.__module__ for kind in mt.Method.all() if kind.__name__ == "Twin"] == ["own_method"]
+
+
+def test_an_entry_point_of_another_name_is_told(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "taken_name.py").write_text("import multitudes as mt\nclass Own(mt.Method):\n    'Mine.'\n")
+    fresh.syspath_prepend(str(tmp_path))
+    installed(fresh, ("mine", "taken_name:Own"))
+    with pytest.warns(UserWarning, match="is called own in the shell: rename its entry point"):
+        assert "Own" in [kind.__name__ for kind in mt.Method.all()]
 
 
 def test_a_plugin_may_ask_for_all_methods(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,7 +111,6 @@ def test_a_plugin_may_ask_for_all_methods(fresh: pytest.MonkeyPatch, tmp_path: P
     assert "Curious" in [kind.__name__ for kind in mt.Method.all()]
 
 
-@pytest.mark.slow
 def test_the_example_package_installs_and_the_shell_runs_it(tmp_path: Path) -> None:
     """By pip, into a folder: `bench` trains it beside ours, and the report has its row."""
     source, target = tmp_path / "source", tmp_path / "target"

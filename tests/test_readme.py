@@ -118,6 +118,13 @@ def test_the_tabular_page_is_what_results_hold() -> None:
     assert f"<!-- tabm -->\n\n{printed.strip()}\n\n<!-- /tabm -->" in (ROOT / "docs" / "tabular.md").read_text(encoding="utf-8")
 
 
+def test_the_page_of_trained_networks_is_what_results_hold() -> None:
+    code, printed = run(ROOT / "benchmarks" / "budgets.py", "--markdown")
+    assert code == 0
+    page = (ROOT / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    assert f"<!-- budgets -->\n\n{printed.strip()}\n\n<!-- /budgets -->" in page
+
+
 def test_the_architecture_page_has_the_order_of_the_rooms() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     order = re.split("[\\s,·]+", page.partition("<!-- order -->")[2].partition("<!-- /order -->")[0].strip())

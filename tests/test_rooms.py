@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "multitudes"
 
 ORDER = """
-    version lazy_names errors settings terminal storage plugins
+    version lazy_names errors settings terminal storage
     engine models data prediction
     conversion.anatomy conversion.resize method ensemble conversion
     files methods scores training figures analysis report shell integrations

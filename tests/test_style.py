@@ -25,6 +25,7 @@ TOPICS = {
     "help",
     "papers",
     "peers",
+    "plugins",
     "refuted",
     "rooms",
     "unseen_parts",

@@ -121,8 +121,8 @@ _HOMES = {
     "training.recipe": "Recipe",
 }
 _HOME_OF = homes_of(_HOMES)
-_ROOMS = """analysis conversion data engine errors figures files integrations method methods models plugins prediction scores
-    settings shell storage training""".split()
+_ROOMS = """analysis conversion data engine errors figures files integrations method methods models prediction scores settings
+    shell storage training""".split()
 _INNER = {"Job": "shell.jobs", "Data": "data", "Calibrator": "prediction.temperature"}
 """Names that are not exported here, and their modules, for the error that says so."""
 

@@ -2,15 +2,22 @@
 
 A method decides which tensors belong to members (`layout`). Everything else here has a default. `Method.all()` lists every
 subclass, so there is no registry to fill: tests, documentation, error messages and the shell take their lists from it.
+
+Methods of other packages are found by their entry points. The name is the class in lower case, as the shell has it:
+
+    [project.entry-points."multitudes.methods"]
+    norms = "own_method:Norms"
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -27,7 +34,6 @@ from multitudes.engine.modules import Factory
 from multitudes.engine.proof.smaller import SmallExample, smaller
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
-from multitudes.plugins import load_plugins
 from multitudes.settings import Count, Settings, check_settings
 from multitudes.terminal import step
 
@@ -158,9 +164,9 @@ class Method(Settings):
 
     @staticmethod
     def all() -> list[type[Method]]:
-        """Lists every method: also your own subclasses, and those of installed packages (see `multitudes.plugins`)."""
-        ours = vars(import_module("multitudes.methods"))  # the one import upwards: a registry loads what registers itself
-        refused = load_plugins(Method, ours.keys())
+        """Lists every method: also your own subclasses, and those of installed packages."""
+        import_module("multitudes.methods")  # the one import upwards: a registry loads what registers itself
+        refused = _load_plugins()
         return sorted((kind for kind in Method.__subclasses__() if kind not in refused), key=lambda kind: kind.__name__)
 
     def refused(self, structure: Structure) -> dict[str, str]:
@@ -260,6 +266,11 @@ class Method(Settings):
         `ens.finish(data)`.
         """
 
+    @classmethod
+    def overrides(cls, *hooks: str) -> bool:
+        """Whether the method acts in any of these hooks of a run, such as "after_epoch"."""
+        return any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks)
+
     def penalty(self, ensemble: Ensemble, count: int) -> Tensor | None:
         """Returns a prior to add to the loss, or None; `count` is the number of rows of the whole step."""
         return None
@@ -310,3 +321,44 @@ def by_rank(rng: torch.Generator) -> torch.Generator:
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)) + rank)
+
+
+PLUGINS = "multitudes.methods"
+"""The group of the entry points of other packages' methods."""
+_refused: list[type] = []
+_asked: set[str] = set()
+
+
+def _load_plugins() -> list[type]:
+    """Imports other packages' methods, once. Returns those that are refused: their names are those of other methods.
+
+    A plugin that cannot be imported, or is no method, or has the name of another, is told in a warning and left out: it can be
+    broken by an update that has nothing to do with what the caller wants.
+    """
+    if PLUGINS in _asked:
+        return _refused
+    _asked.add(PLUGINS)  # before the imports: a plugin may ask for all methods itself
+    taken = set(vars(import_module("multitudes.methods")))
+    for entry in entry_points(group=PLUGINS):
+        where = f"the method {entry.name!r} of {entry.dist.name if entry.dist else 'a package'} ({entry.value})"
+        try:
+            found = entry.load()
+        except Exception as error:
+            told = " ".join(str(error).split())
+            _warn(
+                f"{where} cannot be imported: {type(error).__name__}: {told}. Update or uninstall that package. It is left out"
+            )
+            continue
+        if not isinstance(found, type) or Method not in found.__bases__:
+            _warn(f"{where} is no direct subclass of multitudes.Method: let its entry point name one. It is left out")
+        elif found.__name__ in taken:
+            _refused.append(found)
+            _warn(f"{where} has the name of another method, {found.__name__}: rename the class. It is left out")
+        elif entry.name.lower() != found.__name__.lower():
+            _warn(f"{where} is called {found.__name__.lower()} in the shell: rename its entry point")
+        taken.add(getattr(found, "__name__", ""))
+    return _refused
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)

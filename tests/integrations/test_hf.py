@@ -196,11 +196,26 @@ class Counting(mt.Method):
 
 def test_a_method_that_acts_after_steps(tmp_path: Path) -> None:
     ens = mt.ensemble(bert(), Counting(members=2), words(2), output="logits", seed=0, check=False)
-    with pytest.raises(mt.RunError, match=r"callbacks=\[hf.AfterStep\(\)\]"):
+    with pytest.raises(mt.RunError, match=r"callbacks=\[hf.Hooks\(\)\]"):
         trainer(hf.wrap(ens), items(), tmp_path).train()
     options = {"gradient_accumulation_steps": 3, "num_train_epochs": 1, "save_strategy": "no"}
-    trainer(hf.wrap(ens), items(), tmp_path, callbacks=[hf.AfterStep()], **options).train()
+    trainer(hf.wrap(ens), items(), tmp_path, callbacks=[hf.Hooks()], **options).train()
     assert ens.steps == 1
+
+
+@pytest.mark.parametrize("method", [mt.SWAG(members=2, begin=0), mt.Snapshot(members=2), mt.Laplace(members=2)])
+def test_members_that_are_made_of_a_run(method: mt.Method, tmp_path: Path) -> None:
+    """Without the callback they would all be one network."""
+    ens = mt.ensemble(bert(), method, words(2), output="logits", seed=0, check=False)
+    with pytest.raises(mt.RunError, match=r"callbacks=\[hf.Hooks\(\)\]"):
+        trainer(hf.wrap(ens), items(), tmp_path).train()
+    net = hf.wrap(ens)
+    trainer(net, items(), tmp_path, callbacks=[hf.Hooks()], num_train_epochs=2, save_strategy="no").train()
+    call = words(4)
+    first, second = net.eval()(**call).members.unbind(1)
+    assert not torch.allclose(first, second)
+    net.save_pretrained(tmp_path / "end")
+    assert torch.equal(hf.load(tmp_path / "end").eval()(**call).members, net(**call).members)
 
 
 def adapted(**more: Any) -> Any:

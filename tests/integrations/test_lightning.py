@@ -83,6 +83,38 @@ def test_it_takes_the_steps_of_a_loop_of_your_own(method: mt.Method, tmp_path: P
         torch.testing.assert_close(ens.state_dict()[name], tensor, msg=name)
 
 
+@pytest.mark.parametrize("method", [mt.SWAG(members=2, begin=0.3), mt.Snapshot(members=2), mt.Laplace(members=2)])
+def test_members_that_are_made_of_a_run(method: mt.Method, tmp_path: Path) -> None:
+    """By the hooks that a loop of your own calls; a second run forgets the first, and the file has the members."""
+    ens, own = converted(method), converted(method)
+    trainer(tmp_path, enable_checkpointing=False).fit(EnsembleModule(ens, lr=0.5), loader())
+    ens.load_state_dict(own.state_dict())
+    run = trainer(tmp_path, max_epochs=4, enable_checkpointing=False)
+    run.fit(EnsembleModule(ens, lr=0.05, optimizer=torch.optim.SGD), loader(), loader())
+    optimizer = torch.optim.SGD(own.train().param_groups(lr=0.05))
+    for epoch in range(4):
+        for x, y in loader():
+            own.loss(x, y, F.cross_entropy).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        own.method.after_epoch(own, (epoch + 1) / 4)
+    own.finish(loader())
+    found, expected = (mt.predict(one, numbers()[0]).probs for one in (ens, own))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    first, second = mt.predict(ens, numbers()[0]).members["logits"]
+    assert not torch.equal(first, second)
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    torch.testing.assert_close(mt.predict(mt.load(tmp_path / "end.ckpt", network()), numbers()[0]).probs, found)
+
+
+def test_a_method_of_a_run_needs_its_end_and_its_data(tmp_path: Path) -> None:
+    module = EnsembleModule(converted(mt.Snapshot(members=2)))
+    with pytest.raises(mt.InputError, match=r"Snapshot needs to know the end of the run: Trainer\(max_epochs"):
+        trainer(tmp_path, max_epochs=-1, enable_checkpointing=False).fit(module, loader())
+    with pytest.raises(mt.InputError, match="give one DataLoader, not a dict"):
+        trainer(tmp_path, enable_checkpointing=False).fit(module, {"a": loader()})
+
+
 def test_scores_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
     """Also those of the callback, with a set from elsewhere; and the test's."""
     ens, (x, y) = converted(mt.Packed(members=2, alpha=2)), numbers()

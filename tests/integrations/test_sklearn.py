@@ -90,6 +90,11 @@ def test_a_frame_of_numbers_and_categories() -> None:
         model.predict(table.assign(size=np.nan))
     with pytest.raises(mt.InputError, match="categories= names 'cod'"):
         EnsembleClassifier(TWO, categories=["cod"], **SMALL).fit(table, y)
+    with pytest.raises(mt.InputError, match=r"column 'day' is datetime64.*neither numbers nor categories"):
+        EnsembleClassifier(TWO, **SMALL).fit(table.assign(day=pd.date_range("2020", periods=400)), y)
+    places = EnsembleClassifier(TWO, **SMALL, categories=[1, 2, 3]).fit(table.to_numpy(), y)
+    assert places.columns_.sizes == [4, 3, 4]
+    assert places.predict(table.to_numpy()[:3]).shape == (3,)
     only = EnsembleClassifier(mt.Packed(members=2, alpha=2), **SMALL).fit(table[["colour", "kind"]], y)
     assert only.predict(table[["colour", "kind"]]).shape == (400,)
 

@@ -50,6 +50,8 @@ METHODS = {
     "Deep": mt.Deep(members=2), "Packed": mt.Packed(members=2), "BatchEnsemble": mt.BatchEnsemble(members=2),
     "Masksembles": mt.Masksembles(members=2, fewest=2, feed="all"), "EMP": mt.EMP(members=2),
     "ECMP": mt.ECMP(members=2, prior="elbo", examples=96),
+    "DropConnect": mt.DropConnect(members=2), "SWAG": mt.SWAG(members=2, begin=0), "Snapshot": mt.Snapshot(members=2),
+    "Laplace": mt.Laplace(members=2, hessian="full"),
     "MIMO": mt.MIMO(members=2), "Masksembles by rows": mt.Masksembles(members=2, fewest=2),
 }
 ADDED = {"optimizer": "adam", "lr": 0.01, "accumulate": 2, "clip": 0.5, "l1": 0.01, "ema": 0.9}
@@ -123,8 +125,9 @@ def shard(name, method, recipe, out, **options):
     run.use_best()
     results[name + " best"] = {key: getattr(value, "full_tensor", value.clone)() for key, value in ens.state_dict().items()}
 
-for name in ("Deep", "BatchEnsemble", "EMP"):
+for name in ("Deep", "BatchEnsemble", "EMP", "DropConnect", "SWAG", "Snapshot", "Laplace"):
     shard(f"{name} sharded", METHODS[name], mt.Recipe(epochs=2, batch=24, lr=0.05), f"{name} sharded")
+for name in ("Deep", "BatchEnsemble", "EMP"):
     shard(f"{name} sharded added", METHODS[name], mt.Recipe(epochs=2, batch=24, **SHARDED), f"{name} sharded added")
 recipe = mt.Recipe(epochs=4, batch=24, augment=stopping, **SHARDED)
 left = 0
@@ -191,9 +194,12 @@ def test_one_process_writes(ranks: Any) -> None:
     assert not second - {"rank1"}
 
 
+HOOKED = ["DropConnect", "SWAG", "Snapshot", "Laplace"]
 SHARDED = [f"{kind} sharded{added}" for kind in ("Deep", "BatchEnsemble", "EMP") for added in ("", " added")]
+SHARDED += [f"{kind} sharded" for kind in HOOKED]
 EXACT = [
     *SHARDED,
+    *HOOKED,
     "Deep",
     "Packed",
     "BatchEnsemble",

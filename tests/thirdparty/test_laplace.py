@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multitudes as mt
 
-laplace = pytest.importorskip("laplace")
+laplace = pytest.importorskip("laplace")  # `make zoo` installs it
 
 
 @pytest.mark.parametrize("task", ["classes", "regression"])

@@ -74,6 +74,17 @@ def read_once(
         yield call.refill([tensor.to(device) for tensor in call.tensors()]), target
 
 
+def each_once(loader: Any) -> Any:
+    """Returns the dataset of a dataloader as batches of every example once, the same in all processes; a stream as it is."""
+    if not isinstance(loader, DataLoader):
+        raise InputError(
+            f"members are made by a pass over the training data: give one DataLoader, not a {type(loader).__name__}"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    return DataLoader(loader.dataset, loader.batch_size or 256, collate_fn=loader.collate_fn)
+
+
 GIVE = "give a tensor, mt.Inputs(...), a dataset or a dataloader"
 ONE_TENSOR = CallForm(ANY, {"args": [{"kind": "tensor"}], "kwargs": {}})
 """The form of a network that takes one tensor."""

@@ -85,9 +85,13 @@ class Formed:
         raise NotImplementedError
 
     def __getattr__(self, key: str) -> Any:
-        """Returns what the module has by this name; a formed weight as the member sees it."""
+        """Returns what the module has by this name; a formed weight as the member sees it.
+
+        A shard is returned as it is: `fully_shard` reads its parameters by name. A call has whole tensors.
+        """
         value = super().__getattr__(key)  # type: ignore[misc]
-        return self.form(key, value) if key in vars(self).get("formed_keys", ()) else value
+        forms = key in vars(self).get("formed_keys", ()) and not hasattr(value, "full_tensor")
+        return self.form(key, value) if forms else value
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves or converts the stored tensors. A recurrent layer reads them again, and they have an axis of members."""

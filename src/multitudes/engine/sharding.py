@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from multitudes.errors import RunError
@@ -62,13 +63,18 @@ def load_full(ensemble: Ensemble, state: Mapping[str, Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def gathered(ensemble: Ensemble) -> Iterator[None]:
-    """Gathers all weights in a with-block. All processes must enter it."""
+def gathered(ensemble: Ensemble, keep: bool = False) -> Iterator[None]:
+    """Gathers all weights in a with-block. All processes must enter it. With `keep`, weights stay as the block leaves them."""
     if not is_sharded(ensemble):
         yield
         return
     ensemble.unshard()  # type: ignore[operator]
+    left: dict[str, Tensor] = {}
     try:
         yield
+        left = {name: weight.detach().clone() for name, weight in ensemble.named_parameters() if keep}
     finally:
         reshard(ensemble)
+    with torch.no_grad():
+        for name, weight in ensemble.named_parameters() if keep else ():
+            weight.copy_(shard_like(left[name], weight))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multitudes.data.batches import each_once
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import Factory, named_tensors
 from multitudes.engine.selected_output import output_of
@@ -28,7 +29,7 @@ from multitudes.errors import FileError, InputError, RunError
 from multitudes.files.ensemble_file import load as load_ensemble
 from multitudes.files.ensemble_file import save
 from multitudes.integrations.lora import LoRA as LoRA
-from multitudes.method import Criterion, Method
+from multitudes.method import Criterion
 from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.tasks import values_of
@@ -43,6 +44,8 @@ except ImportError as error:
 
 FILE = "model.safetensors"
 """Name of an ensemble's file in a folder of `save_pretrained`: the name that the Trainer looks for."""
+HOOKS = ("before_training", "after_step", "after_epoch", "after_training")
+"""What a method may do in the course of a run."""
 
 
 @dataclass
@@ -84,7 +87,7 @@ class EnsembleForTrainer(transformers.PreTrainedModel):  # type: ignore[misc]
         self.accumulate = accumulate
         self.main_input_name = getattr(ensemble.base, "main_input_name", "input_ids")
         self.criterion = TaskCriterion(ensemble.task, criterion, None, ensemble.class_axis)  # type: ignore[arg-type]
-        self.has_step_callback = False
+        self.has_hooks = False
         self.forward = _Forward(self)  # type: ignore[method-assign]
 
     def forward(self, labels: Any = None, **inputs: Any) -> EnsembleOutput:
@@ -104,8 +107,8 @@ class EnsembleForTrainer(transformers.PreTrainedModel):  # type: ignore[misc]
                 "a training step needs labels=, so that each member has its own loss. For label smoothing, or a loss of your "
                 "own, leave the Trainer's out and type hf.wrap(ens, criterion=nn.CrossEntropyLoss(label_smoothing=0.1))"
             )
-        if type(ens.method).after_step is not Method.after_step and not self.has_step_callback:
-            raise RunError(f"{type(ens.method).__name__} acts after each step: Trainer(..., callbacks=[hf.AfterStep()])")
+        if ens.method.overrides(*HOOKS) and not self.has_hooks:
+            raise RunError(f"{type(ens.method).__name__} acts in the course of a run: Trainer(..., callbacks=[hf.Hooks()])")
         batch = ens.batch(call, self._targets(labels))
         outputs = output_of(ens(*batch.inputs, **batch.kwargs), self.output)
         loss = ens.reduce(outputs, batch, self.criterion, self.accumulate * ens.rows_of_step(batch))
@@ -181,16 +184,38 @@ class EnsembleForTrainer(transformers.PreTrainedModel):  # type: ignore[misc]
         self.config.save_pretrained(folder)
 
 
-class AfterStep(transformers.TrainerCallback):  # type: ignore[misc]
-    """Calls `method.after_step` after each step of the Trainer's optimizer, for methods that have one, such as SWAG."""
+class Hooks(transformers.TrainerCallback):  # type: ignore[misc]
+    """Tells a method of the course of a run, if it acts in it, as SWAG, Snapshot and Laplace do.
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
-        """Tells the model that its steps are followed."""
-        model.has_step_callback = True
+    After the last step it passes over the training data, and members are made.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, train_dataloader: Any, **others: Any) -> None:
+        """Begins a run, or goes on with one."""
+        model.has_hooks = True
+        method = model.ensemble.method
+        if method.overrides("after_training"):
+            each_once(train_dataloader)  # refused now, not at the end
+        if state.global_step == 0:
+            method.before_training(model.ensemble)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
-        """Lets the method act."""
+        """Lets the method act after a step."""
         model.ensemble.method.after_step(model.ensemble)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
+        """Lets the method act after an epoch, before the Trainer evaluates and saves."""
+        model.ensemble.method.after_epoch(model.ensemble, min(state.global_step / state.max_steps, 1.0))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, train_dataloader: Any, **others: Any) -> None:
+        """Lets the method make its members."""
+        model.has_hooks = False
+        if model.ensemble.method.overrides("after_training"):
+            model.ensemble.finish(each_once(train_dataloader), unpack=_call_and_labels)
+
+
+def _call_and_labels(batch: Mapping[str, Any]) -> tuple[Inputs, Any]:
+    return Inputs(**{name: value for name, value in batch.items() if name != "labels"}), batch.get("labels")
 
 
 def wrap(

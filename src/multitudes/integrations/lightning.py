@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.data.batches import Unpack
+from multitudes.data.batches import Unpack, each_once
 from multitudes.engine.inputs import Inputs
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -97,6 +97,32 @@ class EnsembleModule(lightning.LightningModule):  # type: ignore[misc]
         loss = ens.reduce(ens(*step.inputs, **step.kwargs), step, self.criterion, rows)
         self.log("train_loss", loss.detach(), prog_bar=True, batch_size=max(step.count, 1))
         return loss
+
+    def on_train_start(self) -> None:
+        """Tells the method that a new run begins; a resumed one goes on."""
+        method, trainer = self.ensemble.method, self.trainer
+        if method.overrides("after_training"):
+            each_once(trainer.train_dataloader)  # refused now, not at the end
+        if method.overrides("after_epoch") and trainer.estimated_stepping_batches == float("inf"):
+            raise InputError(f"{type(method).__name__} needs to know the end of the run: Trainer(max_epochs=...)")
+        if trainer.global_step == 0:
+            method.before_training(self.ensemble)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Tells the method, before validation, that an epoch has ended, with the share of the run that is done."""
+        trainer, ens = self.trainer, self.ensemble
+        done = trainer.global_step / trainer.estimated_stepping_batches
+        if not ens.method.overrides("after_epoch") or not (trainer.is_last_batch or done >= 1):
+            return
+        if trainer.world_size > 1:  # BatchNorm's statistics are those of the first process
+            for buffer in ens.buffers():
+                torch.distributed.broadcast(buffer, 0)
+        ens.method.after_epoch(ens, min(done, 1.0))
+
+    def on_train_end(self) -> None:
+        """Lets a method make its members, by a pass over the training data."""
+        if self.ensemble.method.overrides("after_training"):
+            self.ensemble.finish(each_once(self.trainer.train_dataloader), unpack=self.unpack)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Takes the step, and lets the method act after it."""

@@ -162,9 +162,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return X
 
     def _checked(self, X: Any, reset: bool) -> Any:
-        """Checks names and number of columns. A DataFrame with categories stays one; all else becomes an array of numbers."""
-        mixed = hasattr(X, "iloc") and (self.categories is not None or not all(is_number(kind) for kind in X.dtypes))
-        if mixed:
+        """Checks names and number of columns. A table with categories stays as it is; all else becomes an array of numbers."""
+        frame = hasattr(X, "iloc")
+        objects = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "OUS" and self.categories is not None
+        if objects or (frame and (self.categories is not None or not all(is_number(kind) for kind in X.dtypes))):
             validate_data(self, X, reset=reset, skip_check_array=True)
             if not len(X):
                 raise ValueError(f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required.")

@@ -100,7 +100,9 @@ def _is_category(table: Any, place: int) -> bool:
     """Whether the dtype of a DataFrame's column is no number."""
     if not hasattr(table, "dtypes"):
         return False
-    kind = table.dtypes.iloc[place] if hasattr(table.dtypes, "iloc") else table.dtypes[place]
+    kind = table.dtypes.iloc[place]
+    if getattr(kind, "kind", "O") in "Mmc":
+        raise InputError(f"column {table.columns[place]!r} is {kind}, neither numbers nor categories: make numbers of it")
     return not is_number(kind)
 
 

@@ -31,15 +31,8 @@ from multitudes.engine.modules import names_matching
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
-from multitudes.methods.layers.one_run import (
-    OneRun,
-    Shifted,
-    add_shifts,
-    shift_name,
-    shifted_parts,
-    tensors_to_shift,
-    tied_parts,
-)
+from multitudes.methods.layers import one_run
+from multitudes.methods.layers.one_run import OneRun, Shifted, add_shifts, shift_name, shifted_parts
 from multitudes.prediction.tasks import variance_of
 from multitudes.settings import Count, above, explained
 
@@ -82,14 +75,14 @@ class Laplace(OneRun, Method):
         part = structure.model.get_submodule(name)
         if not isinstance(part, nn.Linear) or hasattr(part, "parametrizations"):
             return {name: f"Laplace takes a last layer nn.Linear, and this is a {type(part).__name__}: use MultiHead or SWAG"}
-        tied = tied_parts(structure.model)
+        tied = one_run.tied_parts(structure.model)
         held = [key for key, other in structure.model.named_parameters(remove_duplicate=False) if other is part.weight]
         return {name: tied.get(name, f"its weight is tied: {' and '.join(held)}")} if len(held) > 1 else {}
 
     def prepare(self, given: Given) -> nn.Module:
         """Adds shifts to the last layer."""
         name = self._head(given.structure)
-        return self.converted(given, {name: tensors_to_shift(given.model.get_submodule(name))})
+        return self.converted(given, {name: one_run.tensors_to_shift(given.model.get_submodule(name))})
 
     def convert(self, part: nn.Module, keys: Sequence[str]) -> None:
         """Gives the last layer room for its posterior, in place."""
@@ -128,7 +121,10 @@ class Posterior(Shifted):
     """Mixin of a linear layer with a Gaussian posterior."""
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws Δ ~ N(0, (H + δ I)⁻¹), once the posterior is fitted."""
+        """Draws Δ ~ N(0, (H + δ I)⁻¹), once the posterior is fitted.
+
+        By the symmetric root: eigenvectors have arbitrary signs, which rounding decides, and members do not depend on them.
+        """
         layer: Any = self
         if not bool(layer.laplace_drawn):
             return super().draw(generator)
@@ -138,7 +134,7 @@ class Posterior(Shifted):
             shift = (layer.laplace_factor.cpu().float() @ noise.flatten()).view(rows, columns)
         else:
             basis, other = layer.laplace_outputs.cpu().float(), layer.laplace_inputs.cpu().float()
-            shift = basis @ (noise * layer.laplace_spread.cpu().float()) @ other.T
+            shift = basis @ ((basis.T @ noise @ other) * layer.laplace_spread.cpu().float()) @ other.T
         shifts = {shift_name("weight"): shift[:, : layer.in_features]}
         return shifts | ({shift_name("bias"): shift[:, -1]} if "bias" in self.formed_keys else {})
 
@@ -251,7 +247,7 @@ def _posterior(layer: Any, curvature: Curvature, precision: float | None) -> Non
     delta = best_precision(values.flatten(), square) if precision is None else precision
     spread = (values + delta).rsqrt()
     if curvature.full:
-        layer.laplace_factor.copy_(basis * spread)
+        layer.laplace_factor.copy_((basis * spread) @ basis.T)
     else:
         for name, value in (("inputs", inputs), ("outputs", outputs), ("spread", spread)):
             layer.get_buffer(f"laplace_{name}").copy_(value)

@@ -24,7 +24,7 @@ from multitudes.engine.inputs import Inputs
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.method import Given, Method
-from multitudes.methods.layers.one_run import OneRun, Shifted, add_shifts, shift_name, shifted_parts, tensors_to_shift
+from multitudes.methods.layers.one_run import OneRun, Shifted, add_shifts, shift_name, shifted_parts
 from multitudes.settings import Rate, explained
 
 
@@ -37,11 +37,6 @@ class Snapshot(OneRun, Method):
     """The share of the epochs before the first cycle."""
 
     made_in_training: ClassVar[bool] = True
-
-    def prepare(self, given: Given) -> nn.Module:
-        """Adds room for M checkpoints of every parameter and of BatchNorm's statistics."""
-        parts = {name: tensors_to_shift(part) for name, part in given.model.named_modules()}
-        return self.converted(given, {name: keys for name, keys in parts.items() if keys})
 
     def convert(self, part: nn.Module, keys: Sequence[str]) -> None:
         """Gives one module its checkpoints and shifts, in place."""

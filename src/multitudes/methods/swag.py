@@ -26,16 +26,8 @@ from torch import Tensor, nn
 from multitudes.engine.batch_norm import estimate_norms
 from multitudes.engine.inputs import Inputs
 from multitudes.ensemble import Ensemble
-from multitudes.method import Given, Method
-from multitudes.methods.layers.one_run import (
-    STATISTICS,
-    OneRun,
-    Shifted,
-    add_shifts,
-    shift_name,
-    shifted_parts,
-    tensors_to_shift,
-)
+from multitudes.method import Method
+from multitudes.methods.layers.one_run import STATISTICS, OneRun, Shifted, add_shifts, shift_name, shifted_parts
 from multitudes.settings import Count, Rate, at_least, explained
 
 
@@ -56,11 +48,6 @@ class SWAG(OneRun, Method):
     """The factor of the covariance; 1 is the paper's, 0 leaves the mean."""
 
     made_in_training: ClassVar[bool] = True
-
-    def prepare(self, given: Given) -> nn.Module:
-        """Adds running moments to every parameter, and shifts to parameters and to BatchNorm's statistics."""
-        parts = {name: tensors_to_shift(part) for name, part in given.model.named_modules()}
-        return self.converted(given, {name: keys for name, keys in parts.items() if keys})
 
     def convert(self, part: nn.Module, keys: Sequence[str]) -> None:
         """Gives one module its moments and shifts, in place."""

@@ -8,12 +8,11 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import entry_points, packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
 from multitudes.errors import InputError
-from multitudes.plugins import plugin_names
 
 UNITS = {
     "epoch": "epochs", "epochs": "epochs", "s": "seconds", "second": "seconds", "seconds": "seconds", "flop": "flops",
@@ -93,9 +92,9 @@ def _number(text: str) -> float:
 
 
 def method_names() -> list[str]:
-    """Returns the names of methods: of this package's, which are those of their files, and of installed plugins."""
+    """Returns the names of methods, without importing them: of our files, and of other packages' entry points."""
     ours = [file.stem for file in (Path(__file__).parents[1] / "methods").glob("[!_]*.py")]
-    return sorted({*ours, *plugin_names()})
+    return sorted({*ours, *(entry.name.lower() for entry in entry_points(group="multitudes.methods"))})
 
 
 def check_methods(texts: Sequence[str], job: str) -> None:

@@ -25,7 +25,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
 from multitudes.files.ensemble_file import save
 from multitudes.files.old_settings import current_metrics
-from multitudes.method import Batch, Criterion, Method
+from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
 from multitudes.settings import takes_names
@@ -340,7 +340,8 @@ def _set_up(
     if validator is not None:
         validator.check(ensemble)
     if not resume:
-        ensemble.method.before_training(ensemble)
+        with gathered(ensemble, keep=True):
+            ensemble.method.before_training(ensemble)
     if folder is not None:
         _open_folder(setup, folder, resume)
     ensemble.calibrator = None  # it was fitted to other weights
@@ -482,7 +483,8 @@ def _finish_epoch(setup: _Setup, epoch: int, line: dict[str, Any]) -> None:
     if setup.fabric.world_size > 1:  # all processes take the BatchNorm statistics of the first
         for buffer in ensemble.buffers():
             torch.distributed.broadcast(buffer, 0)
-    ensemble.method.after_epoch(ensemble, epoch / run.recipe.epochs)
+    with gathered(ensemble, keep=True):
+        ensemble.method.after_epoch(ensemble, epoch / run.recipe.epochs)
     with setup.average.swapped_in() if setup.average is not None else contextlib.nullcontext():
         if setup.validator is not None:
             scores, each = setup.validator(ensemble, AMP[run.recipe.precision])
@@ -574,8 +576,7 @@ def _finish(setup: _Setup, calibrate: bool) -> None:
     if setup.average is not None:
         setup.average.copy_to_weights()
     _complete(setup, "last", calibrate)
-    makes = type(ensemble.method).after_training is not Method.after_training
-    if setup.best.state and (calibrate or setup.folder is not None or makes):
+    if setup.best.state and (calibrate or setup.folder is not None or ensemble.method.overrides("after_training")):
         last = {name: full_tensor(tensor).clone() for name, tensor in ensemble.state_dict().items()}
         calibrator = ensemble.calibrator
         load_full(ensemble, setup.best.state)
@@ -588,7 +589,8 @@ def _finish(setup: _Setup, calibrate: bool) -> None:
 def _complete(setup: _Setup, name: str, calibrate: bool) -> None:
     """Makes members after training, calibrates the ensemble if it is asked for, and writes it if there is a folder."""
     ensemble = setup.run.ensemble
-    ensemble.method.after_training(ensemble, setup.feed.once())
+    with gathered(ensemble, keep=True):
+        ensemble.method.after_training(ensemble, setup.feed.once())
     ensemble.calibrator = None
     if calibrate and setup.validator is not None:
         ensemble.calibrator = setup.validator.calibrator(ensemble)

@@ -31,6 +31,7 @@ from multitudes.engine.draws import (
 )
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import detached_copy, join_name
+from multitudes.engine.sharding import full_tensor
 from multitudes.engine.state import SEEDS
 from multitudes.method import Batch, Criterion, Given, Layout, Method
 
@@ -60,9 +61,9 @@ class Shifted(Formed, Drawing):
         return value.clamp(min=0) if key == "running_var" else value
 
     def stored(self) -> dict[str, Tensor]:
-        """Returns the tensors without their shifts, by name."""
+        """Returns the tensors without their shifts, by name; shards are gathered."""
         layer: Any = self
-        return {key: {**layer._parameters, **layer._buffers}[key].detach() for key in self.formed_keys}
+        return {key: full_tensor({**layer._parameters, **layer._buffers}[key].detach()) for key in self.formed_keys}
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Returns a member's shifts, zero unless training has ended."""
@@ -136,6 +137,11 @@ class OneRun:
     shares_weights: ClassVar[bool] = True
     draws: ClassVar[bool] = True
     origin: ClassVar[str] = "the given network, until training has ended"
+
+    def prepare(self, given: Given) -> nn.Module:
+        """Adds shifts to every parameter and to BatchNorm's statistics, and room for what they are made of."""
+        parts = {name: tensors_to_shift(part) for name, part in given.model.named_modules()}
+        return self.converted(given, {name: keys for name, keys in parts.items() if keys})
 
     def converted(self, given: Given, parts: Mapping[str, Sequence[str]]) -> nn.Module:
         """Returns a copy of the model in which these tensors, by module, have shifts."""
