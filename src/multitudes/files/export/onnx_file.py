@@ -17,6 +17,7 @@ from multitudes.files.export.seal import leave_room, sealed
 from multitudes.files.export.trace import quiet
 
 Precision = Literal["float32", "float16", "int8"]
+Prefer = Literal["speed", "size"]
 KEY = "multitudes"
 """The key of the JSON in the file's metadata."""
 SMALL = 256
