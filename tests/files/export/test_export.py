@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from torch.utils.data import TensorDataset
 import multitudes as mt
 from multitudes import models
 from multitudes.files.export import verify, work
+from multitudes.files.export.about import reference_of
 from multitudes.files.export.onnx_file import Session
+from multitudes.files.export.outputs import Meaning
 from multitudes.files.export.seal import is_intact
 
 onnx = pytest.importorskip("onnx")
@@ -307,6 +310,71 @@ def test_numbers_in_the_units_of_the_targets(task: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(found[name].double(), getattr(pred, name).double(), rtol=1e-4, atol=1e-3)
     rmse = float((pred.mean.flatten().double() - (300 + 50 * x[:, 0].double())).square().mean().sqrt())
     assert result.scores["rmse"] == pytest.approx((rmse, rmse), rel=1e-3)
+
+
+class Convolutions(nn.Module):
+    """Layers around which methods put vectors: in groups, transposed, side by side, and a norm at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.an = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.b, self.bn = nn.Conv2d(12, 12, 3, padding=1, groups=4), nn.BatchNorm2d(12)
+        self.c, self.cn = nn.Conv2d(12, 8, 1), nn.BatchNorm2d(8, affine=False)
+        self.d, self.dn = nn.ConvTranspose2d(8, 6, 2, 2), nn.BatchNorm2d(6)
+        self.head, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.an(self.a(x)))
+        x = torch.relu(self.dn(self.d(self.cn(self.c(x + self.bn(self.b(x)))))))
+        return self.last(self.head(x.mean((2, 3))))
+
+
+def operations(path: Path) -> list[str]:
+    """The operations that depend on the inputs; a runtime computes the others once."""
+    graph = onnx.load(path).graph
+    known, found = {one.name for one in graph.input}, []
+    for node in graph.node:
+        if known & set(node.input):
+            known |= set(node.output)
+            found.append(node.op_type)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [mt.BatchEnsemble, mt.EMP])
+def test_vectors_around_layers_are_folded(kind: type[mt.Method], tmp_path: Path) -> None:
+    """The factors of members, and the norms behind them; `prefer="size"` keeps shared kernels shared."""
+    NETWORKS["convolutions"] = (Convolutions, lambda count: torch.randn(count, 3, 8, 8))
+    ens, inputs = made("convolutions", kind(members=3))  # type: ignore[call-arg]
+    del NETWORKS["convolutions"]
+    for prefer in ("speed", "size"):
+        options: Any = {"prefer": prefer, "outputs": ["member_logits"]}
+        result = mt.export(ens, inputs(1), tmp_path / f"{prefer}.onnx", **options)
+        assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
+        assert "BatchNormalization" not in operations(result.path)
+    fast, small = (operations(tmp_path / f"{prefer}.onnx") for prefer in ("speed", "size"))
+    assert fast.count("Mul") < small.count("Mul")
+    if kind is mt.BatchEnsemble:
+        assert fast.count("Mul") == 3  # before the layer with groups, and around the linear one
+
+
+@pytest.mark.slow
+def test_masksembles_of_the_smallest_size(tmp_path: Path) -> None:
+    """Compacted they compute less, and hold more."""
+    ens, inputs = made("mlp", mt.Masksembles(members=4))
+    fast, small = (mt.export(ens, inputs(2), tmp_path / "a.onnx", prefer=prefer) for prefer in ("speed", "size"))  # type: ignore[arg-type]
+    assert (fast.compacted, small.compacted) == (True, False)
+    assert small.tensor_bytes < fast.tensor_bytes
+
+
+def test_a_reference_of_pixels_counts_rows() -> None:
+    """As the server does, by the mean of a row."""
+    logits = torch.zeros(2, 100, 3, 4, 4)
+    logits[0, :, 0, 0, 0] = 20  # in every row one pixel of sixteen on which members disagree
+    logits[1, :, 1, 0, 0] = 20
+    found = reference_of(mt.Prediction(logits=logits), Meaning(task="classes", outputs=("mutual_information",)))
+    assert found is not None
+    assert found["quantiles"]["0.99"] == pytest.approx(math.log(2) / 16, rel=1e-3)
 
 
 class Odd(nn.Module):

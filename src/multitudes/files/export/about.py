@@ -81,7 +81,7 @@ def _checked_labels(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, labels
 
 
 def reference_of(prediction: Prediction | None, meaning: Meaning) -> dict[str, Any] | None:
-    """Returns the quantiles of a prediction's uncertainty, for the first score that is an output of the graph."""
+    """Returns the quantiles of the rows' uncertainty, for the first score that is an output of the graph."""
     if prediction is None:
         return None
     check_prediction(prediction, "reference=")
@@ -92,6 +92,7 @@ def reference_of(prediction: Prediction | None, meaning: Meaning) -> dict[str, A
     score = next((name for name in scores if name in meaning.outputs), None)
     if score is None:
         raise InputError(f"reference= needs an uncertainty among the outputs: add {scores[0]!r} to outputs=")
-    values = getattr(prediction, score).double().flatten()
+    values = getattr(prediction, score).double()
+    values = values.reshape(len(values), -1).mean(1)  # of pixels or tokens their mean: a row is unlike the others as a whole
     found = torch.quantile(values[: 2**24], torch.tensor(LEVELS, dtype=torch.float64))
     return {"score": score, "quantiles": {str(level): float(value) for level, value in zip(LEVELS, found, strict=True)}}
