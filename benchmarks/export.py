@@ -144,9 +144,7 @@ def run(pairs: list[tuple[str, str]], found: dict[str, dict[str, Any]]) -> None:
 def write_page() -> None:
     """Writes the results as the table of docs/deploy.md."""
     whole = table(json.loads(RESULTS.read_text()))
-    page = re.sub(
-        r"(<!-- files -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{whole}\n\n{m[2]}", PAGE.read_text(), flags=re.S
-    )
+    page = re.sub(r"(<!-- files -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{whole}\n\n{m[2]}", PAGE.read_text(), flags=re.S)
     PAGE.write_text(page)
 
 

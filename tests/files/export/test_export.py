@@ -377,6 +377,16 @@ def test_a_reference_of_pixels_counts_rows() -> None:
     assert found["quantiles"]["0.99"] == pytest.approx(math.log(2) / 16, rel=1e-3)
 
 
+def test_a_reference_of_another_calibration_is_refused() -> None:
+    from multitudes.prediction.temperature import Calibrator
+
+    meaning = Meaning(task="classes", outputs=("entropy",), calibrator=Calibrator(mixture=2.0))
+    prediction = mt.Prediction(logits=torch.randn(2, 9, 3))
+    with pytest.raises(mt.InputError, match="calibrator of the file"):
+        reference_of(prediction, meaning)
+    assert reference_of(prediction.calibrated(Calibrator(mixture=2.0)), meaning) is not None
+
+
 class Odd(nn.Module):
     """Operations that few networks have."""
 

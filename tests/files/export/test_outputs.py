@@ -55,6 +55,13 @@ def test_high_temperatures_of_sure_members() -> None:
         torch.testing.assert_close(found[name].double(), expected[name].double(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("score", ["confidence", "entropy"])
+def test_a_row_without_numbers_is_abstained_from(score: str) -> None:
+    members = torch.tensor([[[torch.nan, 0.0]], [[0.0, 1.0]]])
+    meaning = Meaning(task="classes", outputs=("abstain",), threshold=Threshold(score=score, value=0.6))
+    assert describe(members, meaning)["abstain"].tolist() == [True]
+
+
 def test_infinite_logits_differ_by_nothing() -> None:
     same = torch.tensor([-torch.inf, 1.0])
     assert _difference(same, same.clone(), None) == 0

@@ -87,6 +87,11 @@ def reference_of(prediction: Prediction | None, meaning: Meaning) -> dict[str, A
     check_prediction(prediction, "reference=")
     if prediction.task != meaning.task:
         raise InputError(f"reference= is a prediction of task {prediction.task!r}, but the ensemble's is {meaning.task!r}")
+    if prediction.calibrator != meaning.calibrator:
+        raise InputError(
+            "reference= was not predicted with the calibrator of the file, so that its uncertainties are others: give "
+            "reference=mt.predict(ens, val).calibrated(calibrator), or that of an ensemble with ens.calibrator"
+        )
     scores = ["entropy"] if prediction.count == 1 else ["mutual_information", "entropy"]
     scores += ["epistemic", "variance"] if prediction.count > 1 else ["variance"]
     score = next((name for name in scores if name in meaning.outputs), None)

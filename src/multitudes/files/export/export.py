@@ -51,7 +51,8 @@ def export(
     prefer      "speed": Masksembles are compacted and members' vectors become weights of members when the file is loaded;
                 "size": neither, for the smallest file and the least memory
     data        held-out data with targets: scores of the ensemble and of the file are compared on it
-    reference   a prediction of held-out data: quantiles of its uncertainty go into the file, to recognise unlike inputs
+    reference   a prediction of held-out data, calibrated as the file is and in its units: quantiles of its uncertainty go into
+                the file, to recognise unlike inputs
     labels      names of the classes, for the file
     units       the training data: numbers are returned in the units of its targets, if these were standardised, and the file
                 says how its inputs were normalised

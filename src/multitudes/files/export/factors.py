@@ -1,11 +1,11 @@
 """Folds the vectors around a layer into it: members' factors, norms that follow them, masks of channels.
 
-What follows a convolution or a linear layer channel by channel is one scale a and one shift b, and what precedes it one factor r:
+What follows a convolution or a linear layer, channel by channel, is a scale a and a shift b; what precedes it is a factor r:
 
     a ∘ (W ∗ (r ∘ x)) + b = (a ∘ W ∘ r) ∗ x + b
 
-Where members own a or r, a ∘ W ∘ r is a weight of each member. A runtime computes it from constants, once, when it loads the file.
-So the file has one W, and the graph is as short as the single network's.
+Where members own a or r, a ∘ W ∘ r is a weight of each member. A runtime computes it from constants, once, when it loads the
+file. So the file has one W, and the graph is as short as the single network's.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ def describe(members: Tensor, meaning: Meaning, remap: nn.Module | None = None) 
     threshold = meaning.threshold
     if threshold is not None:
         score = found[threshold.score]
-        found["abstain"] = score < threshold.value if threshold.score in RISING else score > threshold.value
+        sure = score >= threshold.value if threshold.score in RISING else score <= threshold.value
+        found["abstain"] = sure.logical_not()  # also where the score is NaN
     return found
 
 
