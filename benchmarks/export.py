@@ -5,7 +5,8 @@ python benchmarks/export.py --resume                             the pairs that 
 python benchmarks/export.py --networks resnet,vit --methods Deep,Packed
 python benchmarks/export.py --write                              results/export.json as the table of docs/deploy.md
 
-Each pair is written to results/export.json as it is printed. A run of all pairs begins with an empty file.
+Each pair is written to results/export.json as it is printed. A run of all pairs begins with an empty file. Runs of several
+networks with --resume may go side by side.
 Tensors held are those of the ensemble, or of the compacted one, draws included, as the engine stores them; a file should
 have at most 1.1 times their bytes. Operations are those that depend on the inputs, compared with those of the single network;
 a runtime computes the others once, when it loads the file.
@@ -123,7 +124,13 @@ def _cell(found: dict[str, dict[str, Any]], network: str, method: str) -> str:
     one, single = found.get(f"{network}/{method}"), found.get(f"{network}/Single")
     if one is None or single is None or "refused" in one:
         return "refused" if one is not None and "refused" in one else "not measured"
-    return f"{one['operations'] / single['operations']:.2f} / {one['bytes'] / one['held']:.3f}"
+    grown = f" ({one['bytes'] / one['uncompacted']:.2f})" if one["held"] > one["uncompacted"] else ""
+    return f"{one['operations'] / single['operations']:.2f} / {one['bytes'] / one['held']:.3f}{grown}"
+
+
+def in_order(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the pairs in the order of a whole run: two runs may have measured parts of them side by side."""
+    return {key: found[key] for key in (f"{a}/{b}" for a in NETWORKS.split(",") for b in METHODS.split(",")) if key in found}
 
 
 def run(pairs: list[tuple[str, str]], found: dict[str, dict[str, Any]]) -> None:
@@ -136,9 +143,9 @@ def run(pairs: list[tuple[str, str]], found: dict[str, dict[str, Any]]) -> None:
                 one = measure(network, getattr(mt, name), Path(folder))
             except mt.MultitudesError as error:
                 one = {"refused": str(error)}
-        found[f"{network}/{name}"] = one
+        found |= {**(json.loads(RESULTS.read_text()) if RESULTS.exists() else {}), f"{network}/{name}": one}
         print(f"{network:8} {name:14} {_cell(found, network, name)}  {json.dumps(one)}", flush=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(in_order(found), indent=1) + "\n")
 
 
 def write_page() -> None:
@@ -165,6 +172,7 @@ def main() -> int:
     kept = RESULTS.exists() and (given.resume or (given.networks, given.methods) != (NETWORKS, METHODS))
     before = json.loads(RESULTS.read_text()) if kept else {}
     found = {key: one for key, one in before.items() if given.resume or tuple(key.split("/")) not in pairs}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     run(pairs, found)
     large = [key for key, one in found.items() if "refused" in one or one["bytes"] > 1.1 * one["held"]]
     print(f"refused, or larger than 1.1 × the tensors held: {', '.join(large) or 'none'}")

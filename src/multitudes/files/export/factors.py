@@ -187,7 +187,7 @@ class _Folding:
     def _is_vector(self, value: Any, node: fx.Node, of_input: bool = False) -> bool:
         """Whether a value has one entry for each channel of a layer's output or input, along the axis of the channels."""
         weight, shape = self._shape(node.args[1]), self._shape(value)
-        if value in self.variable or shape is None or weight is None:
+        if value in self.variable or shape is None or weight is None or self._dtype(value) != self._dtype(node.args[1]):
             return False
         rank = len(weight) - 1  # of an example: channels, and pixels
         at = int(of_input != ("transpose" in name_of(node)))
@@ -201,6 +201,10 @@ class _Folding:
             return self.graph.sizes[node.name][node.name in self.graph.owned :]
         value = node.meta.get("val")
         return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+    def _dtype(self, node: fx.Node) -> torch.dtype:
+        stored = self.graph.tensors.get(node.name) if node.op == "placeholder" else None
+        return (node.meta["val"] if stored is None else stored).dtype  # type: ignore[no-any-return]
 
 
 def _depending(graph: fx.Graph, begins: Any) -> set[Any]:
