@@ -202,9 +202,9 @@ class _Folding:
         value = node.meta.get("val")
         return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
-    def _dtype(self, node: fx.Node) -> torch.dtype:
+    def _dtype(self, node: Any) -> Any:
         stored = self.graph.tensors.get(node.name) if node.op == "placeholder" else None
-        return (node.meta["val"] if stored is None else stored).dtype  # type: ignore[no-any-return]
+        return (node.meta["val"] if stored is None else stored).dtype
 
 
 def _depending(graph: fx.Graph, begins: Any) -> set[Any]:
