@@ -135,9 +135,7 @@ def in_order(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def run(pairs: list[tuple[str, str]], found: dict[str, dict[str, Any]]) -> None:
     """Measures each pair that is not among those found, prints it and writes all to the file."""
-    for network, name in pairs:
-        if f"{network}/{name}" in found:
-            continue
+    for network, name in [pair for pair in pairs if "/".join(pair) not in found]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 one = measure(network, getattr(mt, name), Path(folder))

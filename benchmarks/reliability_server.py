@@ -127,13 +127,13 @@ def load(scale: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         for title, members in (("single network", 1), ("Packed, 4 members", 4)):
             file = resnet18(Path(name) / f"{members}.onnx", members)
-            figures |= {f"{title}: {key}": value for key, value in throughput(file, max(2, round(12 * scale))).items()}
+            figures |= {f"{title}: {key}": value for key, value in throughput(file, max(2, round(8 * scale))).items()}
     return figures
 
 
 def throughput(file: Path, rounds: int) -> dict[str, Any]:
     """The server and onnxruntime alone in turns, on the same core, at the same batch."""
-    batch, batches = 16, 6
+    batch, batches = 16, 3
     with on_core(0):
         command = [sys.executable, "-c", ALONE, str(file), str(batch)]
         alone = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
