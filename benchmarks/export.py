@@ -1,9 +1,12 @@
 """Exports five networks of usual sizes by every method, and compares operations, size and outputs of the files.
 
 python benchmarks/export.py                                      all pairs, into results/export.json
+python benchmarks/export.py --resume                             the pairs that a run that was stopped has left
 python benchmarks/export.py --networks resnet,vit --methods Deep,Packed
 python benchmarks/export.py --write                              results/export.json as the table of docs/deploy.md
 
+Each pair is written to results/export.json as it is printed. A run of all pairs begins with an empty file. Runs of several
+networks with --resume may go side by side.
 Tensors held are those of the ensemble, or of the compacted one, draws included, as the engine stores them; a file should
 have at most 1.1 times their bytes. Operations are those that depend on the inputs, compared with those of the single network;
 a runtime computes the others once, when it loads the file.
@@ -30,7 +33,8 @@ from multitudes.engine.modules import named_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "results" / "export.json", ROOT / "docs" / "deploy.md"
-METHODS = "Deep,Packed,BatchEnsemble,MIMO,Masksembles,MultiHead,TreeNet,MCDropout,DropConnect,EMP,ECMP"
+NETWORKS = "mlp,unet,vit,bert,resnet"
+METHODS = "Single,Deep,Packed,BatchEnsemble,MIMO,Masksembles,MultiHead,TreeNet,MCDropout,DropConnect,EMP,ECMP"
 SIZES = (1, 3, 17)
 OUTPUTS = ["probs", "entropy", "mutual_information", "member_logits"]
 
@@ -98,6 +102,7 @@ def measure(network: str, kind: type[mt.Method], folder: Path) -> dict[str, Any]
         "bytes": result.bytes,
         "graph": result.tensor_bytes,
         "held": held_bytes(ens.compact() if result.compacted else ens),
+        "uncompacted": held_bytes(ens),
         "difference": max(off(result.path, ens, inputs(size)) for size in SIZES),
         "form": result.form,
         "compacted": result.compacted,
@@ -119,45 +124,54 @@ def _cell(found: dict[str, dict[str, Any]], network: str, method: str) -> str:
     one, single = found.get(f"{network}/{method}"), found.get(f"{network}/Single")
     if one is None or single is None or "refused" in one:
         return "refused" if one is not None and "refused" in one else "not measured"
-    return f"{one['operations'] / single['operations']:.2f} / {one['bytes'] / one['held']:.3f}"
+    grown = f" ({one['bytes'] / one['uncompacted']:.2f})" if one["held"] > one["uncompacted"] else ""
+    return f"{one['operations'] / single['operations']:.2f} / {one['bytes'] / one['held']:.3f}{grown}"
 
 
-def run(names: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
-    """Measures each pair and prints it."""
-    found: dict[str, dict[str, Any]] = {}
-    for network in names:
-        for name in ["Single", *(one for one in methods if one != "Single")]:
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    one = measure(network, getattr(mt, name), Path(folder))
-                except mt.MultitudesError as error:
-                    one = {"refused": str(error)}
-            found[f"{network}/{name}"] = one
-            print(f"{network:8} {name:14} {_cell(found, network, name)}  {json.dumps(one)}", flush=True)
-    return found
+def in_order(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the pairs in the order of a whole run: two runs may have measured parts of them side by side."""
+    return {key: found[key] for key in (f"{a}/{b}" for a in NETWORKS.split(",") for b in METHODS.split(",")) if key in found}
+
+
+def run(pairs: list[tuple[str, str]], found: dict[str, dict[str, Any]]) -> None:
+    """Measures each pair that is not among those found, prints it and writes all to the file."""
+    for network, name in [pair for pair in pairs if "/".join(pair) not in found]:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                one = measure(network, getattr(mt, name), Path(folder))
+            except mt.MultitudesError as error:
+                one = {"refused": str(error)}
+        found |= {**(json.loads(RESULTS.read_text()) if RESULTS.exists() else {}), f"{network}/{name}": one}
+        print(f"{network:8} {name:14} {_cell(found, network, name)}  {json.dumps(one)}", flush=True)
+        RESULTS.write_text(json.dumps(in_order(found), indent=1) + "\n")
+
+
+def write_page() -> None:
+    """Writes the results as the table of docs/deploy.md."""
+    whole = table(json.loads(RESULTS.read_text()))
+    page = re.sub(r"(<!-- files -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{whole}\n\n{m[2]}", PAGE.read_text(), flags=re.S)
+    PAGE.write_text(page)
 
 
 def main() -> int:
     """Measures, or writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", default="mlp,resnet,vit,unet,bert")
+    parser.add_argument("--networks", default=NETWORKS)
     parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     if given.write:
-        whole = table(json.loads(RESULTS.read_text()))
-        page = re.sub(
-            r"(<!-- files -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{whole}\n\n{m[2]}", PAGE.read_text(), flags=re.S
-        )
-        PAGE.write_text(page)
+        write_page()
         return 0
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    found: dict[str, dict[str, Any]] = {}
-    for network in given.networks.split(","):
-        found |= run([network], given.methods.split(","))
-        before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({**before, **found}, indent=1) + "\n")
+    pairs = [(network, name) for network in given.networks.split(",") for name in given.methods.split(",")]
+    kept = RESULTS.exists() and (given.resume or (given.networks, given.methods) != (NETWORKS, METHODS))
+    before = json.loads(RESULTS.read_text()) if kept else {}
+    found = {key: one for key, one in before.items() if given.resume or tuple(key.split("/")) not in pairs}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    run(pairs, found)
     large = [key for key, one in found.items() if "refused" in one or one["bytes"] > 1.1 * one["held"]]
     print(f"refused, or larger than 1.1 × the tensors held: {', '.join(large) or 'none'}")
     return int(bool(large))

@@ -40,9 +40,10 @@ PARTS = {
     "hostile": ("Hostile files", "Files made to do harm are given to `mt.load` and to the server."),
     "load": (
         "Load",
-        "ResNet-18 for CIFAR-10, one row of float32 per request, the server on one core and its clients on the other. "
-        "onnxruntime alone runs the same batch on the server's core; both take turns. Computing time is that of the server's "
-        "process, which other programs of the machine disturb less than the clock.",
+        "ResNet-18 for CIFAR-10, written by `mt.export` with its usual outputs: as a single network, and as a Packed-Ensemble "
+        "of about its size. One row of float32 per request, the server on one core and its clients on the other. onnxruntime "
+        "alone runs the same batch on the server's core; both take turns. Computing time is that of the server's process, "
+        "which other programs of the machine disturb less than the clock.",
     ),
     "overload": ("More than it can", "200 connections ask a server whose queue holds 20 rows."),
     "fuzz": (

@@ -29,19 +29,16 @@ RAW = "application/octet-stream"
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def resnet18(path: Path) -> Path:
-    """Writes a ResNet-18 for CIFAR-10 with its probabilities, batch size free."""
+def resnet18(path: Path, members: int) -> Path:
+    """Exports a ResNet-18 for CIFAR-10: the single network, or a Packed-Ensemble of about its size."""
     import torch
-    from torch import nn
 
+    import multitudes as mt
     from multitudes import models
 
-    net = nn.Sequential(models.resnet18(classes=10), nn.Softmax(1)).eval()
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    torch.onnx.export(
-        net, (torch.randn(2, 3, 32, 32),), path, dynamo=True, input_names=["x"], output_names=["probs"],
-        dynamic_shapes={"input": {0: batch}}, external_data=False, verbose=False,
-    )  # fmt: skip
+    x = torch.randn(2, 3, 32, 32)
+    method = mt.Single() if members == 1 else mt.Packed(members=members, alpha=2)
+    mt.export(mt.ensemble(models.resnet18(classes=10), method, x, seed=0), x, path)
     return path
 
 
@@ -113,7 +110,7 @@ options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = options.inter_op_num_threads = 1
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 x = np.random.default_rng(0).normal(size=(int(sys.argv[2]), 3, 32, 32)).astype(np.float32)
-session.run(None, {"x": x})
+session.run(None, {"x": x})  # all outputs, as the server computes them
 print("ready", flush=True)
 for line in sys.stdin:
     start, cpu = time.perf_counter(), time.process_time()
@@ -125,40 +122,48 @@ for line in sys.stdin:
 
 
 def load(scale: float) -> dict[str, Any]:
-    """Throughput of the server beside that of onnxruntime alone, in turns, on the same core, at the same batch."""
-    batch, rounds, batches = 16, max(2, round(12 * scale)), 6
+    """Throughput of the server beside that of onnxruntime alone, of the single network and of an ensemble."""
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        file = resnet18(Path(name) / "resnet18.onnx")
-        with on_core(0):
-            command = [sys.executable, "-c", ALONE, str(file), str(batch)]
-            alone = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            port = free_port()
-            server = started(file, port, "--batch", str(batch), "--wait", "100", "--queue", "256")
-        assert alone.stdin is not None
-        assert alone.stdout is not None
-        alone.stdout.readline()
-        rows = np.random.default_rng(0).normal(size=(64, 3, 32, 32)).astype("<f4")
-        sent = [request(row.tobytes()) for row in rows]
-        with on_core(1):
-            asyncio.run(clients(port, 4 * batch, sent, 4 * batch))
-            wall, cpu, statuses = [], [], Counter[int]()
-            for _ in range(rounds):
-                alone.stdin.write(f"{batches}\n")
-                alone.stdin.flush()
-                own = [float(value) / (batches * batch) for value in alone.stdout.readline().split()]
-                start, before = time.perf_counter(), cpu_seconds(server.pid)
-                found = asyncio.run(clients(port, 4 * batch, sent, 2 * batches * batch))
-                took = [time.perf_counter() - start, cpu_seconds(server.pid) - before]
-                statuses.update(status for _, status, _ in found)
-                wall.append((own[0], took[0] / len(found)))
-                cpu.append((own[1], took[1] / len(found)))
-        lines = asked(port, "GET", "/metrics")[1].decode().splitlines()
-        sums = {key: float(next(line for line in lines if line.startswith(key)).split()[1]) for key in
-                ("multitudes_batch_rows_sum", "multitudes_batch_rows_count")}  # fmt: skip
-        mean = round(sums["multitudes_batch_rows_sum"] / sums["multitudes_batch_rows_count"], 1)
-        for process in (alone, server):
-            process.terminate()
-            process.communicate()
+        for title, members in (("single network", 1), ("Packed, 4 members", 4)):
+            file = resnet18(Path(name) / f"{members}.onnx", members)
+            figures |= {f"{title}: {key}": value for key, value in throughput(file, max(2, round(8 * scale))).items()}
+    return figures
+
+
+def throughput(file: Path, rounds: int) -> dict[str, Any]:
+    """The server and onnxruntime alone in turns, on the same core, at the same batch."""
+    batch, batches = 16, 3
+    with on_core(0):
+        command = [sys.executable, "-c", ALONE, str(file), str(batch)]
+        alone = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        port = free_port()
+        server = started(file, port, "--batch", str(batch), "--wait", "100", "--queue", "256")
+    assert alone.stdin is not None
+    assert alone.stdout is not None
+    alone.stdout.readline()
+    rows = np.random.default_rng(0).normal(size=(64, 3, 32, 32)).astype("<f4")
+    sent = [request(row.tobytes()) for row in rows]
+    with on_core(1):
+        asyncio.run(clients(port, 4 * batch, sent, 4 * batch))
+        wall, cpu, statuses = [], [], Counter[int]()
+        for _ in range(rounds):
+            alone.stdin.write(f"{batches}\n")
+            alone.stdin.flush()
+            own = [float(value) / (batches * batch) for value in alone.stdout.readline().split()]
+            start, before = time.perf_counter(), cpu_seconds(server.pid)
+            found = asyncio.run(clients(port, 4 * batch, sent, 2 * batches * batch))
+            took = [time.perf_counter() - start, cpu_seconds(server.pid) - before]
+            statuses.update(status for _, status, _ in found)
+            wall.append((own[0], took[0] / len(found)))
+            cpu.append((own[1], took[1] / len(found)))
+    lines = asked(port, "GET", "/metrics")[1].decode().splitlines()
+    sums = {key: float(next(line for line in lines if line.startswith(key)).split()[1]) for key in
+            ("multitudes_batch_rows_sum", "multitudes_batch_rows_count")}  # fmt: skip
+    mean = round(sums["multitudes_batch_rows_sum"] / sums["multitudes_batch_rows_count"], 1)
+    for process in (alone, server):
+        process.terminate()
+        process.communicate()
     return {
         "rounds": rounds, "batch": batch, "mean batch of the server": mean,
         "requests": sum(statuses.values()), "answered": statuses[200],

@@ -408,6 +408,7 @@ def export(
     error: Annotated[float | None, typer.Option(help="abstain so that at most this share of the answers is wrong")] = None,
     coverage: Annotated[float | None, typer.Option(help="abstain on all but this share of the examples")] = None,
     precision: Annotated[str, typer.Option(help="numbers that store weights: float32, float16, int8")] = "float32",
+    prefer: Annotated[str, typer.Option(help="speed, or size: the smallest file and the least memory")] = "speed",
     aot: Annotated[bool, typer.Option("--aot", help="compile a .pt2 file for this machine")] = False,
     job_name: RunJob = None,
     model: RunModel = None,
@@ -434,7 +435,7 @@ def export(
 
     written = export_run(
         run, out, job_name=job_name, model=model, root=root, outputs=split_list(outputs), calibrated=calibrated, error=error,
-        coverage=coverage, precision=precision, aot=aot,
+        coverage=coverage, precision=precision, prefer=prefer, aot=aot,
     )  # fmt: skip
     if as_json:
         _print_json({**vars(written), "path": str(written.path)})

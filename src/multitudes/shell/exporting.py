@@ -31,6 +31,7 @@ def export_run(
     error: float | None,
     coverage: float | None,
     precision: Any,
+    prefer: Any,
     aot: bool,
 ) -> Exported:
     """Exports the ensemble of a run. Threshold, reference and scores are those of the job's validation set."""
@@ -59,6 +60,7 @@ def export_run(
         calibrator=calibrator,
         threshold=limit,
         precision=precision,
+        prefer=prefer,
         data=held_out if precision != "float32" and not standardised else None,
         reference=reference,
         labels=list(job.classes) if job.classes is not None and job.task in CLASSES else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,9 @@ from torch.utils.data import TensorDataset
 import multitudes as mt
 from multitudes import models
 from multitudes.files.export import verify, work
+from multitudes.files.export.about import reference_of
 from multitudes.files.export.onnx_file import Session
+from multitudes.files.export.outputs import Meaning
 from multitudes.files.export.seal import is_intact
 
 onnx = pytest.importorskip("onnx")
@@ -57,6 +61,23 @@ class UNet(nn.Module):
         return self.head(self.mix(torch.cat([skip, self.up(self.bottom(skip))], 1)))
 
 
+class Convolutions(nn.Module):
+    """Layers around which methods put vectors: in groups, transposed, side by side, and a norm at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.an = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.b, self.bn = nn.Conv2d(12, 12, 3, padding=1, groups=4), nn.BatchNorm2d(12)
+        self.c, self.cn = nn.Conv2d(12, 8, 1), nn.BatchNorm2d(8, affine=False)
+        self.d, self.dn = nn.ConvTranspose2d(8, 6, 2, 2), nn.BatchNorm2d(6)
+        self.head, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.an(self.a(x)))
+        x = torch.relu(self.dn(self.d(self.cn(self.c(x + self.bn(self.b(x)))))))
+        return self.last(self.head(x.mean((2, 3))))
+
+
 def bert() -> nn.Module:
     hf = pytest.importorskip("transformers")
     settings = {"vocab_size": 200, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -75,6 +96,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "resnet": (lambda: models.ResNet(18, width=0.125), lambda count: torch.randn(count, 3, 16, 16)),
     "vit": (lambda: models.ViT(image=16, size=48, depth=1), lambda count: torch.randn(count, 3, 16, 16)),
     "unet": (UNet, lambda count: torch.randn(count, 3, 8, 8)),
+    "convolutions": (Convolutions, lambda count: torch.randn(count, 3, 8, 8)),
     "bert": (bert, words),
 }
 
@@ -227,10 +249,11 @@ def test_a_network_that_looks_at_values_is_refused(tmp_path: Path) -> None:
 
 
 GRID = [
-    *(("mlp", kind) for kind in (mt.Single, mt.MultiHead, mt.MIMO, mt.EMP, mt.SWAG, mt.Laplace, mt.Snapshot)),
+    *(("mlp", kind) for kind in (mt.Single, mt.MultiHead, mt.MIMO, mt.EMP, mt.SWAG, mt.Laplace)),
     *(("unet", kind) for kind in (mt.Deep, mt.Masksembles, mt.BatchEnsemble, mt.TreeNet)),
     *(("vit", kind) for kind in (mt.Packed, mt.MCDropout, mt.DropConnect)),
     ("resnet", mt.ECMP),
+    ("convolutions", mt.Snapshot),
     ("bert", mt.Packed),
 ]
 
@@ -309,6 +332,66 @@ def test_numbers_in_the_units_of_the_targets(task: Any, tmp_path: Path) -> None:
     assert result.scores["rmse"] == pytest.approx((rmse, rmse), rel=1e-3)
 
 
+def operations(path: Path) -> list[str]:
+    """The operations that depend on the inputs; a runtime computes the others once."""
+    graph = onnx.load(path).graph
+    known, found = {one.name for one in graph.input}, []
+    for node in graph.node:
+        if known & set(node.input):
+            known |= set(node.output)
+            found.append(node.op_type)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [mt.BatchEnsemble, mt.EMP])
+def test_vectors_around_layers_are_folded(kind: type[mt.Method], tmp_path: Path) -> None:
+    """The factors of members, and the norms behind them; `prefer="size"` keeps shared kernels shared."""
+    ens, inputs = made("convolutions", kind(members=3))  # type: ignore[call-arg]
+    for prefer in ("speed", "size"):
+        options: Any = {"prefer": prefer, "outputs": ["member_logits"]}
+        result = mt.export(ens, inputs(1), tmp_path / f"{prefer}.onnx", **options)
+        assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
+        assert "BatchNormalization" not in operations(result.path)
+    fast, small = (operations(tmp_path / f"{prefer}.onnx") for prefer in ("speed", "size"))
+    assert fast.count("Mul") < small.count("Mul")
+    if kind is mt.BatchEnsemble:
+        assert fast.count("Mul") == 3  # before the layer with groups, and around the linear one
+
+
+@pytest.mark.slow
+def test_masksembles_of_the_smallest_size(tmp_path: Path) -> None:
+    """Compacted they compute less, and hold more."""
+    ens, inputs = made("mlp", mt.Masksembles(members=4))
+    fast, small = (mt.export(ens, inputs(2), tmp_path / "a.onnx", prefer=prefer) for prefer in ("speed", "size"))  # type: ignore[arg-type]
+    assert (fast.compacted, small.compacted) == (True, False)
+    held = sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in {**dict(ens.named_parameters()), **dict(ens.named_buffers())}.values()
+    )
+    assert small.tensor_bytes <= held < fast.tensor_bytes
+
+
+def test_a_reference_of_pixels_counts_rows() -> None:
+    """As the server does, by the mean of a row."""
+    logits = torch.zeros(2, 100, 3, 4, 4)
+    logits[0, :, 0, 0, 0] = 20  # in every row one pixel of sixteen on which members disagree
+    logits[1, :, 1, 0, 0] = 20
+    found = reference_of(mt.Prediction(logits=logits), Meaning(task="classes", outputs=("mutual_information",)))
+    assert found is not None
+    assert found["quantiles"]["0.99"] == pytest.approx(math.log(2) / 16, rel=1e-3)
+
+
+def test_a_reference_of_another_calibration_is_refused() -> None:
+    from multitudes.prediction.temperature import Calibrator
+
+    meaning = Meaning(task="classes", outputs=("entropy",), calibrator=Calibrator(mixture=2.0))
+    prediction = mt.Prediction(logits=torch.randn(2, 9, 3))
+    with pytest.raises(mt.InputError, match="calibrator of the file"):
+        reference_of(prediction, meaning)
+    assert reference_of(prediction.calibrated(Calibrator(mixture=2.0)), meaning) is not None
+
+
 class Odd(nn.Module):
     """Operations that few networks have."""
 
@@ -383,3 +466,15 @@ def test_a_program_of_torch(tmp_path: Path) -> None:
     x = inputs(7)
     probs = dict(zip(result.outputs, module(x), strict=True))["probs"]
     torch.testing.assert_close(probs, mt.predict(ens, x, progress=False).probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_compiled_program(tmp_path: Path) -> None:
+    ens, inputs = ENSEMBLE
+    result = mt.export(ens, inputs(2), tmp_path / "a.pt2", outputs=["probs"], aot=True)
+    assert result.format == "aoti"
+    compiled: Any = torch._inductor.aoti_load_package(str(result.path))
+    assert json.loads(compiled.get_metadata()["multitudes"])["outputs"] == ["probs"]
+    x = inputs(7)
+    torch.testing.assert_close(compiled(x)[0], mt.predict(ens, x, progress=False).probs, rtol=1e-4, atol=1e-5)

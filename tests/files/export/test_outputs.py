@@ -10,7 +10,7 @@ import torch
 import multitudes as mt
 from multitudes.files.export.mapped import mapped
 from multitudes.files.export.outputs import OF_CLASSES, OF_NUMBERS, Meaning, Threshold, chosen_outputs, describe
-from multitudes.files.export.verify import live_outputs
+from multitudes.files.export.verify import _difference, live_outputs
 from multitudes.prediction.tasks import values_of
 from multitudes.prediction.temperature import Calibrator
 
@@ -43,6 +43,29 @@ def test_outputs_are_those_of_a_prediction(task: str, calibrator: dict[str, Any]
         torch.testing.assert_close(
             found[name].double(), expected[name].double(), rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def test_high_temperatures_of_sure_members() -> None:
+    """A probability of 1e-40 has no digits in single precision, but its logarithm counts at T = 20."""
+    members = torch.tensor([[[0.0, -90.0, -95.0]], [[0.0, -91.0, -80.0]]])
+    used = Calibrator(mixture=20.0)
+    meaning = Meaning(task="classes", outputs=("probs", "entropy"), calibrator=used)
+    found, expected = describe(members, meaning), live_outputs(mt.Prediction(logits=members, calibrator=used), meaning)
+    for name in meaning.outputs:
+        torch.testing.assert_close(found[name].double(), expected[name].double(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("score", ["confidence", "entropy"])
+def test_a_row_without_numbers_is_abstained_from(score: str) -> None:
+    members = torch.tensor([[[torch.nan, 0.0]], [[0.0, 1.0]]])
+    meaning = Meaning(task="classes", outputs=("abstain",), threshold=Threshold(score=score, value=0.6))
+    assert describe(members, meaning)["abstain"].tolist() == [True]
+
+
+def test_infinite_logits_differ_by_nothing() -> None:
+    same = torch.tensor([-torch.inf, 1.0])
+    assert _difference(same, same.clone(), None) == 0
+    assert _difference(same, torch.tensor([0.0, 1.0]), None) == torch.inf
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda one: one["how"])

@@ -135,3 +135,21 @@ def test_a_slow_body_and_a_large_head_are_refused(tmp_path: Path) -> None:
             large.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
             assert b" 400 " in large.recv(1000)
         assert asked(port, "GET", "/health")[0] == 200
+
+
+@pytest.mark.slow
+def test_clients_that_send_nothing_take_no_places(tmp_path: Path) -> None:
+    """Neither before a request, nor within its head, nor after an answer."""
+    with running(saved(tmp_path), "--timeout", "1") as (port, _):
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(520)]
+        for one in silent[::3]:
+            one.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX: ")
+        for one in silent[1:200:3]:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert asked(port, "GET", "/health")[0] == 503
+        deadline = time.monotonic() + 20
+        while asked(port, "GET", "/health")[0] == 503 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert asked(port, "GET", "/health")[0] == 200
+        for one in silent:
+            one.close()

@@ -81,17 +81,23 @@ def _checked_labels(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, labels
 
 
 def reference_of(prediction: Prediction | None, meaning: Meaning) -> dict[str, Any] | None:
-    """Returns the quantiles of a prediction's uncertainty, for the first score that is an output of the graph."""
+    """Returns the quantiles of the rows' uncertainty, for the first score that is an output of the graph."""
     if prediction is None:
         return None
     check_prediction(prediction, "reference=")
     if prediction.task != meaning.task:
         raise InputError(f"reference= is a prediction of task {prediction.task!r}, but the ensemble's is {meaning.task!r}")
+    if prediction.calibrator != meaning.calibrator:
+        raise InputError(
+            "reference= was not predicted with the calibrator of the file, so that its uncertainties are others: give "
+            "reference=mt.predict(ens, val).calibrated(calibrator), or that of an ensemble with ens.calibrator"
+        )
     scores = ["entropy"] if prediction.count == 1 else ["mutual_information", "entropy"]
     scores += ["epistemic", "variance"] if prediction.count > 1 else ["variance"]
     score = next((name for name in scores if name in meaning.outputs), None)
     if score is None:
         raise InputError(f"reference= needs an uncertainty among the outputs: add {scores[0]!r} to outputs=")
-    values = getattr(prediction, score).double().flatten()
+    values = getattr(prediction, score).double()
+    values = values.reshape(len(values), -1).mean(1)  # of pixels or tokens their mean: a row is unlike the others as a whole
     found = torch.quantile(values[: 2**24], torch.tensor(LEVELS, dtype=torch.float64))
     return {"score": score, "quantiles": {str(level): float(value) for level, value in zip(LEVELS, found, strict=True)}}

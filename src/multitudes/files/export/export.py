@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from multitudes.files.export.result import Exported
 
 Precision = Literal["float32", "float16", "int8"]
+Prefer = Literal["speed", "size"]
 
 
 @takes_names()
@@ -28,6 +29,7 @@ def export(
     calibrator: Calibrator | None = None,
     threshold: float | tuple[str, float] | None = None,
     precision: Precision = "float32",
+    prefer: Prefer = "speed",
     data: Any = None,
     reference: Prediction | None = None,
     labels: Sequence[str] | None = None,
@@ -46,8 +48,11 @@ def export(
     threshold   a confidence below which the output "abstain" is true, from `mt.threshold`; or a score and its limit, such as
                 ("mutual_information", 0.3), above which it is
     precision   the numbers in which an .onnx file stores weights: "float32", "float16" or "int8"
+    prefer      "speed": Masksembles are compacted and members' vectors become weights of members when the file is loaded;
+                "size": neither, for the smallest file and the least memory
     data        held-out data with targets: scores of the ensemble and of the file are compared on it
-    reference   a prediction of held-out data: quantiles of its uncertainty go into the file, to recognise unlike inputs
+    reference   a prediction of held-out data, calibrated as the file is and in its units: quantiles of its uncertainty go into
+                the file, to recognise unlike inputs
     labels      names of the classes, for the file
     units       the training data: numbers are returned in the units of its targets, if these were standardised, and the file
                 says how its inputs were normalised
@@ -63,6 +68,7 @@ def export(
         calibrator=calibrator,
         threshold=threshold,
         precision=precision,
+        prefer=prefer,
         data=data,
         reference=reference,
         labels=labels,

@@ -19,19 +19,20 @@ def fold_norms(graph: MemberGraph) -> int:
     A norm stays if its layer's output is read elsewhere, if other operations read the weights, if the weights are computed
     (from draws), or if members have norms of their own behind shared weights.
     """
-    norms = [node for node in graph.graph.nodes if node.op == "call_function" and _name(node) == NORM]
+    norms = [node for node in graph.graph.nodes if node.op == "call_function" and name_of(node) == NORM]
     return sum(_fold(graph, norm) for norm in norms)
 
 
-def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", "")).split(".")[0]
+def name_of(node: Any) -> str:
+    """Returns the name of a node's operation, without its overload; nothing for other things."""
+    return str(getattr(getattr(node, "target", None), "__name__", "")).split(".")[0]
 
 
 def _fold(graph: MemberGraph, norm: fx.Node) -> bool:
     layer, gain, offset, mean, var, _, eps = norm.args
     assert isinstance(layer, fx.Node)
     vectors: list[Any] = [one for one in (gain, offset, mean, var) if one is not None]
-    if layer.op != "call_function" or _name(layer) not in (*CONVOLUTIONS, "linear") or len(layer.users) != 1:
+    if layer.op != "call_function" or name_of(layer) not in (*CONVOLUTIONS, "linear") or len(layer.users) != 1:
         return False
     weight: Any = layer.args[1]
     bias: Any = layer.args[2] if len(layer.args) > 2 else None
@@ -41,8 +42,8 @@ def _fold(graph: MemberGraph, norm: fx.Node) -> bool:
     own = weight.name in graph.owned
     if not own and any(one.name in graph.owned for one in vectors):
         return False
-    transposed, grouped = "transpose" in _name(layer), _groups(layer) != 1
-    if (transposed and grouped) or (_name(layer) == "linear" and layer.meta["val"].ndim != 2):
+    transposed, grouped = "transpose" in name_of(layer), groups_of(layer) != 1
+    if (transposed and grouped) or (name_of(layer) == "linear" and layer.meta["val"].ndim != 2):
         return False
     if any(len(user.users) for user in norm.users if user.target is operator.getitem and user.args[1] != 0):
         return False
@@ -56,9 +57,9 @@ def _fold(graph: MemberGraph, norm: fx.Node) -> bool:
     return True
 
 
-def _groups(layer: fx.Node) -> int:
-    at = {"conv_transpose": 6}.get(_name(layer)[:-2], 6)
-    return int(layer.args[at]) if len(layer.args) > at else 1  # type: ignore[arg-type]
+def groups_of(layer: fx.Node) -> int:
+    """Returns the number of groups of a convolution; 1 of a linear layer."""
+    return int(layer.args[6]) if len(layer.args) > 6 else 1  # type: ignore[arg-type]
 
 
 def _scale_and_shift(graph: MemberGraph, gain: Any, offset: Any, mean: Any, var: Any, eps: float) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from multitudes.files.export.seal import leave_room, sealed
 from multitudes.files.export.trace import quiet
 
 Precision = Literal["float32", "float16", "int8"]
+Prefer = Literal["speed", "size"]
 KEY = "multitudes"
 """The key of the JSON in the file's metadata."""
 SMALL = 256
@@ -165,8 +166,9 @@ def _fits(array: Any, precision: Precision) -> bool:
 
 
 def _quantised(array: Any, summed: int | None) -> tuple[Any, Any]:
-    """Returns whole numbers and their scales. The scales are along the first axis, or along all axes but `summed`."""
-    axes = tuple(range(1, array.ndim)) if summed is None else (array.ndim + summed,)
+    """Returns whole numbers and their scales: along the first axis of more than one entry, or along all axes but `summed`."""
+    first = next((at for at, size in enumerate(array.shape) if size > 1), 0)
+    axes = tuple(at for at in range(array.ndim) if at != first) if summed is None else (array.ndim + summed,)
     scale = np.maximum(np.abs(array).max(axis=axes, keepdims=True), np.finfo(np.float32).tiny * 127) / np.float32(127)
     return np.round(array / scale).astype(np.int8), scale.astype(np.float32)
 

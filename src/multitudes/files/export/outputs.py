@@ -99,7 +99,8 @@ def describe(members: Tensor, meaning: Meaning, remap: nn.Module | None = None) 
     threshold = meaning.threshold
     if threshold is not None:
         score = found[threshold.score]
-        found["abstain"] = score < threshold.value if threshold.score in RISING else score > threshold.value
+        sure = score >= threshold.value if threshold.score in RISING else score <= threshold.value
+        found["abstain"] = sure.logical_not()  # also where the score is NaN
     return found
 
 
@@ -120,7 +121,7 @@ def _of_classes(members: Tensor, meaning: Meaning, remap: nn.Module | None) -> d
     mean = probs.mean(0)
     shown = mean
     if remap is not None or temperature != 1.0:
-        log_mean = mean.clamp(min=TINY).log()
+        log_mean = logs.logsumexp(0) - math.log(logs.shape[0])  # a small probability has a logarithm where it has no digits
         shown = (log_mean / temperature).softmax(-1) if remap is None else remap(log_mean)
     found = _uncertainties(z, logs, probs, mean, shown)
     own = probs.movedim(-1, 2) if several else probs[..., 1]

@@ -156,8 +156,13 @@ def choose_entries(run: Run, step: Step) -> Value | None:
     """Each member chooses entries: of a shared tensor, or of its own channels."""
     stored, index = step["self"], step["index"]
     dim = step["dim"] % stored.rank
-    if not index.batched or index.rank != 1 or (dim > 1 and stored.batched):
+    if not index.batched or index.rank != 1 or (1 < dim < stored.rank - 1 and stored.batched):
         return None
+    if dim > 1 and stored.batched:  # members beside each other along the last axis, and each chooses among its own
+        shape, width = stored.shape[:-1], stored.shape[-1]
+        beside = resized(to_leading(stored).movedim(0, -2), [*shape, run.members * width])
+        chosen = torch.index_select(beside, dim, run.prepared(index, f"places {width}", lambda i: _places(i, width)))
+        return run.value(resized(chosen, [*shape, run.members, index.shape[0]]).movedim(-2, 0), "leading")
     if dim > 1:
         chosen = torch.index_select(stored.tensor, dim, run.prepared(index, "places 0", lambda i: _places(i, 0)))
         apart = resized(chosen, [*stored.shape[:dim], run.members, index.shape[0], *stored.shape[dim + 1 :]])

@@ -34,8 +34,11 @@ class MemberGraph:
     """Shapes of the stored tensors."""
     owned: set[str]
     """Names of the placeholders whose tensors belong to members."""
-    output: Any
-    """The node of the output."""
+
+    @property
+    def output(self) -> Any:
+        """The node whose value the graph returns."""
+        return next(node for node in self.graph.nodes if node.op == "output").args[0][0]
 
 
 class _Called(nn.Module):
@@ -103,7 +106,6 @@ def trace_member(ensemble: Ensemble, inputs: Inputs, output: str | None) -> Memb
             owned.add(placeholder)
     for placeholder, path in signature.inputs_to_lifted_tensor_constants.items():
         found[placeholder] = program.constants[path].detach().cpu()
-    result = next(node for node in program.graph.nodes if node.op == "output").args[0][0]
     return MemberGraph(
         program.graph,
         engine.members,
@@ -111,7 +113,6 @@ def trace_member(ensemble: Ensemble, inputs: Inputs, output: str | None) -> Memb
         found,
         {n: tuple(t.shape) for n, t in found.items()},
         owned,
-        result,
     )
 
 

@@ -22,14 +22,15 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, MultitudesError, RunError
 from multitudes.files.export import onnx_file, program_file
 from multitudes.files.export.about import described, reference_of
+from multitudes.files.export.factors import fold_factors
 from multitudes.files.export.mapped import mapped
 from multitudes.files.export.members import AllMembers
 from multitudes.files.export.norms import fold_norms
-from multitudes.files.export.onnx_file import Precision
+from multitudes.files.export.onnx_file import Precision, Prefer
 from multitudes.files.export.outputs import Meaning, Outputs, Threshold, chosen_outputs
 from multitudes.files.export.quality import compare_scores
 from multitudes.files.export.result import Exported
-from multitudes.files.export.trace import trace_member, traced
+from multitudes.files.export.trace import MemberGraph, trace_member, traced
 from multitudes.files.export.verify import Runner, compare, live_prediction
 from multitudes.prediction.predict import checked_ensemble, noise_of
 from multitudes.prediction.prediction import Prediction
@@ -52,6 +53,7 @@ def write_export(
     calibrator: Calibrator | None,
     threshold: float | tuple[str, float] | None,
     precision: Precision,
+    prefer: Prefer,
     data: Any,
     reference: Prediction | None,
     labels: Sequence[str] | None,
@@ -62,13 +64,14 @@ def write_export(
     start = time.perf_counter()
     ensemble = _on_cpu(checked_ensemble(ensemble, "export"))
     target = _checked_path(path, precision, aot)
+    check_value("prefer", prefer, Prefer)
     with steps(f"exporting {type(ensemble.method).__name__}"):
         inputs = checked_example(ensemble.template, ensemble.call_form.inputs(example), ensemble.engine.batch_axis, ROWS)
         inputs = inputs.refill([tensor.detach().cpu() for tensor in inputs.tensors()])
         meaning = _meaning(ensemble, inputs, outputs, calibrator, threshold, units)
         names = _input_names(ensemble, inputs)
         about = described(ensemble, inputs, names, meaning, labels, reference_of(reference, meaning))
-        graph = build(ensemble, inputs, meaning)
+        graph = build(ensemble, inputs, meaning, small=prefer == "size")
         step("the file")
         made = _written(graph, about, precision, aot, target.suffix)
         step("the check")
@@ -173,13 +176,12 @@ class Graph:
     tensor_bytes: int
 
 
-def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning) -> Graph:
-    """Traces a member, and makes one graph of all members and their uncertainty."""
-    smaller = _compacted(ensemble)
+def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, small: bool = False) -> Graph:
+    """Traces a member, and makes one graph of all members and their uncertainty; if `small`, with as few bytes as can be."""
+    smaller = _compacted(ensemble, small)
     step("the graph of one member")
     used = ensemble if smaller is None else smaller
-    graph = trace_member(used, inputs, None)
-    fold_norms(graph)
+    graph = _member(used, inputs, small)
     step("the graph of all members")
     tensors, axis = inputs.tensors(), ensemble.engine.batch_axis
     all_members = AllMembers(graph, tensors)
@@ -189,9 +191,7 @@ def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning) -> Graph:
     except RunError as error:
         if used.members == 1:
             raise
-        graph = trace_member(used, inputs, None)
-        fold_norms(graph)
-        all_members = AllMembers(graph, tensors, in_turn=True)
+        all_members = AllMembers(_member(used, inputs, small), tensors, in_turn=True)
         program = traced(Outputs(all_members, meaning), inputs, axis, what)
         form = f"one member after another, since {_first_line(error)}"
     if all_members.unrolled:
@@ -206,12 +206,20 @@ def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning) -> Graph:
     )
 
 
+def _member(ensemble: Ensemble, inputs: Inputs, small: bool) -> MemberGraph:
+    """Traces a member, and folds norms and members' vectors into its layers."""
+    graph = trace_member(ensemble, inputs, None)
+    fold_norms(graph)
+    fold_factors(graph, merge=not small)
+    return graph
+
+
 def _first_line(error: Exception) -> str:
     return str(error).split("An exported graph")[0].strip().rstrip(".")
 
 
-def _compacted(ensemble: Ensemble) -> Ensemble | None:
-    """Returns a smaller ensemble with the same outputs, if the method has one that computes less; else None."""
+def _compacted(ensemble: Ensemble, small: bool) -> Ensemble | None:
+    """Returns an ensemble with the same outputs that computes less, or if `small` has fewer bytes; None if there is none."""
     from multitudes.method import Method
 
     if ensemble.is_compact or type(ensemble.method).compact is Method.compact or ensemble.members == 1:
@@ -221,8 +229,11 @@ def _compacted(ensemble: Ensemble) -> Ensemble | None:
     except MultitudesError:  # a network that it cannot compact runs as it is
         return None
     before, after = ensemble.plan.counts, smaller.plan.counts
-    pays = before is not None and after is not None and after.multiply_adds < before.multiply_adds
-    return smaller if pays or ensemble.engine.summed else None
+    if ensemble.engine.summed:  # MIMO: as many bytes, and less to compute
+        return smaller
+    if before is None or after is None or (small and after.parameters > before.parameters):
+        return None
+    return smaller if after.multiply_adds < before.multiply_adds else None
 
 
 def _input_names(ensemble: Ensemble, inputs: Inputs) -> list[str]:

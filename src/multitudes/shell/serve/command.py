@@ -79,11 +79,12 @@ def run(graph: Graph, *, host: str, port: int, limits: Limits, token: str | None
     import uvicorn
 
     from multitudes.shell.serve.app import make_app
+    from multitudes.shell.serve.connections import patient
 
     config = uvicorn.Config(
         make_app(graph, limits, token), host=host, port=port, log_level="warning", access_log=False, server_header=False,
         limit_concurrency=limits.connections, timeout_keep_alive=max(5, round(limits.timeout)), lifespan="on",
         timeout_graceful_shutdown=round(2 * limits.timeout) + 1, ws="none", proxy_headers=False,
-        h11_max_incomplete_event_size=2**16,
+        http=patient(limits.timeout), h11_max_incomplete_event_size=2**16,
     )  # fmt: skip
     uvicorn.Server(config).run()

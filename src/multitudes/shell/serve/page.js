@@ -19,7 +19,7 @@ function made(tag, text, kind) {
 let about = {}, token = "";
 const MOST = 24;
 const headers = () => token ? { Authorization: `Bearer ${token}` } : {};
-const percent = value => value < 1 && value > 0.9995 ? "> 99.9 %" : `${Number((100 * value).toFixed(1))} %`;
+const percent = value => value < 1 && value > 0.9995 ? "> 99.9 %" : value > 0 && value < 0.0005 ? "< 0.1 %" : `${Number((100 * value).toFixed(1))} %`;
 const number = value => Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString();
 const labelled = index => about.labels && about.labels[index] !== undefined ? about.labels[index]
   : about.task === "binary" ? ["no", "yes"][index] : `class ${index}`;
@@ -104,7 +104,7 @@ function measures(answer, row) {
     list.append(made("dt", words(key)), made("dd", number(value)));
     if (watch && watch.score === key) {
       const low = key === "confidence", beyond = low ? value < watch.line : value > watch.line;
-      list.append(made("dd", `${beyond ? "Unusual" : "Usual"}: ${percent(watch.expected_rate)} of data like that of training are ${low ? "below" : "above"} ${number(watch.line)}`, "why"));
+      list.append(made("dd", `${beyond ? "Unusual" : "Usual"}: of data like that of training, ${percent(watch.expected_rate)} is ${low ? "below" : "above"} ${number(watch.line)}`, "why"));
     }
   }
   return list;
@@ -128,7 +128,9 @@ function heading(answer, row) {
   box.append(made("h2", text));
   if (answer.abstain) {
     const abstains = [answer.abstain[row]].flat(4).some(Boolean), rule = about.threshold;
-    const why = rule ? ` (${rule.score.replaceAll("_", " ")} against ${number(rule.value)})` : "";
+    const rising = rule && ["confidence", "margin", "max_logit"].includes(rule.score);
+    const side = abstains ? (rising ? "below" : "above") : (rising ? "at least" : "at most");
+    const why = rule ? `: ${rule.score.replaceAll("_", " ")} is ${side} ${number(rule.value)}` : "";
     box.append(made("p", abstains ? `The ensemble abstains${why}` : `The ensemble answers${why}`, `state${abstains ? " abstains" : ""}`));
   }
   return { box, dense };
