@@ -10,10 +10,9 @@ from multitudes import figures
 from multitudes.data.sources import Root
 from multitudes.methods import ECMP, EMP, MIMO, BatchEnsemble, Deep, Masksembles, Packed, Single
 from multitudes.shell.jobs import TABLE_1, Job
-from multitudes.shell.reproduce.comparison import pairs
 from multitudes.shell.reproduce.item import Column, Findings
-from multitudes.shell.reproduce.packed import ITEMS
 from multitudes.shell.reproduce.results import Result
+from multitudes.shell.reproduce.work import drawing
 from multitudes.shell.reproduce.work.counting import millions, on_meta
 from multitudes.shell.reproduce.work.image_jobs import NORMED, at_smoke, by_kind, image_job, imagenet_job
 from multitudes.training.recipes import find
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 KINDS = {
     "single": Single, "batchensemble": BatchEnsemble, "mimo": MIMO, "masksembles": Masksembles, "packed": Packed, "deep": Deep,
 }  # fmt: skip
+
+draw_table_1 = drawing.against
 
 
 def table_1(job: str, scale: str, root: Root) -> Job:
@@ -41,13 +42,6 @@ def table_1(job: str, scale: str, root: Root) -> Job:
         normed = {name: at_smoke(rows[name], NORMED) for name in ("emp", "ecmp")}
         made = replace(made, rows={**made.rows, **normed})
     return made
-
-
-def draw_table_1(results: Sequence[Result]) -> dict[str, Figure]:
-    """Ours against theirs, a panel for each column."""
-    item = next(one for one in ITEMS if one.name == results[0].item)
-    found = pairs(item, results)
-    return {"against": figures.against(found)} if found else {}
 
 
 def draw_fig_1(results: Sequence[Result]) -> dict[str, Figure]:
