@@ -20,7 +20,7 @@ class Cell:
 
     ours: float | None
     deviation: float | None
-    """Standard deviation over runs; None for one run."""
+    """Standard deviation, or standard error, over runs; None for one run."""
     theirs: Number | None
     runs: int = 0
 
@@ -57,6 +57,8 @@ def cell(result: Result, column: Column, theirs: Number | None) -> Cell:
     deviation = math.sqrt(square / (len(values) - 1)) if len(values) > 1 else None
     if column.over == "sd":
         return Cell(deviation, None, theirs, len(values))
+    if column.over == "error" and deviation is not None:
+        deviation /= math.sqrt(len(values))
     return Cell(mean, deviation, theirs, len(values))
 
 

@@ -81,8 +81,8 @@ class Column(NamedTuple):
     divided by that of the single network, `measured/...` a further number of the job. {criterion} is the row's."""
     factor: float = 1.0
     """What the score is multiplied by to be as printed: 100 for percents."""
-    over: Literal["mean", "sd"] = "mean"
-    """Whether runs are summarised by their mean, or by their standard deviation."""
+    over: Literal["mean", "error", "sd"] = "mean"
+    """How runs are summarised: by their mean ± standard deviation, mean ± standard error, or the standard deviation itself."""
 
 
 class Place(NamedTuple):
@@ -146,6 +146,9 @@ class Item:
 
     rows: Mapping[str, Place] = field(default_factory=dict)
     """For trained items: what each row is trained as, by its label."""
+
+    misses: str = ""
+    """Why our numbers differ from the printed ones where they do."""
 
     source: str = ""
     """The item whose jobs these are, if it only shows them otherwise: a figure of a table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from multitudes.data.corruptions.corrupt import NAMES
 from multitudes.data.corruptions.published import STANDARD
 from multitudes.data.sources import Root, top_folder
 from multitudes.ensemble import Ensemble
+from multitudes.errors import FileError
 from multitudes.method import Method
 from multitudes.shell.jobs import Job
 from multitudes.shell.trial import rescaled
@@ -90,8 +92,7 @@ def image_job(
     own = dict(rows) if scale == "full" or epochs is None else {name: shortened(one, epochs) for name, one in rows.items()}
     more = {}
     if shifted and scale == "full":
-        sets = data.cifar_c(root, classes=100 if kind == "cifar100" else 10)
-        more["shifts"] = {name: sets[name] for name in NAMES if name in sets}
+        more["shifts"] = _published(kind, root)
     elif shifted:
         more.update(corruptions=NAMES, corrupted=corrupted)
     first = next(iter(own.values()))
@@ -99,6 +100,16 @@ def image_job(
         name=kind, network=first.network, train=train, test=test, ood={"svhn": data.svhn("test", root).like(test)}, rows=own,
         recipe=first.recipe, **common, **more,
     )  # fmt: skip
+
+
+def _published(kind: str, root: Root) -> dict[str, Any]:
+    """Returns the published corruptions of CIFAR; none, with a warning, if they are not in `root`."""
+    try:
+        sets = data.cifar_c(root, classes=100 if kind == "cifar100" else 10)
+    except FileError as error:
+        warnings.warn(f"no scores on corrupted images: {error}", stacklevel=2)
+        return {}
+    return {name: sets[name] for name in NAMES if name in sets}
 
 
 def imagenet_job(

@@ -37,7 +37,7 @@ def table_1(job: str, scale: str, root: Root) -> Job:
         }
     if scale == "small":
         rows = {name: replace(one, recipe=replace(one.recipe, batches="same", best="ensemble")) for name, one in rows.items()}
-    made = image_job(job.partition("-")[0], rows, scale, root, about=f"Table 1 of Packed-Ensembles: {job}.")
+    made = image_job(job.partition("-")[0], rows, scale, root, shifted=True, about=f"Table 1 of Packed-Ensembles: {job}.")
     if scale == "smoke":  # patches are of norms
         normed = {name: at_smoke(rows[name], NORMED) for name in ("emp", "ecmp")}
         made = replace(made, rows={**made.rows, **normed})
