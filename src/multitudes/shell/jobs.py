@@ -98,8 +98,8 @@ class Job(Settings):
     shifts: Mapping[str, Any] = field(default_factory=dict)
     """Shifted test sets by name, as published: {severity: dataset} for a corruption, else a dataset."""
 
-    measure: Callable[[Ensemble], Mapping[str, float]] | None = None
-    """Returns further numbers of a trained ensemble, which its row keeps as `measured`."""
+    measure: Callable[[Ensemble, Prediction], Mapping[str, float]] | None = None
+    """Returns further numbers of a trained ensemble and its prediction of the test set, which its row keeps as `measured`."""
 
     corruptions: tuple[str, ...] = ()
     """Corruptions of the test images, each applied at five severities."""

@@ -109,7 +109,7 @@ def _scored_once(ensemble: Ensemble, job: Job, test: Prediction, shift: Mapping[
         prediction=test,
         ood=ood,
         cost=_cost_columns(cost(ensemble, batch, training=True)),
-        measured={} if job.measure is None else dict(job.measure(ensemble)),
+        measured={} if job.measure is None else dict(job.measure(ensemble, test)),
     )
 
 

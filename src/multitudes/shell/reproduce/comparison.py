@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+WIDE = 5
+"""Largest number of columns that a terminal has room for."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number of ours and theirs."""
@@ -64,17 +68,13 @@ def cell(result: Result, column: Column, theirs: Number | None) -> Cell:
 
 def compared(item: Item, results: Sequence[Result]) -> dict[str, dict[str, Cell]]:
     """Returns the cells of an item by row and column: columns that no run has a number in are left out."""
-    beside = results[0].scale in item.scales and item.scales[results[0].scale].beside if results else False
     columns = item.shown_columns()
     if results and not columns:
         columns = {name: Column(name) for name in dict.fromkeys(name for one in results for name in one.runs[0].scores)}
-    table = {
-        one.label: {
-            name: cell(one, column, item.printed.of(one.label).get(name) if beside else None)
-            for name, column in columns.items()
-        }
-        for one in results
-    }
+    table = {}
+    for one in results:
+        theirs = item.beside(one.label, one.scale)
+        table[one.label] = {name: cell(one, column, theirs.get(name)) for name, column in columns.items()}
     used = [name for name in columns if any(row[name].ours is not None for row in table.values())]
     return {label: {name: row[name] for name in used} for label, row in table.items()}
 
@@ -106,7 +106,8 @@ def rich_table(item: Item, results: Sequence[Result]) -> Table:
     scale = results[0].scale if results else ""
     table = compared(item, results)
     title = f"{item.name}, {scale}: {item.title}"
-    if not any(cell.theirs is not None for row in table.values() for cell in row.values()):
+    printed = any(cell.theirs is not None for row in table.values() for cell in row.values())
+    if not printed and len(next(iter(table.values()), {})) <= WIDE:
         heading, *rows = lines(item, results)
         wide = Table(*heading, title=title, title_justify="left")
         for cells in rows:

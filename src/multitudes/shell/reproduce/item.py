@@ -78,7 +78,7 @@ class Column(NamedTuple):
 
     score: str
     """Name of the score. `ood/...` is of the first OOD set, whatever its name; `cost/...` is a cost, `relative/...` a cost
-    divided by that of the single network, `measured/...` a further number of the job. {criterion} is the row's."""
+    divided by that of the single network, `measured/...` a further number of the job. {key} is the row's own."""
     factor: float = 1.0
     """What the score is multiplied by to be as printed: 100 for percents."""
     over: Literal["mean", "error", "sd"] = "mean"
@@ -92,8 +92,8 @@ class Place(NamedTuple):
     """Name of the row in its job, as in `bench --methods`."""
     jobs: tuple[str, ...]
     """The jobs; several for a mean over splits of a dataset."""
-    criterion: str = "msp"
-    """What the row detects OOD examples by, where a column leaves it open."""
+    key: str = ""
+    """What {key} in the scores of columns stands for in this row, such as the criterion of its OOD detection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,9 @@ class Scale:
 
     rows: tuple[str, ...] = ()
     """Labels of the rows that are trained, if not all."""
+
+    apart: tuple[str, ...] = ()
+    """Columns whose printed numbers do not stand beside ours: those of corrupted images that are not the published files."""
 
     beside: bool = True
     """Whether the printed numbers stand beside ours. They do not where data or images are others than the paper's."""
@@ -153,6 +156,10 @@ class Item:
     source: str = ""
     """The item whose jobs these are, if it only shows them otherwise: a figure of a table."""
 
+    derives: str = ""
+    """A function in work/PAPER.py that computes further numbers from a row and all rows of its job:
+    derives(row, rows) returns them by name, for `measured/...`."""
+
     draws: str = ""
     """A function in work/PAPER.py that draws the figures of trained rows: draws(results) returns figures by name."""
 
@@ -172,6 +179,13 @@ class Item:
             known = ", ".join(self.scales)
             raise InputError(f"{self.name} has no --scale {scale}: it has {known}")
         return self.scales[scale]
+
+    def beside(self, label: str, scale: str) -> dict[str, Number]:
+        """Returns the printed numbers that stand beside ours in a row."""
+        at = self.scales.get(scale)
+        if at is None or not at.beside:
+            return {}
+        return {name: number for name, number in self.printed.of(label).items() if name not in at.apart}
 
     def job(self, name: str, scale: str) -> str:
         """Returns the name of one of its jobs for `bench --job`: packed/table-1/cifar10-resnet18@small."""

@@ -158,8 +158,8 @@ ITEMS = (
         printed=TABLE_2,
         columns={
             "Acc": Column("accuracy", 100), "ECE": Column("ece"),
-            **{f"{name} (T)": Column(f"textures/{kind}/{{criterion}}", 100) for name, kind in DETECTED.items()},
-            **{f"{name} (IO)": Column(f"imagenet-o/{kind}/{{criterion}}", 100) for name, kind in DETECTED.items()},
+            **{f"{name} (T)": Column(f"textures/{kind}/{{key}}", 100) for name, kind in DETECTED.items()},
+            **{f"{name} (IO)": Column(f"imagenet-o/{kind}/{{key}}", 100) for name, kind in DETECTED.items()},
             "rAcc": Column("imagenet-r/rAcc", 100), "rNLL": Column("imagenet-r/rNLL"), "rECE": Column("imagenet-r/rECE"),
             "Params (M)": Column("Params (M)"),
         },

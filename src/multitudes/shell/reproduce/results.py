@@ -35,8 +35,8 @@ class Measured:
     """Further numbers of the job."""
     ood: tuple[str, ...] = ()
     """Names of the OOD sets, in the job's order."""
-    criterion: str = "msp"
-    """What OOD examples are detected by."""
+    key: str = ""
+    """What {key} in the scores of columns stands for."""
     method: str = ""
     network: str = ""
     budget: str = ""
@@ -50,7 +50,7 @@ class Measured:
 
     def value(self, column: Column) -> float | None:
         """Returns the number of a column, as the paper would print it; None if this run has none."""
-        name = column.score.replace("{criterion}", self.criterion)
+        name = column.score.replace("{key}", self.key)
         kind, _, rest = name.partition("/")
         if kind == "cost":
             found = self.cost.get(rest)

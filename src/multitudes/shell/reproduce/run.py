@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,10 +85,17 @@ def _run_jobs(
     done = {(job_of[trial.folder], trial.text, trial.seed): row for trial, row in zip(sweep, rows, strict=True)}
     for label, where in item.rows.items():
         found = [(job, row) for (job, text, _), row in done.items() if job in where.jobs and text == where.row]
+        if item.derives:
+            derive = work_of(item, item.derives)
+            found = [(job, _with_derived(row, derive, done, job)) for job, row in found]
         if found:
-            _result(item, scale, label, [_measured(row, job, item, scale, root, where.criterion) for job, row in found]).save(
-                out
-            )
+            _result(item, scale, label, [_measured(row, job, item, scale, root, where.key) for job, row in found]).save(out)
+
+
+def _with_derived(row: Row, derive: Any, done: Mapping[tuple[str, str, int], Row], job: str) -> Row:
+    """Adds the numbers that follow from all rows of the same job and seed."""
+    rows = {text: one for (own, text, seed), one in done.items() if own == job and seed == row.seed}
+    return replace(row, measured={**row.measured, **derive(row, rows)})
 
 
 def _run_function(item: Item, scale: str, seed: int, out: Path, root: Root) -> None:
@@ -106,16 +114,16 @@ def _run_function(item: Item, scale: str, seed: int, out: Path, root: Root) -> N
 
 
 def _result(item: Item, scale: str, label: str, runs: Sequence[Measured]) -> Result:
-    beside = {name: number.value for name, number in item.printed.of(label).items()} if item.at(scale).beside else {}
+    beside = {name: number.value for name, number in item.beside(label, scale).items()}
     return Result(item=item.name, scale=scale, label=label, runs=tuple(runs), printed=beside, differs=item.at(scale).differs)
 
 
-def _measured(row: Row, job: str, item: Item, scale: str, root: Root, criterion: str) -> Measured:
+def _measured(row: Row, job: str, item: Item, scale: str, root: Root, key: str) -> Measured:
     """Makes a run of a row that the sweep returned."""
     hidden = "" if root is None else " --root FOLDER"
     return Measured(
         seed=row.seed, job=job, scores=_kept(row.scores), cost=finite(row.cost), measured=finite(row.measured),
-        ood=tuple(row.ood), criterion=criterion,
+        ood=tuple(row.ood), key=key,
         method=row.method, network=str(row.settings.get("network", "")), budget=str(row.settings.get("budget", "")),
         date=date.today().isoformat(), seconds=row.seconds, versions=versions(),
         settings={key: value for key, value in row.settings.items() if key in ("recipe", "epoch", "data")},

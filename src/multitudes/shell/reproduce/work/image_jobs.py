@@ -15,10 +15,13 @@ from multitudes.data.sources import Root, top_folder
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError
 from multitudes.method import Method
+from multitudes.prediction.prediction import Prediction
 from multitudes.shell.jobs import Job
 from multitudes.shell.trial import rescaled
 from multitudes.training.paper_recipe import Entry, PaperRecipe
 from multitudes.training.recipe import Recipe
+
+Measure = Callable[[Ensemble, Prediction], Mapping[str, float]]
 
 SMOKE = Recipe(epochs=1, batch=32, lr=0.003, optimizer="adamw", schedule="onecycle")
 """How networks are trained at smoke: they learn a little, in a second."""
@@ -26,7 +29,7 @@ SMOKE = Recipe(epochs=1, batch=32, lr=0.003, optimizer="adamw", schedule="onecyc
 TINY: dict[str, Any] = {"model": "SmallCNN", "arguments": {"channels": 1}, "conversion": {}}
 """The network at smoke, in place of the paper's."""
 
-NORMED: dict[str, Any] = {"model": "resnet18", "arguments": {"channels": 1, "width": 0.0625}, "conversion": {}}
+NORMED: dict[str, Any] = {"model": "WideResNet", "arguments": {"depth": 10, "widen": 1, "channels": 1}, "conversion": {}}
 """A network with norms at smoke."""
 
 FEW = ("gaussian_noise", "fog", "contrast")
@@ -61,7 +64,7 @@ def image_job(
     shifted: bool = False,
     corrupted: int = 1000,
     scoring: Mapping[str, Any] | None = None,
-    measure: Callable[[Ensemble], Mapping[str, float]] | None = None,
+    measure: Measure | None = None,
     network: Mapping[str, Any] = TINY,
     about: str = "",
 ) -> Job:
@@ -121,7 +124,7 @@ def imagenet_job(
     shifts: Mapping[str, str] | None = None,
     corrupted: bool = False,
     scoring: Mapping[str, Any] | None = None,
-    measure: Callable[[Ensemble], Mapping[str, float]] | None = None,
+    measure: Measure | None = None,
     about: str = "",
 ) -> Job:
     """Makes a job of rows on ImageNet, from the folders imagenet/train and imagenet/val of `root`.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multitudes.data.sources import VARIABLE, Root
-from multitudes.data.uci import uci
+from multitudes.data.uci import EMBEDDED, uci
 from multitudes.shell.jobs import Job
 from multitudes.training.paper_recipe import Entry
 
@@ -24,7 +24,7 @@ def uci_job(
     name: str, split: int, rows: Mapping[str, Entry], root: Root, *, task: str, about: str = "", targets: int = 1, **data: Any
 ) -> Job:
     """Makes a job of rows on one split of a set. Further arguments are those of `data.uci`. The last epoch is scored."""
-    place = None if root is None and name in ("yacht", "energy") else uci_root(root)
+    place = None if name in EMBEDDED and (root is None or targets > 1) else uci_root(root)
     train, test = uci(name, split, place, targets=targets, **data)
     outputs = {"outputs": targets} if targets > 1 else {}
     arguments = {"inputs": train.shape[0], **outputs}
