@@ -17,8 +17,8 @@ from multitudes.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = """
-    against bands bias_variance conditional_variance corruption cost_quality counts disagreement entropy_map function_prior kl_bound
-    landscape mask_statistics ood reliability risk_coverage segmentation sweep trajectories weight_share
+    against bands bias_variance conditional_variance corruption cost_quality counts disagreement entropy_map function_prior
+    kl_bound landscape mask_statistics ood reliability risk_coverage segmentation sweep trajectories weight_share
 """.split()
 PAIR = ([0.9, 0.6, 0.7], [1, 0, 1])
 SQUARE = [[0.0, 0.2], [0.2, 0.0]]

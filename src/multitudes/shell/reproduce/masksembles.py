@@ -73,7 +73,7 @@ ITEMS = (
             "smoke": Scale(time="seconds", differs="400 points, 60 epochs, three networks, one run."),
             "small": Scale(
                 time="minutes", seeds=(0, 1, 2),
-                differs="Number of points, noise, optimiser and epochs are not printed: 1,000 points, Adam at 0.01, 300 "
+                differs="Number of points, noise, optimiser and epochs are not printed: 1,000 points, Adam at 0.01, 100 "
                 "epochs. "
                 "The number of networks in the ensemble is not printed either: 4.",
             ),

@@ -124,7 +124,7 @@ ITEMS = (
         "No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="M = 1, 3; four training sets, 60 epochs."),
-            "small": Scale(time="minutes", differs="20 training sets; ours: Adam at 0.01 with a cosine, batches of 32, 300 "
+            "small": Scale(time="minutes", differs="Ten training sets; ours: Adam at 0.01 with a cosine, batches of 32, 150 "
             "epochs."),
         },
         columns={

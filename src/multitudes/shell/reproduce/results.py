@@ -9,6 +9,7 @@ with other seeds are added to those that are there.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,7 +148,13 @@ def load_all(out: Path, item: Item, scale: str) -> list[Result]:
     """Reads the rows of an item at a scale, in the order of its labels; none if nothing was run."""
     found = [load(file) for file in sorted(place(out, item.name, scale).glob("*.json"))]
     order = {label: index for index, label in enumerate(dict.fromkeys([*item.rows, *item.printed.rows]))}
-    return sorted(found, key=lambda one: (order.get(one.label, len(order)), one.label))
+    return sorted(found, key=lambda one: (order.get(one.label, len(order)), _natural(one.label)))
+
+
+def _natural(label: str) -> list[tuple[bool, float, str]]:
+    """Returns a key that sorts labels with their numbers by size: S = 2 before S = 10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", label)
+    return [(part[:1].isdigit(), float(part) if part[:1].isdigit() else 0.0, part) for part in parts]
 
 
 def about_runs(results: Sequence[Result]) -> dict[str, list[str]]:

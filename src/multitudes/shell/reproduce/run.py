@@ -17,7 +17,7 @@ from multitudes.shell.jobs import Root
 from multitudes.shell.reproduce.catalog import function_name, work_of
 from multitudes.shell.reproduce.item import Findings, Item
 from multitudes.shell.reproduce.results import Measured, Result, load_all, place
-from multitudes.shell.sweep import run_trials, trials
+from multitudes.shell.sweep import check_folders, run_trials, trials
 from multitudes.shell.trial import Trial
 from multitudes.version import __version__
 
@@ -59,7 +59,9 @@ def run_item(
     """
     chosen = list(seeds) if seeds else list(item.at(scale).seeds)
     if item.at(scale).jobs:
-        _run_jobs(item, scale, chosen, out, runs, root, watch, {"workers": workers, "ray": ray, "ray_address": ray_address})
+        _run_jobs(
+            item, scale, chosen, out, runs, root, watch, {"workers": workers, "ray": ray, "ray_address": ray_address}, force
+        )
     else:
         known = {run.seed for one in load_all(out, item, scale) for run in one.runs}
         for seed in chosen:
@@ -72,13 +74,22 @@ def run_item(
 
 
 def _run_jobs(
-    item: Item, scale: str, seeds: Sequence[int], out: Path, runs: Path, root: Root, watch: Any, options: dict[str, Any]
+    item: Item,
+    scale: str,
+    seeds: Sequence[int],
+    out: Path,
+    runs: Path,
+    root: Root,
+    watch: Any,
+    options: dict[str, Any],
+    force: bool,
 ) -> None:
     """Trains the jobs of an item, and writes its rows."""
     from contextlib import nullcontext
 
     by_job = sweep_of(item, scale, seeds, runs, root)
     sweep = [trial for own in by_job.values() for trial in own]
+    check_folders(sweep, runs / "no page", force)
     with nullcontext() if watch is None else watch(sweep) as table:
         rows = run_trials(sweep, **options, on_end=None if table is None else table.update)
     job_of = {trial.folder: job for job, own in by_job.items() for trial in own}

@@ -178,10 +178,10 @@ def _measure(made: Ensemble, prediction: Prediction) -> dict[str, float]:
     for index in torch.nonzero(bins.count > BINS["drop"]).flatten().tolist():
         means = {"confidence": float(bins.confidence[index]), "accuracy": float(bins.accuracy[index])}
         found |= {f"bins/{index:02d}/{name}": value for name, value in means.items()}
-    if prediction.logits is not None:
+    if prediction.has_members:
         for count in DRAWS:
             if count <= prediction.count:
-                few = score(Prediction(logits=prediction.logits[:count]), targets, **BINS)
+                few = score(prediction.subset(range(count)), **BINS)
                 found |= {f"draws/{count}/{key}": few[key] for key in ("top5", "accuracy", "ece", "mce") if key in few}
     return found
 
@@ -208,8 +208,8 @@ def table_6(job: str, scale: str, root: Root) -> Job:
 
 
 def _fewer(entry: Entry) -> Entry:
-    """Returns an entry with 20 draws at most."""
-    return replace(entry, method=replace(entry.method, members=min(20, entry.method.members)))
+    """Returns an entry with 4 draws at most."""
+    return replace(entry, method=replace(entry.method, members=min(4, entry.method.members)))
 
 
 def table_4(job: str, scale: str, root: Root) -> Job:

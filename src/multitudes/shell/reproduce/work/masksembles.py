@@ -58,7 +58,7 @@ def fig_4(scale: str, seed: int, root: Root) -> Findings:
     smoke = scale == "smoke"
     train = data.sinusoids(examples=400 if smoke else 1000, seed=seed)
     test = data.sinusoids("test", examples=1000, seed=seed)
-    recipe = Recipe(epochs=60 if smoke else 300, batch=50, lr=0.01, optimizer="adam", schedule="cosine", seed=seed)
+    recipe = Recipe(epochs=60 if smoke else 100, batch=50, lr=0.01, optimizer="adam", schedule="cosine", seed=seed)
     methods: dict[str, Method] = {"Single": Single()}
     for s in (1.1, 10.0) if smoke else (1.1, 2.0, 3.0, 10.0):
         methods[f"S = {s:g}"] = Masksembles(members=4, scale=s, width="grow")

@@ -50,8 +50,8 @@ OF_MEMBERS = {"Accuracy": Column("member_accuracy"), "NLL": Column("member_nll")
 def fig_2(scale: str, seed: int, root: Root) -> Findings:
     """Squared bias, variance and error over the number of members."""
     smoke = scale == "smoke"
-    sets, members = (4, (1, 3)) if smoke else (20, (1, 2, 3, 4, 5))
-    how = Recipe(epochs=60 if smoke else 300, batch=32, lr=0.01, optimizer="adam", schedule="cosine")
+    sets, members = (4, (1, 3)) if smoke else (10, (1, 2, 3, 4, 5))
+    how = Recipe(epochs=60 if smoke else 150, batch=32, lr=0.01, optimizer="adam", schedule="cosine")
 
     def learn(points: Data, count: int, number: int) -> Ensemble:
         torch.manual_seed(1000 * seed + number)
