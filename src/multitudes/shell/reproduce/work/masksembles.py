@@ -82,7 +82,7 @@ def fig_4(scale: str, seed: int, root: Root) -> Findings:
             "accuracy": float((scored.labels == test.targets).double().mean()),
         }
         maps[name] = entropy.reshape(len(y), len(x))
-    shown = figures.entropy_map(x, y, maps, (train.inputs, train.targets), top=math.log(2), columns=3)
+    shown = figures.entropy_map(x, y, maps, (train.batch(slice(None))[0], train.targets), top=math.log(2), columns=3)
     return Findings(rows, {"entropy": shown}, budget=f"{recipe.epochs} epochs of {len(train)} points")
 
 

@@ -50,8 +50,8 @@ OF_MEMBERS = {"Accuracy": Column("member_accuracy"), "NLL": Column("member_nll")
 def fig_2(scale: str, seed: int, root: Root) -> Findings:
     """Squared bias, variance and error over the number of members."""
     smoke = scale == "smoke"
-    sets, members = (4, (1, 3)) if smoke else (10, (1, 2, 3, 4, 5))
-    how = Recipe(epochs=60 if smoke else 150, batch=32, lr=0.01, optimizer="adam", schedule="cosine")
+    sets, members = (3, (1, 3)) if smoke else (10, (1, 2, 3, 4, 5))
+    how = Recipe(epochs=60 if smoke else 1500, batch=32, lr=0.01, optimizer="adam", schedule="cosine")
 
     def learn(points: Data, count: int, number: int) -> Ensemble:
         torch.manual_seed(1000 * seed + number)
@@ -109,7 +109,7 @@ def _small(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     made = ensemble(models.SmallCNN(channels=train.shape[0]), method, example, seed=seed).to(device)
     paths = None if watch is None else Trajectories(made, watch.batch(slice(None), device)[0])
-    fit(made, train, replace(how, seed=seed), progress=False, **({} if paths is None else {"loggers": paths}))
+    fit(made, train, replace(how, seed=seed), progress=False, loggers=paths)
     return made, paths
 
 
@@ -117,7 +117,7 @@ def fig_3(scale: str, seed: int, root: Root) -> Findings:
     """Landscapes of MIMO and of naive multihead."""
     train, test, how = _images(scale, root)
     steps, some = (5, test.subset(range(200))) if scale == "smoke" else (21, test.subset(range(2000)))
-    rows, drawn = {}, {}
+    rows, drawn = dict[str, Any](), dict[str, Any]()
     methods: dict[str, Method] = {"MIMO": MIMO(members=3), "Naive multihead": MultiHead(members=3)}
     for name, method in methods.items():
         made, _ = _small(method, train, how, seed)

@@ -148,7 +148,7 @@ def table_8(scale: str, seed: int, root: Root) -> Findings:
     for name, method in methods.items():
         torch.manual_seed(seed)
         made = ensemble(entry.network(), method, x[:2].cpu(), seed=seed).to(device)
-        found = {}
+        found: dict[str, float] = {}
         for label, precision in (("f32", "32"), ("f16", "fp16" if gpu else "bf16")):
             row = cost(made, x, 3 if smoke else 10, precision=precision, training=True).ensemble  # type: ignore[arg-type]
             found |= {f"{label}, s/epoch": row.epoch(50_000), f"{label}, im/s": row.throughput}
