@@ -180,6 +180,12 @@ class Item:
             raise InputError(f"{self.name} has no --scale {scale}: it has {known}")
         return self.scales[scale]
 
+    def rows_at(self, scale: str) -> dict[str, Place]:
+        """Returns the rows that are trained at a scale, by label."""
+        at = self.at(scale)
+        chosen = {label: one for label, one in self.rows.items() if label in (at.rows or self.rows)}
+        return {label: one for label, one in chosen.items() if set(one.jobs) & set(at.jobs)}
+
     def beside(self, label: str, scale: str) -> dict[str, Number]:
         """Returns the printed numbers that stand beside ours in a row."""
         at = self.scales.get(scale)

@@ -106,16 +106,10 @@ def _state(item: Item, scale: str, results: Path) -> str:
     """Says whether an item was run at a scale."""
     if scale not in item.scales:
         return ""
-    found, rows = load_all(results, item, scale), item.scales[scale].rows or tuple(item.rows)
+    found, expected = load_all(results, item, scale), len(item.rows_at(scale))
     if not found:
         return "not run"
-    return "run" if not rows or len(found) >= _expected(item, scale) else f"{len(found)} of {_expected(item, scale)} rows"
-
-
-def _expected(item: Item, scale: str) -> int:
-    """Returns the number of rows that an item has at a scale."""
-    at = item.scales[scale]
-    return sum(bool(set(one.jobs) & set(at.jobs)) for label, one in item.rows.items() if label in (at.rows or item.rows))
+    return "run" if len(found) >= expected else f"{len(found)} of {expected} rows"
 
 
 def _item_text(item: Item, results: Path, docs: Path) -> str:
@@ -144,9 +138,8 @@ def _item_text(item: Item, results: Path, docs: Path) -> str:
 
 def _missing(item: Item, scale: str, found: Sequence[Result]) -> list[str]:
     """Returns the labels of rows of this scale that have no file."""
-    at, there = item.scales[scale], {one.label for one in found}
-    labels = [label for label, one in item.rows.items() if label in (at.rows or item.rows) and set(one.jobs) & set(at.jobs)]
-    return [label for label in labels if label not in there]
+    there = {one.label for one in found}
+    return [label for label in item.rows_at(scale) if label not in there]
 
 
 def _plural(count: int, word: str) -> str:

@@ -30,7 +30,7 @@ KEPT = ("accuracy", "nll", "ece")
 
 def sweep_of(item: Item, scale: str, seeds: Sequence[int], runs: Path, root: Root) -> dict[str, list[Trial]]:
     """Returns the trials of an item by job."""
-    chosen = [one for label, one in item.rows.items() if label in (item.at(scale).rows or item.rows)]
+    chosen = item.rows_at(scale).values()
     wanted = {job: list(dict.fromkeys(one.row for one in chosen if job in one.jobs)) for job in item.at(scale).jobs}
     return {
         job: trials(item.job(job, scale), rows, seeds, None, runs / item.trained / scale / job, root)
@@ -94,7 +94,7 @@ def _run_jobs(
         rows = run_trials(sweep, **options, on_end=None if table is None else table.update)
     job_of = {trial.folder: job for job, own in by_job.items() for trial in own}
     done = {(job_of[trial.folder], trial.text, trial.seed): row for trial, row in zip(sweep, rows, strict=True)}
-    for label, where in item.rows.items():
+    for label, where in item.rows_at(scale).items():
         found = [(job, row) for (job, text, _), row in done.items() if job in where.jobs and text == where.row]
         if item.derives:
             derive = work_of(item, item.derives)
