@@ -24,6 +24,7 @@ def test_the_bound_is_above_the_simulated_divergence() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the 4 members have collapsed")
 def test_without_sources_of_differences_members_are_equal(tmp_path: Path) -> None:
     """Table 7: the mutual information is zero with all sources off, and not with another start or other batches."""
     results = run_item(find_item("supplement/table-7"), "smoke", out=tmp_path / "out", runs=tmp_path / "runs")
