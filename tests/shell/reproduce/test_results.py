@@ -38,7 +38,7 @@ def test_ours_stand_beside_theirs(tmp_path: Path) -> None:
     cells = compared(ITEM, found)
     assert cells["Single"]["Acc"].shown() == "94.1 ± 0.4" and cells["Single"]["Acc"].difference() == "+0.1"
     assert cells["Deep"]["Size"].ours == 2.0 and cells["Deep"]["Size"].theirs is None
-    assert markdown(ITEM, found).splitlines()[2] == "| Single | 94.1 ± 0.4 | 94.0 | 2 ± 0 |"
+    assert markdown(ITEM, found).splitlines()[2] == "| Single | 94.1 ± 0.4 | 94.0 | 2 |"
 
 
 def test_scores_of_old_files_have_their_present_names(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Cell:
         if self.ours is None:
             return ""
         text = number_text(self.ours, self.theirs)
-        return text if self.deviation is None else f"{text} ± {number_text(self.deviation, self.theirs)}"
+        return text if not self.deviation else f"{text} ± {number_text(self.deviation, self.theirs)}"
 
     def difference(self) -> str:
         """Ours minus theirs."""

@@ -149,9 +149,9 @@ def _plural(count: int, word: str) -> str:
 def _about(found: Sequence[Result]) -> str:
     """Says what runs were: budget, device, seeds and date."""
     about = about_runs(found)
-    runs = {(run.job, run.seed) for one in found for run in one.runs}
+    most = max(len(one.runs) for one in found)
     texts = ["; ".join(about["budget"]), ", ".join(about["device"]), f"seeds {', '.join(about['seeds'])}"]
-    texts += [_plural(len(runs), "run") + " at most for a row"] if len(runs) > 1 else []
+    texts += [f"at most {most} runs for a row"] if most > 1 else []
     return ", ".join(text for text in [*texts, " and ".join(about["date"])] if text)
 
 
