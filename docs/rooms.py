@@ -44,7 +44,7 @@ GROUND = "errors   settings   terminal   storage   version   lazy_names"
 LEFT = {"engine": "#4c6ef5", "conversion.anatomy": "#12b886", "conversion.resize": "#82c91e", "method": "#f59f00",
         "ensemble": "#e8590c", "conversion": "#ae3ec9", "files": "#868e96", "methods": "#e03131"}  # fmt: skip
 RIGHT = {"models": "#868e96", "data": "#1098ad", "prediction": "#7048e8", "scores": "#2f9e44", "training": "#d6336c",
-         "figures": "#f08c00", "report": "#1971c2"}  # fmt: skip
+         "figures": "#f08c00", "analysis": "#5c940d", "report": "#1971c2"}  # fmt: skip
 """The colours of lines, by the room that they lead to."""
 
 WIDTH, HEIGHT, STEP, MARGIN = 330, 38, 58, 24

@@ -23,7 +23,6 @@ REGISTRY = ("method", "methods")
 
 PLANNED = {
     "engine.kernels": "fast layers for members",
-    "shell.reproduce": "the tables and figures of the papers",
 }
 """Where what is still missing will live, so that it does not have to be moved."""
 

@@ -17,12 +17,13 @@ from multitudes.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = """
-    bands bias_variance conditional_variance corruption cost_quality counts disagreement entropy_map function_prior kl_bound
-    landscape mask_statistics ood reliability risk_coverage segmentation trajectories weight_share
+    against bands bias_variance conditional_variance corruption cost_quality counts disagreement entropy_map function_prior
+    kl_bound landscape mask_statistics ood reliability risk_coverage segmentation sweep trajectories weight_share
 """.split()
 PAIR = ([0.9, 0.6, 0.7], [1, 0, 1])
 SQUARE = [[0.0, 0.2], [0.2, 0.0]]
 CALLS: dict[str, tuple[Any, ...]] = {
+    "against": ({"a": [(94.0, 94.1), (95.0, 94.8)]},),
     "bands": ([0, 1, 2], [0, 1, 0], [1, 1, 1]),
     "bias_variance": ([1, 2], {"a": {"bias": [1, 2], "variance": [2, 1], "error": [3, 3]}}),
     "conditional_variance": ([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]],),
@@ -39,6 +40,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "reliability": ({"a": PAIR},),
     "risk_coverage": ({"a": PAIR},),
     "segmentation": ([SQUARE], [[0, 1], [1, 0]], [[0, 1], [1, 1]], SQUARE),
+    "sweep": ({"a": {"b": ([1, 2], [0.5, 0.6])}},),
     "trajectories": ([[[0, 0], [0, 1]], [[1, 0], [1, 1]]],),
     "weight_share": ({"a": 0.5, "b": [0.1, 0.2]}, 0.3),
 }

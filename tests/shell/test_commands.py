@@ -66,7 +66,7 @@ def typed(*words: str, code: int = 0) -> str:
 
 
 def test_help_has_an_example() -> None:
-    for name in ("init", "bench", "train", "predict", "score", "report", "plan", "census"):
+    for name in ("init", "bench", "train", "predict", "score", "report", "plan", "census", "reproduce"):
         text = typed(name, "--help")
         assert f"multitudes {name} " in text
         assert "--json" in text

@@ -179,8 +179,8 @@ def test_ood_sets_are_in_the_same_units(tmp_path: Path) -> None:
 
 def test_milestones_and_warm_up_move_with_the_epochs() -> None:
     recipe = mt.Recipe(epochs=75, schedule="multistep", milestones=(25, 50), warmup=5)
-    assert trials._rescaled(recipe, 9) == {"epochs": 9, "milestones": (3, 6), "warmup": pytest.approx(0.6)}
-    assert trials._rescaled(recipe, 2) == {"epochs": 2, "milestones": (1,), "warmup": pytest.approx(10 / 75)}
+    assert trials.rescaled(recipe, 9) == {"epochs": 9, "milestones": (3, 6), "warmup": pytest.approx(0.6)}
+    assert trials.rescaled(recipe, 2) == {"epochs": 2, "milestones": (1,), "warmup": pytest.approx(10 / 75)}
 
 
 def test_a_network_of_vectors_has_no_corruptions() -> None:

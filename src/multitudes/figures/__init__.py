@@ -8,6 +8,7 @@ change no matplotlib settings and open no window. In a notebook, run `%matplotli
 >>> figure.savefig("disagreement.png")  # doctest: +SKIP
 """
 
+from multitudes.figures.against import against as against
 from multitudes.figures.bands import bands as bands
 from multitudes.figures.bias_variance import bias_variance as bias_variance
 from multitudes.figures.conditional_variance import conditional_variance as conditional_variance
@@ -24,5 +25,6 @@ from multitudes.figures.ood import ood as ood
 from multitudes.figures.reliability import reliability as reliability
 from multitudes.figures.risk_coverage import risk_coverage as risk_coverage
 from multitudes.figures.segmentation import segmentation as segmentation
+from multitudes.figures.sweep import sweep as sweep
 from multitudes.figures.trajectories import trajectories as trajectories
 from multitudes.figures.weight_share import weight_share as weight_share

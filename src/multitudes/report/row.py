@@ -78,6 +78,9 @@ class Row:
     """Costs by name: `parameters`, `multiply_adds`, `memory` in bytes, `latency` in seconds, or others. `single_parameters` and
     so on are the costs of the single network."""
 
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of the trained ensemble by name, as the job measures them."""
+
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The recipe and other settings, as JSON. The report shows `data` and `network` at its top."""
 
@@ -139,6 +142,7 @@ class Row:
             "format": FORMAT, "multitudes": __version__, "name": self.name, "method": self.method, "seed": self.seed,
             "command": self.command, "seconds": None if self.seconds is None else json_number(self.seconds),
             "settings": dict(self.settings), "cost": {name: json_number(value) for name, value in self.cost.items()},
+            "measured": {name: json_number(value) for name, value in self.measured.items()},
             "calibrator": None if self.calibrator is None else self.calibrator.settings(),
             "variants": {name: json.loads(one.json()) for name, one in self.variants.items()},
             "scores": json.loads(self.scores.json()),
@@ -166,6 +170,7 @@ class Row:
                 calibrator=None if found.get("calibrator") is None else Calibrator(**found["calibrator"]),
                 losses={name.removeprefix(LOSSES): values for name, values in tensors.items() if name.startswith(LOSSES)},
                 cost={name: float(value) for name, value in found["cost"].items()}, settings=with_job(found["settings"]),
+                measured={name: float(value) for name, value in found.get("measured", {}).items()},
                 seconds=None if found["seconds"] is None else float(found["seconds"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, FileError) as error:

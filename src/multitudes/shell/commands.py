@@ -1,11 +1,10 @@
-"""The shell: `multitudes init | bench | train | predict | score | report | export | serve | plan | census`.
+"""The shell: `multitudes init | bench | train | predict | score | report | export | serve | plan | census | reproduce`.
 
 Only here are methods strings. Torch and other rooms are imported inside the commands, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import warnings
@@ -37,6 +36,8 @@ from multitudes.shell.options import (
     complete_method,
     complete_methods,
 )
+from multitudes.shell.printing import print_json, print_line, print_notes
+from multitudes.shell.reproduce.command import reproduce
 from multitudes.shell.scored_files import calibrated_scores, ood_files, row_folder, tensor_file
 
 FAILED, USAGE = 1, 2
@@ -84,7 +85,7 @@ def init(
 
     command = write_job(file, force)
     if as_json:
-        _print_json({"out": str(file), "next": command})
+        print_json({"out": str(file), "next": command})
         return
     print(f"{file}: put your network and your data into it. It runs as it is:\n\n  {command}\n")  # noqa: T201
 
@@ -138,10 +139,10 @@ def bench(
     page = write_report([trial.folder for trial in sweep], out / "report.html", job)
     if as_json:
         listed = [{"name": r.name, "seed": r.seed, "method": r.method, "scores": dict(r.scores)} for r in rows]
-        _print_json({"rows": listed, "report": str(page.path)})
+        print_json({"rows": listed, "report": str(page.path)})
         return
     Console().print(table)
-    _print_line(f"report: {page.path}")
+    print_line(f"report: {page.path}")
 
 
 @app.command()
@@ -195,11 +196,11 @@ def train(
     run, row = train_run(told, out, resume=resume, force=force)
     if as_json:
         listed = {"out": str(out), "epochs": run.done, "best_epoch": run.best_epoch, "last": run.metrics[-1]}
-        _print_json({**listed, "scores": dict(row.scores)})
+        print_json({**listed, "scores": dict(row.scores)})
         return
-    _print_line("  ".join(f"{key} {value:.4g}" for key, value in run.metrics[-1].items()))
+    print_line("  ".join(f"{key} {value:.4g}" for key, value in run.metrics[-1].items()))
     best = "" if run.best_epoch is None else f"best.multitude (epoch {run.best_epoch}), "
-    _print_line(f"{out}: {best}last.multitude and the scores of the test set\n")
+    print_line(f"{out}: {best}last.multitude and the scores of the test set\n")
     print(f"  multitudes score {out}\n  multitudes report {out}")  # noqa: T201
 
 
@@ -248,7 +249,7 @@ def predict(
     if data not in datasets:
         raise unknown_name(f"dataset --data of {job.name}", data, datasets)
     risk = "Its test set may hold examples of the training: to compare, train again"
-    _print_notes([f"{changed} {risk}" for changed in changed_data(run, job)])
+    print_notes([f"{changed} {risk}" for changed in changed_data(run, job)])
     calibrator = calibrator_of(run, job.epoch) if calibrated else None
     ensemble = load_ensemble(run, job, told)
     if out.suffix.lower() == ".csv":
@@ -257,9 +258,9 @@ def predict(
     prediction = prediction if calibrator is None else prediction.calibrated(calibrator)
     save_prediction(prediction, out, job.classes, with_targets=data not in job.ood)
     if as_json:
-        _print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
+        print_json({"out": str(out), "members": prediction.count, "examples": len(prediction)})
     else:
-        _print_line(f"{out}: {prediction}")
+        print_line(f"{out}: {prediction}")
 
 
 @app.command()
@@ -329,8 +330,8 @@ def report(
     from multitudes.shell.steps import write_report
 
     page = write_report(runs, out, None if job_name is None else find_job(job_name, root), title)
-    _print_notes(page.notes)
-    _print_json({"out": str(page.path), "notes": page.notes}) if as_json else _print_line(f"report: {page.path}")
+    print_notes(page.notes)
+    print_json({"out": str(page.path), "notes": page.notes}) if as_json else print_line(f"report: {page.path}")
 
 
 @app.command()
@@ -393,7 +394,7 @@ def plan(
         ) from error
     if as_json:
         entries = {kind: [entry.name for entry in getattr(made, kind)] for kind in ("converted", "shared", "refused")}
-        _print_json({"method": repr(made.method), **entries})
+        print_json({"method": repr(made.method), **entries})
     else:
         print(made)  # noqa: T201
     if made.refused:
@@ -438,9 +439,9 @@ def export(
         coverage=coverage, precision=precision, prefer=prefer, aot=aot,
     )  # fmt: skip
     if as_json:
-        _print_json({**vars(written), "path": str(written.path)})
+        print_json({**vars(written), "path": str(written.path)})
     else:
-        _print_line(str(written))
+        print_line(str(written))
 
 
 @app.command()
@@ -477,7 +478,7 @@ def census(
         seconds=seconds, gigabytes=gigabytes, device=device, out=out, progress=False if as_json else None,
     )  # fmt: skip
     if as_json:
-        _print_json(taken.summary())
+        print_json(taken.summary())
     else:
         Console().print(taken)
 
@@ -519,27 +520,15 @@ def serve(
 
     graph = load_graph(file, threads)
     if as_json:
-        _print_json({"file": str(file), "host": host, "port": port, "outputs": graph.outputs, "notes": graph.notes})
+        print_json({"file": str(file), "host": host, "port": port, "outputs": graph.outputs, "notes": graph.notes})
     else:
-        _print_notes([f"{file}: {note}" for note in graph.notes])
-        _print_line(f"{file}: http://{host}:{port}, to stop it press Ctrl-C")
+        print_notes([f"{file}: {note}" for note in graph.notes])
+        print_line(f"{file}: http://{host}:{port}, to stop it press Ctrl-C")
     sys.stdout.flush()
     run(graph, host=host, port=port, limits=limits, token=token)
 
 
-def _print_line(text: str) -> None:
-    """Prints a line; names of files in it are not broken."""
-    Console().print(escape(text), soft_wrap=True)
-
-
-def _print_notes(notes: Sequence[str]) -> None:
-    """Prints what a user should know beside the result, on standard error."""
-    for note in notes:
-        Console(stderr=True).print(f"[yellow]multitudes:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))  # noqa: T201
+app.command()(reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:

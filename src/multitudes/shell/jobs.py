@@ -27,6 +27,9 @@ from multitudes.prediction.values import CLASSES
 from multitudes.settings import Settings, check_value, explained
 from multitudes.shell.own_names import unknown_job
 from multitudes.shell.parse import import_by_name, method, methods_by_name, own_code
+from multitudes.shell.reproduce.catalog import item_job
+from multitudes.shell.typed import unknown_name
+from multitudes.training.paper_recipe import Entry
 from multitudes.training.recipe import Recipe
 from multitudes.training.recipes import recipe
 
@@ -82,6 +85,22 @@ class Job(Settings):
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings that replace a method's defaults in this job, by the method's name in the shell."""
+
+    rows: Mapping[str, Entry] = field(default_factory=dict)
+    """What is compared, by name, in place of methods alone: each row has its method, recipe and network, arguments of
+    `mt.ensemble` (start=, keep=, at=) and of `mt.predict`. `--methods` names rows then."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the rows' networks that depend on the data, such as inputs=13."""
+
+    scoring: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `mt.score`: bins=, drop=, level=."""
+
+    shifts: Mapping[str, Any] = field(default_factory=dict)
+    """Shifted test sets by name, as published: {severity: dataset} for a corruption, else a dataset."""
+
+    measure: Callable[[Ensemble, Prediction], Mapping[str, float]] | None = None
+    """Returns further numbers of a trained ensemble and its prediction of the test set, which its row keeps as `measured`."""
 
     corruptions: tuple[str, ...] = ()
     """Corruptions of the test images, each applied at five severities."""
@@ -144,12 +163,25 @@ class Job(Settings):
         """Whether the test inputs are images ``[C, H, W]``."""
         return is_of_images(self.test)
 
-    def ensemble(self, method: Method, seed: int, network: nn.Module | None = None) -> Ensemble:
-        """Converts the job's network, or another one, and moves it to the GPU if there is one."""
+    def ensemble(self, method: Method, seed: int, network: nn.Module | None = None, row: str = "") -> Ensemble:
+        """Converts the job's network, that of a row, or another one, and moves it to the GPU if there is one."""
         torch.manual_seed(seed)
         options: dict[str, Any] = {"task": self.task, "output": self.output, "class_axis": self.class_axis}
+        entry = self.rows.get(row)
+        if entry is not None:
+            options.update(entry.conversion)
+            network = entry.network(**self.arguments) if network is None else network
         made = convert(self.network() if network is None else network, method, self.example, seed=seed, **options)
         return made.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def recipe_of(self, row: str) -> Recipe:
+        """Returns the recipe of a row; the job's if it has no such row."""
+        return self.rows[row].recipe if row in self.rows else self.recipe
+
+    def prediction_of(self, row: str) -> dict[str, Any]:
+        """Returns the arguments of `mt.predict` for a row."""
+        own = self.rows[row].prediction if row in self.rows else {}
+        return {"tau_output": self.tau_output, **own}
 
     def in_original_units(self, prediction: Prediction) -> Prediction:
         """Undoes the standardisation of the test set's targets, if they are standardised."""
@@ -157,14 +189,20 @@ class Job(Settings):
 
     def method(self, text: str) -> Method:
         """Makes a method from its text in the shell, with this job's settings as defaults."""
+        if self.rows:
+            if text not in self.rows:
+                raise unknown_name(f"row of the job {self.name}", text, self.rows)
+            return self.rows[text].method
         name = text.partition("(")[0].strip().lower()
         return method(text, **self.settings.get(name, {}))
 
     def methods(self) -> list[str]:
-        """Names of the methods that a sweep compares unless some are named, the single network first.
+        """Names of the rows, or of the methods, that a sweep compares unless some are named, the single network first.
 
         Methods of one run (SWAG, Snapshot, Laplace) are left out: they need a learning rate of their own.
         """
+        if self.rows:
+            return list(self.rows)
         names = [name for name, kind in methods_by_name().items() if not issubclass(kind, OneRun)]
         return sorted(names, key=lambda name: (name != "single", name))
 
@@ -309,7 +347,10 @@ JOBS: dict[str, Callable[[Root], Job]] = {
 
 
 def find_job(name: str, root: Root = None) -> Job:
-    """Makes a built-in job by its name, or your own by MODULE:FUNCTION."""
+    """Makes a built-in job by its name, that of a paper's table by PAPER/ITEM/JOB@SCALE, or your own by MODULE:FUNCTION."""
+    if "@" in name:
+        found: Job = item_job(name, root)
+        return found
     if ":" in name:
         value = import_by_name(name)
         with own_code(name):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multitudes.errors import InputError
+from multitudes.shell.reproduce.catalog import split_job
 from multitudes.shell.typed import nearest, unknown_name
 
 BUILT_IN = ("cifar10", "energy", "fashion", "yacht")
@@ -20,7 +21,9 @@ OUTPUTS = (".multitude", ".safetensors")
 
 def check_job(text: str, folder: str | None = None) -> None:
     """Refuses a job that there is not: a misspelt name, module or function. `folder` may hold its module, too."""
-    if ":" in text:
+    if "@" in text:
+        split_job(text)
+    elif ":" in text:
         check_import(text, "--job", folder)
     elif text not in BUILT_IN:
         raise unknown_job(text)

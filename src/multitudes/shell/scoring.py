@@ -17,7 +17,7 @@ from multitudes.data.dataset import Data
 from multitudes.ensemble import Ensemble
 from multitudes.prediction.predict import predict
 from multitudes.prediction.prediction import Prediction
-from multitudes.prediction.temperature import calibrate
+from multitudes.prediction.temperature import Calibrator, calibrate
 from multitudes.prediction.values import CLASSES
 from multitudes.report.row import Row
 from multitudes.report.sources import MOST
@@ -31,18 +31,19 @@ INTERVALS = 100
 COST_BATCH = 32
 """Rows of the batch on which the cost is measured."""
 
-Shifted = dict[str, dict[int, Prediction]]
-"""Predictions of corrupted images, by corruption and severity."""
+Shifted = Prediction | dict[int, Prediction]
+"""Predictions of a shifted set, by severity if it has severities."""
 
 
-def scored_row(run: Run, job: Job, *, name: str, command: str, settings: Mapping[str, Any]) -> Row:
+def scored_row(run: Run, job: Job, *, name: str, command: str, settings: Mapping[str, Any], row: str = "") -> Row:
     """Scores the epoch that the job names; the other epoch, and the calibrated ensemble, become variants.
 
     settings    those that the recipe does not hold: the job as it was typed, the budget
+    row         the row of the job, if it has rows
     """
     run.ensemble.to(memory_format=torch.contiguous_format)
-    row = replace(
-        _scored_epochs(run, job),
+    made = replace(
+        _scored_epochs(run, job, row),
         name=name,
         command=command,
         seed=run.recipe.seed,
@@ -55,44 +56,60 @@ def scored_row(run: Run, job: Job, *, name: str, command: str, settings: Mapping
             "recipe": {key: value for key, value in run.recipe.settings().items() if key != "seed"},
         },
     )
-    return row
+    return made
 
 
-def _scored_epochs(run: Run, job: Job) -> Row:
+def _scored_epochs(run: Run, job: Job, name: str) -> Row:
     """Returns the row of the job's epoch, with its variants."""
     ensemble, variants, calibrator = run.ensemble, {}, None
+    options: dict[str, Any] = {"intervals": INTERVALS, **job.scoring}
     if job.validation is not None and job.epoch == "best":
-        variants["last epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
+        variants["last epoch"] = score(predicted(ensemble, job.test, job, name), **options)
         run.use_best()
-    sets = corrupted(job)
-    shift = {name: {s: predicted(ensemble, data, job) for s, data in one.items()} for name, one in sets.items()}
-    test = predicted(ensemble, job.test, job)
-    row = _scored_once(ensemble, job, test, shift)
+    shift = {key: _shifted(ensemble, one, job, name) for key, one in {**corrupted(job), **job.shifts}.items()}
+    test = predicted(ensemble, job.test, job, name)
+    row = _scored_once(ensemble, job, test, shift, name)
     if job.validation is not None and (job.task in CLASSES or job.task == "gaussian"):
         calibrator = calibrate(predict(ensemble, job.validation, progress=False))
-        calm = {name: {s: one.calibrated(calibrator) for s, one in own.items()} for name, own in shift.items()}
-        variants["calibrated"] = score(test.calibrated(calibrator), shift=calm or None, intervals=INTERVALS)
+        calm = {key: _calibrated(one, calibrator) for key, one in shift.items()}
+        variants["calibrated"] = score(test.calibrated(calibrator), shift=calm or None, **options)
     if job.validation is not None and job.epoch == "last":
         run.use_best()
-        variants["best epoch"] = score(predicted(ensemble, job.test, job), intervals=INTERVALS)
+        variants["best epoch"] = score(predicted(ensemble, job.test, job, name), **options)
     every = {"": row.scores, **variants}
     losses = {name: values for name, scores in every.items() if (values := _losses(scores)) is not None}
     return replace(row, variants=variants, losses=losses, calibrator=calibrator)
 
 
-def _scored_once(ensemble: Ensemble, job: Job, test: Prediction, shift: Shifted) -> Row:
-    """Scores predictions of the test set and of corrupted images, predicts out-of-distribution sets, measures the cost."""
-    ood = {name: predicted(ensemble, data, job) for name, data in job.ood.items()}
+def _shifted(ensemble: Ensemble, sets: Any, job: Job, row: str) -> Shifted:
+    """Predicts a shifted set, or a corruption at each severity."""
+    if not isinstance(sets, Mapping):
+        return predicted(ensemble, sets, job, row)
+    return {severity: predicted(ensemble, data, job, row) for severity, data in sets.items()}
+
+
+def _calibrated(one: Shifted, calibrator: Calibrator) -> Shifted:
+    """Applies a calibrator to the predictions of a shifted set."""
+    if isinstance(one, Prediction):
+        return one.calibrated(calibrator)
+    return {severity: own.calibrated(calibrator) for severity, own in one.items()}
+
+
+def _scored_once(ensemble: Ensemble, job: Job, test: Prediction, shift: Mapping[str, Shifted], name: str) -> Row:
+    """Scores predictions of the test set and of shifted sets, predicts out-of-distribution sets, measures the cost."""
+    ood = {key: predicted(ensemble, data, job, name) for key, data in job.ood.items()}
+    options: dict[str, Any] = {"intervals": INTERVALS, **job.scoring}
     device = next(ensemble.parameters()).device
     call = ensemble.call_form.inputs(job.inputs(COST_BATCH))
     batch = call.refill([tensor.to(device) for tensor in call.tensors()])
     return Row(
         name=job.name,
         method=repr(ensemble.method),
-        scores=score(test, ood=ood or None, shift=shift or None, intervals=INTERVALS),
+        scores=score(test, ood=ood or None, shift=shift or None, **options),
         prediction=test,
         ood=ood,
         cost=_cost_columns(cost(ensemble, batch, training=True)),
+        measured={} if job.measure is None else dict(job.measure(ensemble, test)),
     )
 
 
@@ -110,9 +127,9 @@ def corrupted(job: Job) -> Mapping[str, Mapping[int, Data]]:
     }
 
 
-def predicted(ensemble: Ensemble, data: Any, job: Job) -> Prediction:
+def predicted(ensemble: Ensemble, data: Any, job: Job, row: str = "") -> Prediction:
     """Predicts a dataset, in the original units of the job's targets."""
-    return job.in_original_units(predict(ensemble, data, progress=False, tau_output=job.tau_output))
+    return job.in_original_units(predict(ensemble, data, progress=False, **job.prediction_of(row)))
 
 
 def _losses(scores: Scores) -> Tensor | None:

@@ -50,13 +50,14 @@ def trials(
     """
     job = find_job(job_name, root)
     texts = list(methods) if methods else job.methods()
-    limit = Budget.read(budget) if budget else Budget(job.recipe.epochs, "epochs")
+    given = Budget.read(budget) if budget else None
     if not seeds or len(set(seeds)) < len(seeds):
         raise InputError(f"--seeds {list(seeds)}: give at least one seed, and none twice")
     sweep = []
     for seed in seeds:
         for text in texts:
             name = "".join(text.split()).lower()
+            limit = given or Budget(job.recipe_of(text).epochs, "epochs")
             words = ["multitudes", "bench", "--job", job_name, "--methods", text, "--seeds", str(seed), "--budget", str(limit)]
             words += ["--out", str(out)]
             trial = Trial(

@@ -62,14 +62,14 @@ class Trial:
         return row
 
     def _train_and_score(self, job: Job) -> Row:
-        ensemble = job.ensemble(self.method, self.seed)
-        recipe = replace(job.recipe, seed=self.seed)
-        recipe = replace(recipe, **_rescaled(recipe, self._epochs(ensemble, job, recipe)))
+        ensemble = job.ensemble(self.method, self.seed, row=self.text)
+        recipe = replace(job.recipe_of(self.text), seed=self.seed)
+        recipe = replace(recipe, **rescaled(recipe, self._epochs(ensemble, job, recipe)))
         self._check_epochs(recipe.epochs)
         Told(job=self.job, method=self.text, seed=self.seed, root=self.root).save(self.folder)
         run = fit(ensemble, job.train, recipe, val=job.validation, out=self.folder, resume=True, progress=False)
         settings = {"job": self.job, "budget": str(self.budget)}
-        row = scored_row(run, job, name=self.name, command=self.command, settings=settings)
+        row = scored_row(run, job, name=self.name, command=self.command, settings=settings, row=self.text)
         row.save(self.folder)
         return row
 
@@ -101,7 +101,7 @@ def load_job(name: str, root: str | None) -> Job:
     return find_job(name, root)
 
 
-def _rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
+def rescaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
     """Returns the settings that make a recipe last `epochs`, with warm-up and milestones at the same fractions of the run."""
     ratio = epochs / recipe.epochs
     milestones = tuple(sorted({max(1, round(m * ratio)) for m in recipe.milestones}))

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -29,7 +29,7 @@ from multitudes.method import Batch, Criterion
 from multitudes.prediction.predict import explain_inputs
 from multitudes.prediction.temperature import Calibrator
 from multitudes.settings import takes_names
-from multitudes.terminal import Tell, bar, curve
+from multitudes.terminal import Tell, bar
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.fabric import check_fabric, compiled, fabric_for, quiet_fabric, replay_log, torch_settings
 from multitudes.training.feed import Feed, explain_single_rows, seed_of
@@ -41,7 +41,7 @@ from multitudes.training.one_vs_all import recipe_loss
 from multitudes.training.own_optimizer import OwnParts, OwnSchedule, described, groups_of, restore_groups, the_optimizer
 from multitudes.training.recipe import Recipe
 from multitudes.training.run_folder import STATE, RunFolder, optimizer_tensors, restore_optimizer, tensor_differences
-from multitudes.training.validation import RISING, Best, LossWatch, Validator, empty_best, leap, restored_best
+from multitudes.training.validation import Best, LossWatch, Validator, curves, empty_best, leap, restored_best
 from multitudes.training.weight_average import WeightAverage
 
 AMP: dict[str, bool | torch.dtype] = {"32": False, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -393,7 +393,7 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     run.ensemble.generator.manual_seed(seed)
     run.ensemble.train()
     total, start = torch.zeros((), device=setup.fabric.device), time.perf_counter()
-    below = _curves(run.metrics)
+    below = curves(run.metrics)
     without = f" without {run.left_out} of {setup.feed.count} examples" if run.left_out else ""
     batches = setup.feed.epoch(epoch)
     setup.guard.start_epoch(epoch, f"; the folder has the checkpoint of epoch {run.done}" if setup.folder and run.done else "")
@@ -420,12 +420,6 @@ def _train_epoch(setup: _Setup, epoch: int, tell: Tell) -> dict[str, Any]:
     mean = setup.fabric.all_reduce(total / steps, reduce_op="mean")
     setup.criterion.check_has_label(float(mean))
     return {"loss": float(mean), "lr": setup.optimizer.param_groups[0]["lr"]}
-
-
-def _curves(metrics: Sequence[Mapping[str, float]]) -> str:
-    """Returns the last validation scores, and curves of those of all epochs, as a line."""
-    scores = {name: [line[f"val_{name}"] for line in metrics if f"val_{name}" in line] for name in RISING}
-    return "  ".join(f"{name} {values[-1]:.4f} {curve(values)}" for name, values in scores.items() if values)
 
 
 def _step(setup: _Setup, batches: Iterator[tuple[Any, Any]]) -> Tensor:

@@ -29,6 +29,7 @@ from multitudes.prediction.uncertainty import log_normal
 from multitudes.prediction.values import CLASSES
 from multitudes.scores.columns import classification_evidence, regression_evidence
 from multitudes.scores.evidence import Settings
+from multitudes.terminal import curve
 from multitudes.training.criterion import TaskCriterion
 from multitudes.training.recipe import Recipe
 
@@ -315,3 +316,9 @@ def restored_best(about: Mapping[str, Any], state: dict[str, Tensor], task: str)
     """Returns the Best of a checkpoint. In checkpoints of runs from before `best_by`, it was chosen by accuracy or RMSE."""
     best = Best(**{"score": "accuracy" if task in CLASSES else "rmse", **about}, state=state)
     return replace(best, score=current_score(best.score))
+
+
+def curves(metrics: Sequence[Mapping[str, float]]) -> str:
+    """Returns the last validation scores, and curves of those of all epochs, as a line."""
+    scores = {name: [line[f"val_{name}"] for line in metrics if f"val_{name}" in line] for name in RISING}
+    return "  ".join(f"{name} {values[-1]:.4f} {curve(values)}" for name, values in scores.items() if values)

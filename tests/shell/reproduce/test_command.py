@@ -1,0 +1,68 @@
+"""The command `multitudes reproduce`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from multitudes.errors import InputError
+from multitudes.shell.commands import app
+from multitudes.shell.reproduce.catalog import ITEMS
+from multitudes.shell.reproduce.command import check
+
+RUNNER = CliRunner()
+
+
+def test_all_items_are_listed() -> None:
+    shown = RUNNER.invoke(app, ["reproduce", "--list", "--json"])
+    listed = json.loads(shown.stdout)
+    assert [one["name"] for one in listed] == list(ITEMS)
+    assert all(one["scales"] for one in listed)
+
+
+def test_an_item_writes_rows_and_figures_and_is_not_computed_twice(tmp_path: Path) -> None:
+    words = ["reproduce", "masksembles/fig-3", "--out", str(tmp_path)]
+    first = RUNNER.invoke(app, words)
+    assert first.exit_code == 0 and "1 / (2 S − 1)" in first.stdout
+    folder = tmp_path / "masksembles" / "fig-3" / "smoke"
+    files = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert folder / "masks.png" in files and folder / "n-4-s-2.json" in files
+    RUNNER.invoke(app, words)
+    assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("packed/table-7", "smoke", "", ""), "did you mean 'packed/table-"),
+        (("packed/table-1", "smal", "", ""), "did you mean 'small'"),
+        (("mimo/table-4", "small", "", ""), "mimo/table-4 has no --scale small: it has full"),
+        (("packed/table-1", "small", "a", ""), "not whole numbers"),
+        (("packed/table-1", "small", "", "swag"), "no row of packed/table-1 has such a label"),
+        (("masksembles/fig-3", "small", "", "single"), "leave out --only"),
+    ],
+)
+def test_mistakes_are_answered(words: tuple[str, str, str, str], answer: str) -> None:
+    with pytest.raises(InputError, match=answer):
+        check(*words)
+
+
+def test_rows_are_chosen_by_their_labels() -> None:
+    wanted = check("packed/table-1", "small", "0-2", "packed, deep")
+    assert wanted.seeds == (0, 1, 2)
+    assert all("Packed" in label or "Deep" in label for label in wanted.item.at("small").rows)
+
+
+def test_a_refusal_does_not_import_torch() -> None:
+    code = (
+        "import sys\nfrom multitudes.shell.commands import app\n"
+        "try:\n    app(['reproduce', 'packed/tabel-1'], standalone_mode=False)\nexcept Exception as e:\n    print(e)\n"
+        "print('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "did you mean 'packed/table-1'" in shown and shown.strip().endswith("False")

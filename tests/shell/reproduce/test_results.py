@@ -1,0 +1,55 @@
+"""Rows of items as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multitudes.errors import FileError
+from multitudes.shell.reproduce.comparison import compared, markdown
+from multitudes.shell.reproduce.item import Column, Item, Scale, printed
+from multitudes.shell.reproduce.results import Measured, Result, load, load_all
+
+ITEM = Item(
+    name="packed/table-0", title="a table", protocol="One.", scales={"small": Scale(time="seconds")},
+    printed=printed("row | Acc\nSingle | 94.0\nDeep | 95.5"),
+    columns={"Acc": Column("accuracy", 100), "Size": Column("relative/parameters")},
+)  # fmt: skip
+
+
+def row(label: str, accuracy: float, seed: int = 0) -> Result:
+    run = Measured(seed=seed, scores={"accuracy": accuracy}, cost={"parameters": 8.0, "single_parameters": 4.0})
+    return Result(item=ITEM.name, scale="small", label=label, runs=(run,))
+
+
+def test_runs_with_other_seeds_are_added(tmp_path: Path) -> None:
+    row("Single", 0.5).save(tmp_path)
+    row("Single", 0.7, seed=1).save(tmp_path)
+    file = row("Single", 0.6).save(tmp_path)  # replaces seed 0
+    assert [(run.seed, run.scores["accuracy"]) for run in load(file).runs] == [(0, 0.6), (1, 0.7)]
+
+
+def test_ours_stand_beside_theirs(tmp_path: Path) -> None:
+    for one in (row("Deep", 0.957), row("Single", 0.938), row("Single", 0.944, seed=1)):
+        one.save(tmp_path)
+    found = load_all(tmp_path, ITEM, "small")
+    assert [one.label for one in found] == ["Single", "Deep"]
+    cells = compared(ITEM, found)
+    assert cells["Single"]["Acc"].shown() == "94.1 ± 0.4" and cells["Single"]["Acc"].difference() == "+0.1"
+    assert cells["Deep"]["Size"].ours == 2.0 and cells["Deep"]["Size"].theirs is None
+    assert markdown(ITEM, found).splitlines()[2] == "| Single | 94.1 ± 0.4 | 94.0 | 2 |"
+
+
+def test_scores_of_old_files_have_their_present_names(tmp_path: Path) -> None:
+    old = Measured(seed=0, scores={"accuracy": 0.9, "auroc/msp": 0.8, "oodmi": 0.1}, ood=("svhn",))
+    file = Result(item=ITEM.name, scale="small", label="Single", runs=(old,)).save(tmp_path)
+    run = load(file).runs[0]
+    assert run.scores["svhn/auroc/msp"] == 0.8 and run.value(Column("ood/auroc/msp", 100)) == 80
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    file = row("Single", 0.5).save(tmp_path)
+    file.write_text("{}")
+    with pytest.raises(FileError, match="holds no row"):
+        load(file)

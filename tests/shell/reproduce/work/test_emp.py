@@ -1,0 +1,48 @@
+"""What the items of Ensemble Model Patching run: the laws that must hold in smoke."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import multitudes as mt
+from multitudes.data import Data
+from multitudes.shell.reproduce.catalog import find_item
+from multitudes.shell.reproduce.work import emp
+
+
+@pytest.mark.slow
+def test_components_are_drawn_as_often_as_expected() -> None:
+    """Table 2: five components alike, and zeros at the rate of dropout."""
+    for label, row in emp.table_2("smoke", 0, None).rows.items():
+        spread = 4 * math.sqrt(row["expected"] * (1 - row["expected"]) / row["draws"])
+        assert row["drawn"] == pytest.approx(row["expected"], abs=spread), label
+
+
+@pytest.mark.slow
+def test_every_count() -> None:
+    """Tables 1, 3 and 4 to the printed digits, for the networks of smoke."""
+    item = find_item("emp/table-3")
+    for label, row in emp.table_3("smoke", 0, None).rows.items():
+        for name, value in row.items():
+            assert int(value) == item.printed.rows[label][name].value, f"{label}, {name}"
+    patched = emp.table_1("smoke", 0, None).rows["Ensemble Model Patching"]
+    assert f"{patched['ResNet-18 (M)']:.1f}" == "13.8" and f"{patched['overhead (%)']:.1f}" == "17.9"
+    overheads = {label: row["Overhead (%)"] for label, row in emp.table_4_counts("smoke", 0, None).rows.items()}
+    assert f"{overheads['EMP (BN+out)']:.1f}" == "17.9" and f"{overheads['ECMP (BN)']:.3f}" == "0.328"
+
+
+def test_the_density_without_error() -> None:
+    """Tables 12 and 13: with τ = 0.1 it is ½ log(τ / 2π), the −2.07 of sets whose errors are small."""
+    x = torch.linspace(-1, 1, 8)[:, None]
+    net = nn.Linear(1, 1)
+    nn.init.ones_(net.weight)
+    nn.init.zeros_(net.bias)
+    ens = mt.ensemble(net, mt.Deep(members=2), x, task="regression", start="copies")
+    with pytest.warns(UserWarning, match="collapsed"):
+        scores = mt.score(mt.predict(ens, Data(x, x, "line"), tau_output=0.1))
+    assert scores["lpd"] == pytest.approx(0.5 * math.log(0.1 / (2 * math.pi)), abs=1e-6)
+    assert f"{scores['lpd']:.2f}" == find_item("emp/table-13").printed.rows["Kin8nm, EMP"]["LPD"].text
