@@ -2,7 +2,7 @@
 
 Their layers hold the plain layer inside, `conv1.conv.weight`, and members side by side in one axis:
 
-    packed     grouped convolutions ``[(M D), C, ...]``, linear layers ``[M, D, C]``, norms ``[(M D)]``
+    packed     grouped convolutions ``[(M D), C, ...]``, linear layers ``[M, D, C]``, first ones ``[1, (M D), C]``, norms ``[(M D)]``
     batched    r_group ``[M, C]`` and s_group ``[M, D]``, here alpha and gamma; biases ``[M, D]``
     masked     mask.masks ``[M, C]``
     MIMO       first layer ``[D, (M C), ...]``, last layer ``[(M K), D]``
@@ -139,4 +139,5 @@ def _value(ensemble: Ensemble, name: str, tensor: Tensor, theirs: Mapping[str, T
     if name in engine.owned and found.shape == tensor.shape[1:]:  # one for all members, such as a counter
         return found.expand_as(tensor)
     side_by_side = (tensor.shape[0] * tensor.shape[1], *tensor.shape[2:]) if tensor.ndim > 1 else None
-    return found.reshape(tensor.shape) if name in engine.owned and found.shape == side_by_side else None
+    fits = side_by_side is not None and found.shape in (side_by_side, (1, *side_by_side))
+    return found.reshape(tensor.shape) if name in engine.owned and fits else None
