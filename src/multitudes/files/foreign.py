@@ -2,7 +2,7 @@
 
 Their layers hold the plain layer inside, `conv1.conv.weight`, and members side by side in one axis:
 
-    packed     grouped convolutions ``[(M D), C, ...]``, linear layers ``[M, D, C]``, the first ``[1, (M D), C]``, norms ``[(M D)]``
+    packed     grouped convolutions ``[(M D), C, ...]``, linear ``[M, D, C]``, the first ``[1, (M D), C]``, norms ``[(M D)]``
     batched    r_group ``[M, C]`` and s_group ``[M, D]``, here alpha and gamma; biases ``[M, D]``
     masked     mask.masks ``[M, C]``
     MIMO       first layer ``[D, (M C), ...]``, last layer ``[(M K), D]``

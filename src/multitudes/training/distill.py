@@ -90,7 +90,7 @@ def distill(
     first = range(min(2, len(taught)))
     if several:
         lesson: Any = Lesson(data, taught)
-        example = ensemble.call_form.unpack(default_collate([lesson[i] for i in first]))[0]
+        example: Any = ensemble.call_form.unpack(default_collate([lesson[i] for i in first]))[0]
     else:
         lesson = replace(data, targets=taught, classes=None)
         example = data.batch(torch.tensor(first))[0]
@@ -178,9 +178,9 @@ class Matching:
         """Returns the mean over examples; of pixels or tokens too."""
         if self.class_axis == -1:
             output, target = output.movedim(-1, 1), target.movedim(-1, 1)
-        outputs, wanted = output[0].numel(), (target[:, :-1] if self.labels else target)[0].numel()
-        if outputs != wanted:  # else one output would be compared with each
-            raise InputError(f"the student has {outputs} outputs for an example, but the ensemble {wanted}: give it as many")
+        outputs, taught = output[0].numel(), (target[:, :-1] if self.labels else target)[0].numel()
+        if outputs != taught:  # else one output would be compared with each
+            raise InputError(f"the student has {outputs} outputs for an example, but the ensemble {taught}: give it as many")
         if self.task == "gaussian":
             mean, raw = output.chunk(2, 1)
             wanted, spread = target.chunk(2, 1)
