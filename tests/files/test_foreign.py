@@ -106,3 +106,28 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     torch.save(torch.ones(2), tmp_path / "one.pt")
     with pytest.raises(mt.FileError, match="holds no state dict, but a Tensor"):
         load_foreign(ens, tmp_path / "one.pt")
+
+
+def test_a_packed_mlp_whose_first_layer_is_one_group() -> None:
+    """PackedLinear(first=True) holds ``[1, (M D), C]``. The outputs are those of its formula."""
+    torch.manual_seed(0)
+    x, first, last = torch.randn(5, 8), torch.randn(1, 32, 8), torch.randn(2, 3, 16)
+    state = {"0.weight": first, "0.bias": torch.randn(32), "2.weight": last, "2.bias": torch.randn(6)}
+    hidden = (x @ first[0].T + state["0.bias"]).relu().unflatten(1, (2, 16)).movedim(1, 0)
+    expected = hidden @ last.mT + state["2.bias"].reshape(2, 1, 3)
+    mlp = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    ens = load_foreign(mt.ensemble(mlp, mt.Packed(members=2, alpha=2), x, seed=0), state).eval()
+    torch.testing.assert_close(ens(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_packed_layer_norm_is_warned_of() -> None:
+    """Theirs has one mean for all members, and its tensors do not say so."""
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16)), torch.randn(5, 8)
+    state = {
+        "0.weight": torch.randn(1, 32, 8),
+        "0.bias": torch.randn(32),
+        "1.weight": torch.randn(32),
+        "1.bias": torch.randn(32),
+    }
+    with pytest.warns(UserWarning, match="normalises all members together.*: 1$"):
+        load_foreign(mt.ensemble(net, mt.Deep(members=2), x, seed=0), state)

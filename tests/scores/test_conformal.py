@@ -235,3 +235,11 @@ def test_shown() -> None:
     assert str(within(held_out)).startswith("Sets(100 examples, 6 classes, mean size ")
     wide: Tensor = intervals_of(mt.conformal(numbers(100, 0)), numbers(5, 0)).widths
     assert wide.shape == (5,)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 50])
+def test_the_level_that_a_refusal_offers_is_accepted(count: int) -> None:
+    """8 / 9 is 0.889 when rounded, which 8 examples do not reach."""
+    with pytest.raises(mt.InputError, match="at most") as refusal:
+        rank_of_quantile(count, 0.999)
+    assert rank_of_quantile(count, float(str(refusal.value).partition("or level=")[2].split()[0])) == count

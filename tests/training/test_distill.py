@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical, Dirichlet, Normal, kl_divergence
+from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes import data
 from multitudes.data import Data
 from multitudes.models import MLP, LeNet
+from multitudes.prediction.targets import IGNORED
 from multitudes.prediction.tasks import variance_of
 from multitudes.training.distill import Matching, dirichlet_members, distill
 
@@ -150,6 +152,8 @@ def test_a_student_beats_the_same_network_trained_alone() -> None:
         ({"temperature": 0.0}, "temperature=0.0 must be above 0|temperature"),
         ({"labels": 0.5, "distribution": True}, "cannot be mixed"),
         ({"labels": 2.0}, "labels"),
+        ({"temperature": 2.0, "distribution": True}, "distribution=True has no temperature"),
+        ({"criterion": nn.CrossEntropyLoss()}, "leave criterion= out"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], text: str) -> None:
@@ -164,3 +168,54 @@ def test_other_tasks_have_no_temperature() -> None:
         distill(ens, nn.Linear(4, 1), Data(X, X[:, :1]), FEW, temperature=2.0)
     with pytest.raises(mt.InputError, match="takes the prediction of one network"):
         dirichlet_members(mt.predict(ens, X))
+
+
+def test_students_with_other_outputs_and_networks_for_ensembles_are_refused() -> None:
+    """One output, or twice as many, would be compared with each of the ensemble's without a word."""
+    ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=2), X[:2], seed=0)
+    with pytest.raises(mt.InputError, match="the student has 1 outputs for an example, but the ensemble 3"):
+        distill(ens, nn.Linear(4, 1), Data(X, Y), FEW, progress=False)
+    numbers = mt.ensemble(nn.Linear(4, 2), mt.Deep(members=2), X[:2], seed=0, task="gaussian")
+    with pytest.raises(mt.InputError, match="the student has 4 outputs for an example, but the ensemble 2"):
+        distill(numbers, nn.Linear(4, 4), Data(X, X[:, :1]), FEW, progress=False)
+    with pytest.raises(mt.InputError, match="distill takes an ensemble, not Linear"):
+        distill(nn.Linear(4, 3), nn.Linear(4, 3), Data(X, Y), FEW)  # type: ignore[arg-type]
+
+
+def test_batches_without_a_label_that_counts_have_a_loss() -> None:
+    """Their labels' share is zero, not NaN."""
+    torch.manual_seed(0)
+    soft = torch.randn(3, 4).softmax(1)
+    target = torch.cat([soft, torch.full((3, 1), float(IGNORED))], 1)
+    found = Matching("classes", labels=0.25)(torch.zeros(3, 4), target)
+    torch.testing.assert_close(found, 0.75 * Matching("classes")(torch.zeros(3, 4), soft))
+
+
+class Sum(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Shape: ``[B, 2]``, ``[B, 2]`` → ``[B, 3]``"""
+        return self.left(left) + self.right(right)
+
+
+def test_a_student_of_several_inputs_of_tokens_and_of_targets_without_an_axis() -> None:
+    """Members are linear, so that a linear student can be near their mean."""
+    fast = replace(FEW, lr=0.03)
+    pairs = TensorDataset(X[:, :2], X[:, 2:], Y)
+    ens = mt.ensemble(Sum(), mt.Deep(members=2), (X[:2, :2], X[:2, 2:]), seed=0)
+    taught = distill(ens, Sum(), pairs, fast, labels=0.01, progress=False)
+    torch.testing.assert_close(mt.predict(taught, pairs).probs, mt.predict(ens, pairs).probs, atol=0.15, rtol=0)
+
+    tokens, classes = X.unflatten(1, (2, 2)), Y[:, None].expand(-1, 2)
+    ens = mt.ensemble(nn.Linear(2, 3), mt.Deep(members=2), tokens[:2], seed=0, class_axis=-1)
+    taught = distill(ens, nn.Linear(2, 3), TensorDataset(tokens, classes), fast, labels=0.01, progress=False)
+    torch.testing.assert_close(mt.predict(taught, tokens).probs, mt.predict(ens, tokens).probs, atol=0.15, rtol=0)
+
+    ens = mt.ensemble(nn.Linear(4, 2), mt.Deep(members=2), X[:2], seed=0, task="gaussian")
+    taught = distill(ens, nn.Linear(4, 2), TensorDataset(X, X[:, 0]), fast, progress=False)
+    torch.testing.assert_close(mt.predict(taught, X).mean, mt.predict(ens, X).mean, atol=0.2, rtol=0)

@@ -2,7 +2,7 @@
 
 Their layers hold the plain layer inside, `conv1.conv.weight`, and members side by side in one axis:
 
-    packed     grouped convolutions ``[(M D), C, ...]``, linear layers ``[M, D, C]``, norms ``[(M D)]``
+    packed     grouped convolutions ``[(M D), C, ...]``, linear ``[M, D, C]``, the first ``[1, (M D), C]``, norms ``[(M D)]``
     batched    r_group ``[M, C]`` and s_group ``[M, D]``, here alpha and gamma; biases ``[M, D]``
     masked     mask.masks ``[M, C]``
     MIMO       first layer ``[D, (M C), ...]``, last layer ``[(M K), D]``
@@ -12,13 +12,14 @@ Here a member axis comes first, so tensors are reshaped, and layers without mask
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multitudes.ensemble import Ensemble
 from multitudes.errors import FileError
@@ -70,12 +71,25 @@ def load_foreign(
             f"the checkpoint has nothing that differs among members, so the {ensemble.members} members would be equal: it is "
             "of one network, or of another method. Load one network before its conversion, model.load_state_dict(...)"
         )
+    _warn_of_joint_norms(ensemble, theirs)
     with torch.no_grad():
         for name, value in values.items():
             own[name].copy_(value)
     ensemble.engine.refresh()
     ensemble.calibrator = None
     return ensemble
+
+
+def _warn_of_joint_norms(ensemble: Ensemble, theirs: Mapping[str, Tensor]) -> None:
+    """Warns of packed layer norms: theirs take mean and variance over the channels of all members, unless first=True."""
+    layers = [name for name, layer in ensemble.base.named_modules() if isinstance(layer, nn.LayerNorm)]
+    owned = [name for name in layers if f"{name}.weight" in theirs and f"{name}.weight" in ensemble.engine.owned]
+    if ensemble.members > 1 and owned:
+        warnings.warn(
+            f"PackedLayerNorm of torch-uncertainty normalises all members together, unless it has first=True; here each member "
+            f"has its own mean and variance. Compare outputs before you use them: {', '.join(owned[:4])}",
+            stacklevel=3,
+        )
 
 
 def _read(checkpoint: str | PathLike[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,4 +153,5 @@ def _value(ensemble: Ensemble, name: str, tensor: Tensor, theirs: Mapping[str, T
     if name in engine.owned and found.shape == tensor.shape[1:]:  # one for all members, such as a counter
         return found.expand_as(tensor)
     side_by_side = (tensor.shape[0] * tensor.shape[1], *tensor.shape[2:]) if tensor.ndim > 1 else None
-    return found.reshape(tensor.shape) if name in engine.owned and found.shape == side_by_side else None
+    fits = side_by_side is not None and found.shape in (side_by_side, (1, *side_by_side))
+    return found.reshape(tensor.shape) if name in engine.owned and fits else None

@@ -93,9 +93,14 @@ def rank_of_quantile(count: int, level: float) -> int:
         needed = math.ceil(share / (1 - share))
         raise InputError(
             f"level={level:g} needs at least {needed} held-out examples with a target, but there are {count}: give more, or "
-            + (f"level={count / (count + 1):.3g} at most" if count else "a prediction with targets")
+            + (f"level={_rounded_down(count / (count + 1))} at most" if count else "a prediction with targets")
         )
     return rank
+
+
+def _rounded_down(level: float) -> str:
+    """Returns a level in three digits that is not larger, so that it can be typed."""
+    return f"{math.floor(level * 1000) / 1000:g}"
 
 
 def _checked_score(prediction: Prediction, score: str | None) -> str:
