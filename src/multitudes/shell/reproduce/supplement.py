@@ -166,7 +166,7 @@ ITEMS = (
     ),
     Item(
         name="supplement/table-5",
-        title="α and γ of Packed-Ensembles",
+        title="width α and groups γ of Packed-Ensembles",
         protocol="ResNet-50 on CIFAR-100, M = 4, as in Table 1. The number of runs is five in the text.",
         printed=TABLE_5, columns=UNIT, rows=_grid(*((a, g, 4) for a in (1, 2, 3, 4) for g in (1, 2, 4))), scales=_ablation(),
     ),
