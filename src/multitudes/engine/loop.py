@@ -138,15 +138,17 @@ def _split(engine: Engine, name: str, tensor: Tensor) -> tuple[Tensor, ...]:
     """Returns the members' slices of a tensor. Those of a small one are kept for the next call: they are views of its values.
 
     In a small network, making them takes about as long as a layer. Those of a large one would keep memory that was replaced.
+    They are views of an alias: autograd forbids views of a parameter that were made without gradients once it changes.
     """
     kept = engine.slices.get(name)
     if kept is not None and kept[0] is tensor and kept[1].dtype is tensor.dtype and kept[1].is_set_to(tensor):
         return kept[2]
-    slices = tensor.unbind(0)
     plain = type(tensor) in (Tensor, nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    if plain and not tensor.is_meta and tensor.numel() <= KEPT_NUMBERS:
-        engine.slices[name] = tensor, tensor.detach(), slices
-    return slices
+    if not plain or tensor.is_meta or tensor.numel() > KEPT_NUMBERS:
+        return tensor.unbind(0)
+    alias = tensor.detach()
+    engine.slices[name] = tensor, alias, alias.unbind(0)
+    return engine.slices[name][2]
 
 
 def _copied(inputs: Inputs) -> Inputs:
