@@ -23,7 +23,7 @@ runs/demo/report.html:
 	@$(MAKE) demo
 
 test: lint  ## what every change must pass: at most 4 minutes on 2 cores
-	$(TESTS) -m pytest -q --doctest-modules src
+	$(TESTS) -m pytest -q -n $(WORKERS) --doctest-modules src
 	$(TESTS) -m pytest -n $(WORKERS) -m "not slow and not gpu"
 
 test-full: $(ready)  ## all tests that are marked slow

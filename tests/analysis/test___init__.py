@@ -12,6 +12,8 @@ import pytest
 import multitudes as mt
 from multitudes import analysis, figures
 
+pytestmark = pytest.mark.slow
+
 PUBLIC = """
     Trajectories bias_variance conditional_variance counts function_prior kl_bound landscape mask_iou mask_size mask_statistics
     mask_sweep weight_share

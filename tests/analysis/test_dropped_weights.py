@@ -12,6 +12,8 @@ from scipy import integrate, stats
 from multitudes.analysis import kl_bound
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def layer(seed: int, units: int = 1, inputs: int = 30) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns weights, means and variances of a made-up layer, of very different sizes."""

@@ -14,6 +14,8 @@ import multitudes as mt
 from multitudes.analysis import function_prior
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 X = torch.tensor([-2.0, 0.5, 3.0])
 
 

@@ -14,6 +14,8 @@ import multitudes as mt
 from multitudes.analysis import mask_iou, mask_size, mask_statistics, mask_sweep
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 TABLE = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
 
 

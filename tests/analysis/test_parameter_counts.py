@@ -13,6 +13,8 @@ from multitudes.analysis import counts
 from multitudes.errors import InputError
 from multitudes.models.papers import pyramidnet110_270, resnet18
 
+pytestmark = pytest.mark.slow
+
 
 def small() -> nn.Module:
     """Layers of 4·8 + 8, 2·8 (norm) and 8·3 + 3 parameters: 83."""

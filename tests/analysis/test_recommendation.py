@@ -15,6 +15,8 @@ import multitudes as mt
 from multitudes.analysis.recommendation import LEVELS, SIZES, TIMES, Candidate, Limit, Recommendation
 from multitudes.conversion.cost import Cost, CostRow
 
+pytestmark = pytest.mark.slow
+
 SINGLE = CostRow(1000, 5000, 4096, 0.002)
 
 

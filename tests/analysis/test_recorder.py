@@ -14,6 +14,8 @@ from multitudes.analysis import Trajectories
 from multitudes.data.dataset import Data
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 

@@ -14,6 +14,8 @@ import multitudes as mt
 from multitudes.analysis import conditional_variance
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 class Product(nn.Module):
     """Units a of a linear layer, a ReLU, and a second layer of its square roots; all inputs are positive."""

@@ -16,6 +16,8 @@ from multitudes.analysis import bias_variance
 from multitudes.data.dataset import Data
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SIGNS = np.array(list(product((-1.0, 1.0), repeat=4)))
 """Every training set of four targets 3 ± 2: as seeds run through all, means over sets are expectations."""
 TEST = Data(torch.zeros(2, 1), torch.tensor([[5.0], [4.0]]))

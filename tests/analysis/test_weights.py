@@ -10,6 +10,8 @@ import multitudes as mt
 from multitudes.analysis import weight_share
 from multitudes.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def two_heads() -> mt.Ensemble:
     """A shared layer of 4 weights and 2 biases; two heads of 2 weights and 1 bias."""

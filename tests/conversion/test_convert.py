@@ -207,6 +207,8 @@ def test_a_conversion_takes_about_a_second(name: str) -> None:
             start = time.process_time()
             mt.ensemble(case.model(), kind(), case.example(), seed=0)
             seconds.append(time.process_time() - start)
+            if seconds[-1] <= 1.5:
+                break
         assert min(seconds) <= 1.5, f"{label}: {min(seconds):.2f} s"
 
 

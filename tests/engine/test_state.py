@@ -283,6 +283,7 @@ class TestBuffers:
             assert_separate(twin, torch.randn(B, 4), way, training=True, steps=2)
             assert twin.found[2] > 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("executor", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
     def test_a_count_of_what_the_example_has_none_of_compiled(self, executor: str) -> None:
         torch._dynamo.reset()

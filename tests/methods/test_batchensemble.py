@@ -16,6 +16,8 @@ from zoo import ZOO
 import multitudes as mt
 from multitudes.models import MLP, LeNet, resnet18
 
+pytestmark = pytest.mark.slow
+
 X, Y = torch.randn(5, 6, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
 
 

@@ -20,6 +20,8 @@ import multitudes as mt
 from multitudes.methods.layers.dropout import MaskedDropout
 from multitudes.models import MLP, ViT
 
+pytestmark = pytest.mark.slow
+
 X, Y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0, 2])
 IMAGES = torch.randn(3, 3, 8, 8, dtype=torch.float64)
 

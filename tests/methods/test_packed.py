@@ -71,6 +71,7 @@ def dense_twin(ens: mt.Ensemble, width: float) -> ResNet:
     return wide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_members_are_one_dense_network_under_a_mask(gamma: int) -> None:
     """Eq. 3 and 5: a network α times as wide, whose weights are zero between members and between groups, in eval mode."""

@@ -209,6 +209,7 @@ def test_folders_without_rows_are_refused(tmp_path: Path) -> None:
         load_rows([tmp_path / "nowhere", tmp_path / "else"])
 
 
+@pytest.mark.slow
 def test_scores_of_features_are_kept_and_shown(tmp_path: Path) -> None:
     """OOD scores that were added to predictions are in the file of a row, and the page has them."""
     test, far = (classes(12).with_criteria({"mahalanobis": torch.rand(12) + off, "knn": torch.rand(12)}) for off in (0, 2))

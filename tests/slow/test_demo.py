@@ -1,4 +1,4 @@
-"""`make demo`: the methods that learn most slowly, by the demo's own budget, and the page that it ends in."""
+"""`make demo`: a method that learns slowly, by the demo's own budget, and the page that it ends in."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.slow
-def test_slow_learners_reach_four_in_five(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "multitudes", "bench", "--out", str(tmp_path / "demo"), "--workers", "2", "--json"]
+def test_a_slow_learner_reaches_four_in_five(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "multitudes", "bench", "--out", str(tmp_path / "demo"), "--json"]
     done = subprocess.run(
-        [*command, "--methods", "masksembles,mimo"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
+        [*command, "--methods", "masksembles"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr
     found = {row["name"]: row["scores"]["accuracy"] for row in json.loads(done.stdout)["rows"]}
-    assert set(found) == {"masksembles", "mimo"}
+    assert set(found) == {"masksembles"}
     assert min(found.values()) >= 0.8, found
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
 

@@ -17,6 +17,8 @@ import multitudes as mt
 from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.engine.seeds import member_seed, seeded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", ["vit", "weight_norm"])
 def test_no_two_members_share_a_tensor_that_is_not_constant(case: str) -> None:

@@ -16,6 +16,8 @@ import multitudes as mt
 from multitudes.methods.layers.patches import patched_names
 from multitudes.models import MLP
 
+pytestmark = pytest.mark.slow
+
 
 def squares(ens: mt.Ensemble) -> dict[str, Tensor]:
     """Sums of squares of each parameter; of a patched one, of each component."""

@@ -16,6 +16,8 @@ import multitudes as mt
 from multitudes import models
 from multitudes.models import MLP
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(6, 5, dtype=torch.float64)
 TAU, RHO, EXAMPLES, PRECISION = 0.7, 1.9, 100, 0.1
 ELBO: dict[str, Any] = {"prior": "elbo", "tau": TAU, "rho": RHO, "examples": EXAMPLES, "tau_output": PRECISION}
