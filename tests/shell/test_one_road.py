@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import multitudes as mt
 from multitudes.report.row import Row
 from multitudes.shell import commands, steps
+from multitudes.shell.told import Told
 
 MODULE = """
 import torch
@@ -326,3 +327,11 @@ def test_the_page_of_two_runs() -> None:
     page = Path("report.html").read_text()
     assert "Methods on small." in page
     assert "multitudes train --job jobs_of_road:small --method multihead" in page
+
+
+def test_a_short_try_has_a_shorter_warm_up() -> None:
+    """`train --epochs 2` of a job with a longer warm-up runs: it was refused, and no option could help."""
+    recipe = mt.Recipe(epochs=40, warmup=4, lr=0.1)
+    short = steps.changed_recipe(recipe, Told(epochs=2))
+    assert (short.epochs, short.warmup, short.lr) == (2, 0.2, 0.1)
+    assert steps.changed_recipe(recipe, Told(epochs=5, lr=0.5)).warmup == 4

@@ -25,6 +25,7 @@ from multitudes.shell.scoring import COST_BATCH, scored_row
 from multitudes.shell.told import CONFIG, FILE, Told, check_one_run, remove_run
 from multitudes.training.fingerprint import dataset_fingerprint
 from multitudes.training.fit import Run, fit
+from multitudes.training.recipe import Recipe
 
 
 def make_network(factory: str) -> nn.Module:
@@ -55,14 +56,21 @@ def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ense
         ) from error
 
 
+def changed_recipe(recipe: Recipe, told: Told) -> Recipe:
+    """Returns the job's recipe with the typed seed, epochs and learning rate. A run too short for its warm-up keeps the share."""
+    changes: dict[str, Any] = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
+    if changes.get("epochs", recipe.epochs) < recipe.warmup:
+        changes["warmup"] = recipe.warmup * changes["epochs"] / recipe.epochs
+    return replace(recipe, **changes)
+
+
 def train_run(told: Told, out: Path, *, resume: bool = False, force: bool = False) -> tuple[Run, Row]:
     """Trains what `told` says in the folder `out`, scores it, and leaves its row there. `force` removes the run before it."""
     told.find_modules()
     job = find_job(told.job, told.root)
     if resume and (changed := changed_data(out, job)):
         raise FileError(f"{changed[0]} Restore the data to resume the run, or choose another --out")
-    changes = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
-    recipe = replace(job.recipe, **changes)
+    recipe = changed_recipe(job.recipe, told)
     ensemble = make_ensemble(job, told.method, told.model, told.seed)
     if force:
         remove_run(out)
