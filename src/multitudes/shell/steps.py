@@ -57,7 +57,7 @@ def make_ensemble(job: Job, method: str, factory: str | None, seed: int) -> Ense
 
 
 def changed_recipe(recipe: Recipe, told: Told) -> Recipe:
-    """Returns the job's recipe with the typed seed, epochs and learning rate. A run too short for its warm-up keeps the share."""
+    """Returns the job's recipe with the typed seed, epochs and learning rate. In a run too short for it, warm-up is shorter."""
     changes: dict[str, Any] = {name: value for name in ("seed", "epochs", "lr") if (value := getattr(told, name)) is not None}
     if changes.get("epochs", recipe.epochs) < recipe.warmup:
         changes["warmup"] = recipe.warmup * changes["epochs"] / recipe.epochs
