@@ -21,7 +21,7 @@ from multitudes.engine.call_form import CallForm, is_packed, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
-from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors
+from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors, under_autocast
 from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
@@ -155,8 +155,7 @@ class Ensemble(nn.Module):
         if self.training and draws is None and rows is None and not per_member:
             self._warn_once()
         with self.engine.lock:
-            if self.engine.untried and (per_member or rows is not None):
-                self.prove_later(["fold", PER_MEMBER] if rows is not None else [PER_MEMBER])
+            self._prove_for(per_member, rows is not None)
             if self.method.draws and self.method.draws_by_shape:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             try:
@@ -247,6 +246,7 @@ class Ensemble(nn.Module):
         call = self._call(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
+        self._prove_for(per_member or found.slots is not None, found.kwargs.get("rows") is not None)
         if found.slots is not None:
             return into_slots(found, self.engine.batch_axis)
         seeds = found.kwargs.get("draws")
@@ -443,10 +443,15 @@ class Ensemble(nn.Module):
         self.method.after_training(self, batches)
         return self
 
-    @undisturbed
     def tune(self, x: Any, seconds: float = 0.2) -> Ensemble:
-        """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes."""
-        tune(self.engine, self._call(x), seconds)
+        """Proves and times the executors on `x`, and picks the fastest in each mode. No tensor changes.
+
+        On a GPU it also measures how convolutions of all members run fastest, and keeps that on disk for other processes. Call
+        it as you will run the ensemble: under autocast, and with `x` of that batch size and memory format.
+        """
+        home = self._home()
+        dtype = torch.get_autocast_dtype(home) if under_autocast(home) else None
+        undisturbed(tune)(self.engine, self._call(x), seconds, dtype)
         return self
 
     def train(self, mode: bool = True) -> Ensemble:
@@ -477,6 +482,11 @@ class Ensemble(nn.Module):
             if self._home() not in ("cpu", "meta"):
                 self.prove_later(["vmap"])
         return self
+
+    def _prove_for(self, per_member: bool, rows: bool) -> None:
+        """Tries what a call with other inputs for each member, or with rows=, may need. A compiled call cannot do so itself."""
+        if self.engine.untried and (per_member or rows):
+            self.prove_later(["fold", PER_MEMBER] if rows else [PER_MEMBER])
 
     def prove_later(self, names: Sequence[str]) -> None:
         """Tries executors that conversion left to later ("vmap", "fold", "per member"), since they may be chosen now."""

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from multitudes.engine.fold import batch_coupled
-from multitudes.engine.modules import under_autocast
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError, listed
 
@@ -44,16 +43,15 @@ def choose(engine: Engine, per_member: bool = False) -> str:
 def vmap_is_right(engine: Engine, per_member: bool) -> bool:
     """Checks whether vmap is proven and gives the right result for this call.
 
-    Even a proven vmap is wrong under autocast (some operations stay in float32), in an export (the batch size gets fixed), on
-    channels-last weights, with hooks, and in chunks if a shared BatchNorm would count each chunk as a batch.
+    Even a proven vmap is wrong in an export (the batch size gets fixed), with hooks, and in chunks if a shared BatchNorm
+    would count each chunk as a batch.
     """
     training = engine.template.training
-    unsupported = engine.channels_last or (not torch.compiler.is_compiling() and engine.is_hooked())
+    unsupported = not torch.compiler.is_compiling() and engine.is_hooked()
     chunked = engine.chunk is not None and engine.chunk < engine.members
     in_chunks = chunked and engine.shares and training and not engine.traits.coupled
     proven = "vmap" in engine.proven["train" if training else "eval"] and (engine.traits.vmap_per_member or not per_member)
-    autocast = under_autocast(engine.device_type)
-    return proven and not is_exporting() and not in_chunks and not unsupported and not autocast
+    return proven and not is_exporting() and not in_chunks and not unsupported
 
 
 def draws_in_trunk(engine: Engine) -> bool:

@@ -23,7 +23,6 @@ from multitudes.engine import (
 )
 from multitudes.engine.choose import choose, draws_in_trunk
 from multitudes.engine.inputs import Inputs, count_rows
-from multitudes.engine.modules import is_channels_last
 from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
 from multitudes.engine.vmap import SLOW
@@ -42,8 +41,6 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
     if engine.summed and per_member:
         return run_slots(engine, call)
     name = choose(engine, per_member)
-    if name == "vmap" and any(is_channels_last(tensor) for tensor in call.tensors()):
-        name = "loop"  # vmap does not support that layout
     untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
         return _untraced_loop(engine, call, per_member)

@@ -1,8 +1,7 @@
 """vmap: calls the template once; torch.func.vmap carries the member axis.
 
-Tensors that do not depend on member tensors stay unbatched, so a shared trunk is computed once. Dropout needs help: torch
-draws its noise for every member even if the input is common, and everything after it would be computed M times. So a custom
-operator draws the noise; its result has a member axis only if its input has one.
+Tensors that do not depend on member tensors stay unbatched, so a shared trunk is computed once. Layers whose rules in torch
+are slow or wrong run by rules of our own (`together`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
-from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
+from torch._functorch import predispatch
+from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting  # type: ignore[attr-defined]
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -25,6 +25,7 @@ from multitudes.engine.inputs import Inputs, axes, each_row, slot
 from multitudes.engine.loop import output_axes
 from multitudes.engine.modules import plain_attention, under_autocast
 from multitudes.engine.state import Engine, call
+from multitudes.engine.together import Together
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
@@ -41,7 +42,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if engine.has_attention else contextlib.nullcontext()
     slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
-    noise = SharedNoise() if engine.shares and engine.template.training and not slots else contextlib.nullcontext()
+    together = _together(inputs, noise=engine.shares and engine.template.training and not slots)
     coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled
     if slots:
         coupled_names = coupled_names.union(engine.traits.slot_norms)  # `|=` of frozensets does not compile in torch 2.11
@@ -49,7 +50,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     attention = sdpa_kernel(SDPBackend.MATH) if norms else contextlib.nullcontext()  # vmap must run: fused kernels have no rule
     padding = PaddedRows() if per_member and _has_padding(engine.template) else contextlib.nullcontext()
-    with guard, coupled, attention, noise, padding, _with_autocast(inputs):
+    with guard, attention, together, coupled, padding, _without_autocast(together, inputs):
         whole = norms or slots  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
@@ -64,12 +65,19 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     return tree.refill(output, [torch.cat(column) for column in columns])
 
 
-def _with_autocast(inputs: Inputs) -> Any:
-    """Returns the mode that casts operands of matrix products and convolutions; a null context without autocast."""
-    device = next((tensor.device.type for tensor in inputs.tensors()), "cpu")
-    if not under_autocast(device):
-        return contextlib.nullcontext()
-    return AutocastProducts(torch.get_autocast_dtype(device))
+def _together(inputs: Inputs, noise: bool) -> Together:
+    """Returns the mode with the rules of layers; under autocast it casts as autocast does."""
+    device = _device_type(inputs)
+    return Together(torch.get_autocast_dtype(device) if under_autocast(device) else None, device, noise)
+
+
+def _without_autocast(together: Together, inputs: Inputs) -> Any:
+    """Switches autocast off in a with-block if `together` does its work: under vmap it casts only some operands."""
+    return contextlib.nullcontext() if together.dtype is None else torch.autocast(_device_type(inputs), enabled=False)
+
+
+def _device_type(inputs: Inputs) -> str:
+    return next((tensor.device.type for tensor in inputs.tensors()), "cpu")
 
 
 def chunk_of(engine: Engine, inputs: Inputs) -> int:
@@ -86,9 +94,7 @@ def chunk_of(engine: Engine, inputs: Inputs) -> int:
 def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
     """Runs row b by member b, with vmap over rows. Shape: ``[B, ...]``."""
     single_rows = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
-    device = next((t.device.type for t in inputs.tensors()), "cpu")
-    with torch.autocast(device, enabled=False):  # under vmap, autocast casts only some operands
-        output = run_vmap(engine, single_rows, per_member=True)
+    output = run_vmap(engine, single_rows, per_member=True)
     joined = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None:
@@ -101,7 +107,8 @@ def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
 
 
 def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:
-    """Runs `size` members from `at` on. Returns their outputs, and the new values of counters common to all members."""
+    """Runs `size` members from `at` on, or those left. Returns outputs, and new values of counters common to all members."""
+    size = min(size, engine.members - at)
     chunk = slice(at, at + size)
     buffers = engine.buffers()
     counts = engine.common_counts()
@@ -151,7 +158,9 @@ def over_members(
     That looks through nested arguments and results, which takes as long as a small network. Here they are flat.
     """
     if torch.compiler.is_compiling():
-        return torch.func.vmap(run, randomness=randomness)(*tensors)
+        with vmap_increment_nesting(size, randomness) as level:
+            outputs = run(*[predispatch._add_batch_dim(tensor, 0, level) for tensor in tensors])
+            return tuple([predispatch._remove_batch_dim(tensor, level, size, 0) for tensor in outputs])
     lazy_load_decompositions()
     level = functorch._vmap_increment_nesting(size, randomness)
     try:
@@ -159,21 +168,6 @@ def over_members(
         return tuple(functorch._remove_batch_dim(tensor, level, size, 0) for tensor in outputs)
     finally:
         functorch._vmap_decrement_nesting()
-
-
-DROPOUTS: dict[Callable[..., Any], int | None] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: None, F.dropout3d: 3}
-"""Dropout functions, and the number of trailing axes that share one noise value (None: all but the first two)."""
-
-
-class SharedNoise(TorchFunctionMode):
-    """Draws dropout noise once where its input is common to all members."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in DROPOUTS:
-            return _dropout(DROPOUTS[func], *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 class PaddedRows(TorchFunctionMode):
@@ -196,66 +190,3 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *a
 
 def _has_padding(template: nn.Module) -> bool:
     return any(getattr(part, "padding_idx", None) is not None for part in template.modules())
-
-
-PRODUCTS = (
-    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.linear, torch.matmul, torch.bmm,
-    Tensor.matmul, Tensor.__matmul__, F.scaled_dot_product_attention,
-)  # fmt: skip
-"""Functions that autocast runs in lower precision. Under vmap it casts only some of their operands."""
-
-
-class AutocastProducts(TorchFunctionMode):
-    """Casts all operands of products to autocast's dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in PRODUCTS:
-            args = tuple(self._cast(value) for value in args)
-            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
-        return func(*args, **kwargs)
-
-    def _cast(self, value: Any) -> Any:
-        single = isinstance(value, Tensor) and value.dtype == torch.float32
-        return value.to(self.dtype) if single else value
-
-
-def _dropout(trailing: int | None, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-    if not training or p == 0:
-        return input
-    trailing = max(input.ndim - 2, 0) if trailing is None else trailing
-    noise = torch.ops.multitudes.noise(input.detach(), p, trailing)
-    return input.mul_(noise) if inplace else input * noise
-
-
-_library = torch.library.Library("multitudes", "FRAGMENT")  # custom_op would import the compiler at its first call
-_library.define("noise(Tensor x, float p, int trailing) -> Tensor")
-
-
-@torch.library.impl(_library, "noise", "CompositeExplicitAutograd")
-def _noise(x: Tensor, p: float, trailing: int) -> Tensor:
-    """Draws factors of inverted dropout, 0 or 1/(1−p), one for all entries along the last `trailing` axes of x."""
-    kept = torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device).bernoulli_(1 - p)
-    return kept if p == 1 else kept / (1 - p)
-
-
-@torch.library.register_fake("multitudes::noise", lib=_library)  # type: ignore[untyped-decorator]
-def _(x: Tensor, p: float, trailing: int) -> Tensor:
-    return torch.empty(_noise_shape(x, trailing), dtype=x.dtype, device=x.device)
-
-
-@torch.library.register_vmap("multitudes::noise", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[int | None, ...], x: Tensor, p: float, trailing: int) -> tuple[Tensor, int]:
-    return torch.ops.multitudes.noise(x.movedim(dims[0] or 0, 0), p, trailing), 0
-
-
-def _noise_shape(x: Tensor, trailing: int) -> list[int]:
-    return [*x.shape[: x.ndim - trailing], *(1 for _ in range(trailing))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 
@@ -13,17 +14,35 @@ from multitudes.engine.modules import detached_copy
 from multitudes.engine.proof.executors import ALL, first_members, prove_executors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import kept_randomness
+from multitudes.engine.together.measure import measured_ways
+from multitudes.engine.together.ways import Convolution, met, remember
 
 
-def tune(engine: Engine, call: Inputs, seconds: float) -> None:
-    """Proves the executors again on a call, times loop and vmap, and picks the faster one in each mode."""
+def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None) -> None:
+    """Proves the executors again on a call, times loop and vmap, and picks the faster one in each mode.
+
+    `dtype` is the precision of autocast under which they are timed; None times them without it.
+    """
     few = first_members(engine, 2 if count_rows(call, engine.batch_axis) != 2 else 3)
     with clean_autograd():
         prove_executors(few, call, names=ALL)
     engine.adopt(few)
-    for mode in MODES:
-        times = {name: _time(engine, name, call, mode, seconds) for name in engine.proven[mode] if name != "fold"}
-        engine.picked[mode] = min(times, key=lambda name: times[name])
+    device = engine.device_type
+    with torch.autocast(device, dtype, enabled=dtype is not None) if device != "meta" else contextlib.nullcontext():
+        if device not in ("cpu", "meta"):
+            remember(measured_ways(_convolutions(engine, call)))
+        for mode in MODES:
+            times = {name: _time(engine, name, call, mode, seconds) for name in engine.proven[mode] if name != "fold"}
+            engine.picked[mode] = min(times, key=lambda name: times[name])
+
+
+def _convolutions(engine: Engine, call: Inputs) -> list[Convolution]:
+    """Returns the convolutions of members that vmap runs in the proven modes."""
+    with met() as found:
+        for mode in MODES:
+            if "vmap" in engine.proven[mode]:
+                _time(engine, "vmap", call, mode, 0)
+    return list(found.values())
 
 
 def _time(engine: Engine, executor: str, call: Inputs, mode: str, seconds: float) -> float:

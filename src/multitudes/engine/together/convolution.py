@@ -1,0 +1,149 @@
+"""Convolutions of all members at once, by one of several ways.
+
+Inside vmap, a convolution whose kernel belongs to members can be computed as
+
+- ``grouped``: one convolution with M times the groups, channels of members beside each other,
+- ``product``: one batched matrix product, if the kernel has one pixel and channels come last,
+- ``block``: one plain convolution with a block-diagonal kernel: M times the arithmetic, no groups,
+- ``each``: one convolution per member.
+
+Which is fastest depends on shapes, precision, device and library: `ways.py` decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multitudes.engine.together.ways import Convolution, fastest
+
+_library = torch.library.Library("multitudes", "FRAGMENT")
+_library.define(
+    "convolution(Tensor x, Tensor kernel, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)"
+    " -> Tensor"
+)
+
+
+@torch.library.impl(_library, "convolution", "CompositeImplicitAutograd")
+def convolution(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Computes a plain convolution; under vmap `_of_members` takes its place."""
+    return torch.convolution(x, kernel, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+@torch.library.register_vmap("multitudes::convolution", lib=_library)  # type: ignore[untyped-decorator]
+def _of_members(
+    info: Any,
+    dims: tuple[Any, ...],
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> tuple[Tensor, int]:
+    how = (stride, padding, dilation, groups)
+    members = info.batch_size
+    if dims[1] is None:
+        return _one_kernel(first(x, dims[0], members), kernel, bias, dims[2], how), 0
+    bias = None if bias is None else first(bias, dims[2], members)
+    kernel = first(kernel, dims[1], members)
+    if dims[0] is None and groups == 1:
+        y = convolution(x, kernel.flatten(0, 1), None if bias is None else bias.flatten(), *how)
+        return y.unflatten(1, (members, kernel.shape[1])), 1
+    given = x.unsqueeze(1).expand(-1, members, *x.shape[1:]) if dims[0] is None else x.movedim(dims[0], 1)  # [B, M, C, ...]
+    way = fastest(Convolution.of(given, kernel, *how))
+    return WAYS[way](given, kernel, bias, *how)
+
+
+def _one_kernel(x: Tensor, kernel: Tensor, bias: Tensor | None, dim: int | None, how: tuple[Any, ...]) -> Tensor:
+    """Runs the rows of all members through one kernel. A bias of members is added afterwards."""
+    common, own = (bias, None) if bias is None or dim is None else (None, bias.movedim(dim, 0))
+    y = convolution(in_rows(x), kernel, common, *how).unflatten(0, x.shape[:2])
+    return y if own is None else y + _spread(own, y)
+
+
+def grouped(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
+    """Runs one convolution with M times the groups. Returns ``[B, M, K, ...]``."""
+    *rest, groups = how
+    flat = None if bias is None else bias.flatten()
+    y = convolution(beside(x), kernel.flatten(0, 1), flat, *rest, groups * x.shape[1])
+    return y.unflatten(1, kernel.shape[:2]), 1
+
+
+def each(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
+    """Runs one convolution per member. Returns ``[M, B, K, ...]``."""
+    biases = [None] * len(kernel) if bias is None else bias.unbind(0)
+    parts = zip(apart(x).unbind(0), kernel.unbind(0), biases, strict=True)
+    return torch.stack([convolution(rows, weight, own, *how) for rows, weight, own in parts]), 0
+
+
+def block(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
+    """Runs one plain convolution with a block-diagonal kernel. Returns ``[B, M, K, ...]``."""
+    members, width = kernel.shape[:2]
+    on = torch.eye(members, dtype=kernel.dtype, device=kernel.device).view(members, 1, members, *(1 for _ in kernel.shape[2:]))
+    wide = (kernel.unsqueeze(2) * on).flatten(0, 1).flatten(1, 2)
+    if channels_last(x):
+        wide = wide.contiguous(memory_format=torch.channels_last if wide.ndim == 4 else torch.contiguous_format)
+    y = convolution(beside(x), wide, None if bias is None else bias.flatten(), *how)
+    return y.unflatten(1, (members, width)), 1
+
+
+def product(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
+    """Runs one batched matrix product over pixels, whose channels lie together. Returns ``[M, B, K, ...]``."""
+    pixels = x.movedim(1, 0).movedim(2, -1)  # [M, B, ..., C]
+    weights = kernel.flatten(2).mT
+    rows = pixels.flatten(1, -2)
+    y = torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weights)
+    return y.unflatten(1, pixels.shape[1:-1]).movedim(-1, 2), 0
+
+
+WAYS = {"grouped": grouped, "each": each, "block": block, "product": product}
+"""How convolutions of members can run. Each takes x ``[B, M, C, ...]``, in any memory layout."""
+
+
+def channels_last(x: Tensor) -> bool:
+    """Checks whether in ``[B, M, C, ...]`` or ``[M, B, C, ...]`` the channels of one pixel lie together."""
+    return x.ndim > 3 and x.stride(2) == 1 and x.shape[2] > 1 and x.stride(-1) >= x.shape[2]
+
+
+def first(x: Tensor, dim: int | None, members: int) -> Tensor:
+    """Moves the member axis to the front; a tensor without one is expanded."""
+    return x.unsqueeze(0).expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def beside(x: Tensor) -> Tensor:
+    """Turns ``[B, M, C, ...]`` into ``[B, (M C), ...]``, channels last if they were."""
+    if not channels_last(x):
+        return x.flatten(1, 2)
+    pixels = x.movedim((1, 2), (-2, -1))
+    return pixels.flatten(-2).movedim(-1, 1)
+
+
+def apart(x: Tensor) -> Tensor:
+    """Turns ``[B, M, C, ...]`` into ``[M, B, C, ...]`` whose slices are dense, channels last if they were."""
+    if not channels_last(x):
+        return x.movedim(1, 0)
+    return x.movedim(1, 0).movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Turns ``[M, B, C, ...]`` into ``[(M B), C, ...]``, channels last if they were."""
+    if not channels_last(x):
+        return x.flatten(0, 1)
+    return x.movedim(2, -1).flatten(0, 1).movedim(-1, 1)
+
+
+def _spread(bias: Tensor, y: Tensor) -> Tensor:
+    """Gives a bias ``[M, K]`` the axes of y ``[M, B, K, ...]``."""
+    return bias.to(y.dtype).reshape(bias.shape[0], 1, bias.shape[1], *(1 for _ in y.shape[3:]))

@@ -1,0 +1,158 @@
+"""Together: the mode under which vmap runs a network, with rules of our own for the layers that matter most.
+
+torch's vmap turns every operation on one member into one on all members. For convolutions, linear layers, attention and
+BatchNorm its rules are slow, change the memory layout, or do not know autocast. In their place this mode calls operators
+whose rules for vmap keep the layout (`convolution.py`, `layers.py`), casts as autocast would, and draws the noise of dropout.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from multitudes.engine.together import layers as _layers  # noqa: F401  registers the operators
+from multitudes.engine.together.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
+from multitudes.engine.together.noise import DROPOUTS, dropout
+
+CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+"""Convolutions, and the number of axes of their images."""
+
+
+class Together(TorchFunctionMode):
+    """Replaces functions of layers, in a with-block inside vmap.
+
+    dtype   the precision of autocast; None without it
+    device  the type of the device
+    noise   draws dropout noise once where its input is common to all members
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None, device: str = "cpu", noise: bool = False) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.device = device
+        self.noise = noise
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:  # a function of functions: the rules apply inside it
+                return _opened(func)(*args, **kwargs)
+        if self.dtype is not None:
+            what = (ON_CPU if self.device == "cpu" else ON_CUDA).get(getattr(func, "__name__", ""))
+            if what == LOWERED:
+                args, kwargs = _cast(args, kwargs, (torch.float32,), self.dtype)
+            elif what is not None:
+                given = args[0].dtype if what == KEPT else None
+                args, kwargs = _cast(args, kwargs, (torch.float16, torch.bfloat16), torch.float32)
+                if given is not None:
+                    return func(*args, **kwargs).to(given)
+        if func in RULES:
+            return RULES[func](*args, **kwargs)
+        if self.noise and func in DROPOUTS:
+            return dropout(DROPOUTS[func], *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _cast(
+    args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[torch.dtype, ...], dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(cast(one) for one in value) if any(isinstance(one, Tensor) for one in value) else value
+        return value.to(dtype) if isinstance(value, Tensor) and value.dtype in given else value
+
+    return tuple(cast(value) for value in args), {name: cast(value) for name, value in kwargs.items()}
+
+
+def _convolution(axes: int) -> Callable[..., Tensor]:
+    plain = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[axes]
+
+    def convolve(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
+        if isinstance(padding, str):
+            padding = _padding(padding, weight.shape[2:], dilation)
+        if padding is None or input.ndim != axes + 2 or weight.ndim != axes + 2:
+            return plain(input, weight, bias, stride, "same" if padding is None else padding, dilation, groups)
+        return torch.ops.multitudes.convolution(input, weight, bias, stride, _numbers(padding, axes), dilation, groups)
+
+    return convolve
+
+
+def _numbers(value: Any, axes: int) -> list[int]:
+    if isinstance(value, int):
+        return [value] * axes
+    values = list(value)
+    return values * axes if len(values) == 1 else values
+
+
+def _padding(name: str, kernel: Any, dilation: list[int]) -> list[int] | None:
+    """Returns the padding of "valid" or "same" in numbers; None if it is not the same on both sides."""
+    if name == "valid":
+        return [0] * len(dilation)
+    totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    return None if any(total % 2 for total in totals) else [total // 2 for total in totals]
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.multitudes.linear(input, weight, bias)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p:  # its noise is vmap's business
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return torch.ops.multitudes.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    return torch.ops.multitudes.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{function: _convolution(axes) for function, axes in CONVOLUTIONS.items()},
+    F.linear: _linear,
+    F.scaled_dot_product_attention: _attention,
+    F.batch_norm: _batch_norm,
+}
+"""Functions of layers, and what runs in their place."""
+
+
+def _opened(func: Any) -> Callable[..., Any]:
+    """Returns a copy of a Python function of torch that runs under this mode instead of being handed to it."""
+    names = {**func.__globals__, "has_torch_function": lambda _: False}
+    return types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)

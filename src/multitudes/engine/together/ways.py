@@ -1,0 +1,168 @@
+"""Chooses the way in which a convolution of members runs: as measured by `tune`, or by a rule of thumb.
+
+Measurements are kept for the process, and on disk for the device and the versions of torch and cuDNN. A call never measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from multitudes.storage import write
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The shape of a convolution of members, and where it runs."""
+
+    members: int
+    rows: int
+    channels: int
+    """Input channels of one member."""
+    out: int
+    kernel: tuple[int, ...]
+    image: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+    device: str
+    channels_last: bool
+    trains: bool
+    """Whether gradients are computed too."""
+
+    @classmethod
+    def of(
+        cls, x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    ) -> Convolution:
+        """Describes the convolution of x ``[B, M, C, ...]`` by kernels ``[M, K, C / groups, ...]``."""
+        return cls(
+            members=int(x.shape[1]), rows=_known(x.shape[0]), channels=int(x.shape[2]), out=int(kernel.shape[1]),
+            kernel=tuple(kernel.shape[3:]), image=tuple(_known(size) for size in x.shape[3:]), stride=tuple(stride),
+            padding=tuple(padding), dilation=tuple(dilation), groups=int(groups), dtype=x.dtype, device=x.device.type,
+            channels_last=x.ndim > 3 and x.stride(2) == 1 and x.shape[2] > 1,
+            trains=torch.is_grad_enabled() and (x.requires_grad or kernel.requires_grad),
+        )  # fmt: skip
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The ways in which it can run."""
+        pixelwise = math.prod(self.kernel) == 1 and set(self.stride) == {1} and not any(self.padding) and self.groups == 1
+        ways = ("product",) if pixelwise and self.channels_last else ()
+        return (*ways, "grouped", "each", *(("block",) if self.groups == 1 else ()))
+
+    def key(self) -> str:
+        """Names it in a file of measurements. Rows are rounded to a power of two."""
+        values = dataclasses.asdict(self)
+        values["rows"] = 2 ** round(math.log2(max(self.rows, 1)))
+        return " ".join(f"{name}={str(value).replace(' ', '')}" for name, value in values.items())
+
+
+def _known(size: int) -> int:
+    """Returns a size; of a symbolic one, the example's size, without a guard."""
+    return size if isinstance(size, int) else int(getattr(size.node, "hint", 0) or 0)
+
+
+_measured: dict[str, str] = {}
+_forced: list[str] = []
+_met: list[dict[str, Convolution]] = []
+
+
+def fastest(convolution: Convolution) -> str:
+    """Returns the name of the way in which a convolution runs."""
+    if _met:
+        _met[-1][convolution.key()] = convolution
+    possible = convolution.possible
+    if _forced and _forced[-1] in possible:
+        return _forced[-1]
+    if convolution.device != "cpu" and (way := _known_ways().get(convolution.key())) in possible:
+        return way
+    return _rule_of_thumb(convolution)
+
+
+def _rule_of_thumb(convolution: Convolution) -> str:
+    """Returns the way that was fastest for most shapes like this one; `benchmarks/ways.py` prints these measurements."""
+    possible = convolution.possible
+    if possible[0] == "product":
+        return "product"
+    thin = convolution.members * convolution.channels <= (512 if convolution.trains else 256)
+    strided = max(convolution.stride, default=1) > 1
+    if convolution.device == "cuda" and convolution.dtype in HALF and convolution.channels_last and strided and thin:
+        return "block" if "block" in possible else "grouped"
+    return "grouped"
+
+
+@contextlib.contextmanager
+def forced(way: str) -> Iterator[None]:
+    """Makes all convolutions that can run in one way do so, in a with-block."""
+    _forced.append(way)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+@contextlib.contextmanager
+def met() -> Iterator[dict[str, Convolution]]:
+    """Collects the convolutions of members that run in a with-block, by key."""
+    _met.append({})
+    try:
+        yield _met[-1]
+    finally:
+        _met.pop()
+
+
+def remember(ways: dict[str, str]) -> None:
+    """Keeps measured ways, by key: for this process, and on disk if that can be written."""
+    _known_ways().update(ways)
+    with contextlib.suppress(OSError):
+        stored = _stored()
+        stored.setdefault(_machine(), {}).update(ways)
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        write(_file(), json.dumps(stored, indent=1, sort_keys=True).encode())
+
+
+def _known_ways() -> dict[str, str]:
+    if not _loaded():
+        _measured.update(_stored().get(_machine(), {}))
+        _loaded(True)
+    return _measured
+
+
+def _loaded(now: bool = False, state: list[bool] = [False]) -> bool:  # noqa: B006
+    state[0] = state[0] or now
+    return state[0]
+
+
+def _stored() -> dict[str, dict[str, str]]:
+    """Reads the file of measurements. One that cannot be read, or holds something else, counts as empty: it is a cache."""
+    try:
+        found = json.loads(_file().read_text())
+        return {str(k): {str(a): str(b) for a, b in v.items()} for k, v in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _file() -> Path:
+    """The file of measurements; the environment variable MULTITUDES_CACHE names another folder."""
+    cache = os.environ.get("MULTITUDES_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multitudes"
+    return Path(cache) / "convolutions.json"
+
+
+@functools.cache
+def _machine() -> str:
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return f"{name} torch {torch.__version__} cuDNN {torch.backends.cudnn.version()}"
