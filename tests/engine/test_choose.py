@@ -26,11 +26,11 @@ def test_what_was_picked() -> None:
 
 
 def test_vmap_gives_way() -> None:
-    """Under autocast, to channels last, to hooks, and to chunks of members that would count a trunk's batches."""
+    """To hooks, and to chunks of members that would count a trunk's batches; not to autocast."""
     ens = headed().eval()
     ens.engine.picked["eval"] = "vmap"
     with torch.autocast("cpu", torch.bfloat16):
-        assert choose(ens.engine) == "loop"
+        assert choose(ens.engine) == "vmap"
     handle = ens.template[0].register_forward_hook(lambda *_: None)  # type: ignore[index]
     assert not vmap_is_right(ens.engine, per_member=False)
     handle.remove()

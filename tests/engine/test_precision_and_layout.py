@@ -43,7 +43,7 @@ class TestAutocast:
         ids=["Deep", "TreeNet"],
     )
     def test_dtypes_and_values_are_the_plain_networks(self, method: mt.Method) -> None:
-        """bfloat16 on the CPU: every output has the dtype and the very values that each member alone has."""
+        """bfloat16 on the CPU: every output has the dtype of each member alone, and its values up to the last bit."""
         torch.set_default_dtype(torch.float32)
         ens, x = mt.ensemble(Mixed(), method, images()), images()
         for training, picked in ((True, "vmap"), (False, "vmap"), (False, "loop")):
@@ -56,26 +56,18 @@ class TestAutocast:
             for name in output:
                 expected = torch.stack([one[name] for one in plain])
                 assert output[name].dtype == expected.dtype, name
-                torch.testing.assert_close(output[name], expected, rtol=0, atol=0)
+                torch.testing.assert_close(output[name], expected, rtol=2**-7, atol=1e-4)
             assert {output[n].dtype for n in ("conv", "logits")} == {torch.bfloat16}
 
-    def test_vmap_is_not_used(self) -> None:
-        """Under vmap torch keeps convolutions in float32 there without a word: the call takes the loop, and says so."""
-        torch.set_default_dtype(torch.float32)
-        ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images())
-        ens.engine.picked.update(train="vmap", eval="vmap")
-        assert ens.executor == "vmap"
-        with torch.autocast("cpu", torch.bfloat16):
-            assert ens.executor == "loop"
-            with torch.autocast("cpu", enabled=False):
-                assert ens.executor == "vmap"
-
-    def test_gradients(self) -> None:
+    @pytest.mark.parametrize("way", ["loop", "vmap"])
+    def test_gradients(self, way: str) -> None:
         """They are float32, as the parameters are, and those of the plain networks."""
         torch.set_default_dtype(torch.float32)
         ens = mt.ensemble(small_cnn(), mt.Deep(members=M), images()).train()
+        ens.engine.picked.update(train=way)
         nets, x = members(ens), images()
         with torch.autocast("cpu", torch.bfloat16):
+            assert ens.executor == way
             found, wanted = ens(x), [net(x) for net in nets]
         found.float().square().sum().backward()
         for output in wanted:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
@@ -23,7 +22,6 @@ from multitudes.engine.modules import (
     is_channels_last,
     join_name,
     named_parts,
-    named_tensors,
     registers_of,
     with_attribute,
 )

@@ -18,7 +18,7 @@ from multitudes.engine.together.measure import measured_ways
 from multitudes.engine.together.ways import Convolution, met, remember
 
 
-def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None) -> None:
+def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None = None) -> None:
     """Proves the executors again on a call, times loop and vmap, and picks the faster one in each mode.
 
     `dtype` is the precision of autocast under which they are timed; None times them without it.

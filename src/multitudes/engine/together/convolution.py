@@ -12,6 +12,7 @@ Which is fastest depends on shapes, precision, device and library: `ways.py` dec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,14 +37,13 @@ def convolution(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """Computes a plain convolution; under vmap `_of_members` takes its place."""
+    """Computes a plain convolution; under vmap `convolution_of_members` takes its place."""
     return torch.convolution(x, kernel, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
-@torch.library.register_vmap("multitudes::convolution", lib=_library)  # type: ignore[untyped-decorator]
-def _of_members(
-    info: Any,
-    dims: tuple[Any, ...],
+def convolution_of_members(
+    members: int,
+    dims: Sequence[Any],
     x: Tensor,
     kernel: Tensor,
     bias: Tensor | None,
@@ -52,8 +52,8 @@ def _of_members(
     dilation: list[int],
     groups: int,
 ) -> tuple[Tensor, int]:
+    """Computes the convolution of all members; `dims` are the member axes of x, kernel and bias. Returns also its own."""
     how = (stride, padding, dilation, groups)
-    members = info.batch_size
     if dims[1] is None:
         return _one_kernel(first(x, dims[0], members), kernel, bias, dims[2], how), 0
     bias = None if bias is None else first(bias, dims[2], members)
@@ -64,6 +64,11 @@ def _of_members(
     given = x.unsqueeze(1).expand(-1, members, *x.shape[1:]) if dims[0] is None else x.movedim(dims[0], 1)  # [B, M, C, ...]
     way = fastest(Convolution.of(given, kernel, *how))
     return WAYS[way](given, kernel, bias, *how)
+
+
+@torch.library.register_vmap("multitudes::convolution", lib=_library)  # type: ignore[untyped-decorator]
+def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    return convolution_of_members(info.batch_size, dims, *args)
 
 
 def _one_kernel(x: Tensor, kernel: Tensor, bias: Tensor | None, dim: int | None, how: tuple[Any, ...]) -> Tensor:

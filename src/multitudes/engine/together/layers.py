@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,16 +24,14 @@ _library.define(
 
 
 @torch.library.impl(_library, "linear", "CompositeImplicitAutograd")
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-@torch.library.register_vmap("multitudes::linear", lib=_library)  # type: ignore[untyped-decorator]
-def _linear_of_members(
-    info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None
+def linear_of_members(
+    members: int, dims: Sequence[Any], x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, int]:
     """Runs one product for all members, batched if each has its own input."""
-    members = info.batch_size
     if dims[1] is None:
         common = bias if dims[2] is None else None
         y = F.linear(first(x, dims[0], members), weight, common)
@@ -59,16 +58,15 @@ def _before_last(x: Tensor, ndim: int) -> Tensor:
 
 
 @torch.library.impl(_library, "attention", "CompositeImplicitAutograd")
-def _attention(
+def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped_heads: bool
 ) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped_heads)
 
 
-@torch.library.register_vmap("multitudes::attention", lib=_library)  # type: ignore[untyped-decorator]
-def _attention_of_members(
-    info: Any,
-    dims: tuple[Any, ...],
+def attention_of_members(
+    members: int,
+    dims: Sequence[Any],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -78,7 +76,6 @@ def _attention_of_members(
     grouped_heads: bool,
 ) -> tuple[Tensor, int]:
     """Attends within each row of all members, as one batch of M times the rows."""
-    members = info.batch_size
     q, k, v = (first(t, dim, members) for t, dim in zip((q, k, v), dims, strict=False))
     lead = [max(sizes) for sizes in zip(*(t.shape[1:-2] for t in (q, k, v)), strict=True)]
     if mask is not None and (dims[3] is not None or any(size > 1 for size in mask.shape[:-2])):
@@ -88,12 +85,12 @@ def _attention_of_members(
         mask = mask.expand(members, *(lead[:1] if lead else ()), *mask.shape[2 if lead else 1 :])
         mask = mask.flatten(0, 1) if lead else mask
     rows = [t.flatten(0, 1) if lead else t for t in (q, k, v)]
-    y = _attention(*rows, mask, causal, scale, grouped_heads)  # type: ignore[call-arg]
+    y = attention(*rows, mask, causal, scale, grouped_heads)  # type: ignore[call-arg]
     return (y.unflatten(0, q.shape[:2]) if lead else y), 0
 
 
 @torch.library.impl(_library, "batch_norm", "CompositeImplicitAutograd")
-def _batch_norm(
+def batch_norm(
     x: Tensor,
     mean: Tensor | None,
     variance: Tensor | None,
@@ -106,10 +103,9 @@ def _batch_norm(
     return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
 
 
-@torch.library.register_vmap("multitudes::batch_norm", lib=_library)  # type: ignore[untyped-decorator]
-def _batch_norm_of_members(
-    info: Any,
-    dims: tuple[Any, ...],
+def batch_norm_of_members(
+    members: int,
+    dims: Sequence[Any],
     x: Tensor,
     mean: Tensor | None,
     variance: Tensor | None,
@@ -120,11 +116,11 @@ def _batch_norm_of_members(
     eps: float,
 ) -> tuple[Tensor, int]:
     """Norms each member's channels: by shared statistics in rows, by its own as channels beside each other."""
-    members, how = info.batch_size, (training, momentum, eps)
+    how = (training, momentum, eps)
     if training and mean is not None and dims[1] is None and dims[0] is not None:
         raise RunError("a shared BatchNorm layer would change its running statistics once for all members")
     own_statistics = training or any(dim is not None for dim in dims[1:3])
-    if dims[0] is None and not own_statistics or dims[0] is None and dims[1] is dims[2] is None:
+    if (dims[0] is None and not own_statistics) or (dims[0] is None and dims[1] is dims[2] is None):
         y = F.batch_norm(x, mean, variance, None, None, *how)
         return _scaled(y, weight, bias, dims[3:5]), 0
     if all(dim is None for dim in dims[1:5]) and not training:
@@ -149,3 +145,18 @@ def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None, dims: tuple[i
             rows = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
             result = combine(result, rows.reshape(len(rows), *shape))
     return result.to(dtype)
+
+
+@torch.library.register_vmap("multitudes::linear", lib=_library)  # type: ignore[untyped-decorator]
+def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    return linear_of_members(info.batch_size, dims, *args)
+
+
+@torch.library.register_vmap("multitudes::attention", lib=_library)  # type: ignore[untyped-decorator]
+def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    return attention_of_members(info.batch_size, dims, *args)
+
+
+@torch.library.register_vmap("multitudes::batch_norm", lib=_library)  # type: ignore[untyped-decorator]
+def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    return batch_norm_of_members(info.batch_size, dims, *args)

@@ -14,10 +14,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
-from multitudes.engine.together import layers as _layers  # noqa: F401  registers the operators
 from multitudes.engine.together.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
+from multitudes.engine.together.convolution import convolution, convolution_of_members
+from multitudes.engine.together.layers import (
+    attention,
+    attention_of_members,
+    batch_norm,
+    batch_norm_of_members,
+    linear,
+    linear_of_members,
+)
 from multitudes.engine.together.noise import DROPOUTS, dropout
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
@@ -89,7 +98,10 @@ def _convolution(axes: int) -> Callable[..., Tensor]:
             padding = _padding(padding, weight.shape[2:], dilation)
         if padding is None or input.ndim != axes + 2 or weight.ndim != axes + 2:
             return plain(input, weight, bias, stride, "same" if padding is None else padding, dilation, groups)
-        return torch.ops.multitudes.convolution(input, weight, bias, stride, _numbers(padding, axes), dilation, groups)
+        args = (input, weight, bias, stride, _numbers(padding, axes), dilation, groups)
+        if torch.compiler.is_compiling():
+            return torch.ops.multitudes.convolution(*args)
+        return _now(torch.ops.multitudes.convolution, convolution, convolution_of_members, args)
 
     return convolve
 
@@ -110,7 +122,9 @@ def _padding(name: str, kernel: Any, dilation: list[int]) -> list[int] | None:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.multitudes.linear(input, weight, bias)
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.linear(input, weight, bias)
+    return _now(torch.ops.multitudes.linear, linear, linear_of_members, (input, weight, bias))
 
 
 def _attention(
@@ -127,7 +141,10 @@ def _attention(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    return torch.ops.multitudes.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    args = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.attention(*args)
+    return _now(torch.ops.multitudes.attention, attention, attention_of_members, args)
 
 
 def _batch_norm(
@@ -140,7 +157,44 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    return torch.ops.multitudes.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    args = (input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.batch_norm(*args)
+    return _now(torch.ops.multitudes.batch_norm, batch_norm, batch_norm_of_members, args)
+
+
+def _average_pool(input: Tensor, output_size: Any) -> Tensor:
+    """Pools to one pixel as a mean: vmap runs torch's own way member by member if channels come last."""
+    sizes = [output_size] if isinstance(output_size, int) else list(output_size)
+    if all(size == 1 for size in sizes):
+        return input.mean((-2, -1), keepdim=True)
+    return F.adaptive_avg_pool2d(input, output_size)
+
+
+def _now(operator: Any, plain: Callable[..., Tensor], of_members: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
+    """Runs an operator's rule at once. The dispatcher would find it too, and take as long as a small layer for that."""
+    level, members, values, dims = None, 0, [], []
+    for value in args:
+        dim = None
+        if isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
+            own = functorch.maybe_get_level(value)
+            if not functorch.is_batchedtensor(value) or (level is not None and own != level):
+                return operator(*args)  # another transform of torch.func around us, or in the network
+            level, dim = own, functorch.maybe_get_bdim(value)
+            value = functorch.get_unwrapped(value)
+            members = value.shape[dim]
+        values.append(value)
+        dims.append(dim)
+    if level is None:
+        return plain(*args)
+    if level != functorch.maybe_current_level() or any(_wrapped(value) for value in values):
+        return operator(*args)
+    y, dim = of_members(members, dims, *values)
+    return functorch._add_batch_dim(y, dim, level)
+
+
+def _wrapped(value: Any) -> bool:
+    return isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value)
 
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -148,6 +202,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     F.scaled_dot_product_attention: _attention,
     F.batch_norm: _batch_norm,
+    F.adaptive_avg_pool2d: _average_pool,
 }
 """Functions of layers, and what runs in their place."""
 

@@ -76,6 +76,8 @@ def _known(size: int) -> int:
     return size if isinstance(size, int) else int(getattr(size.node, "hint", 0) or 0)
 
 
+_chosen: dict[Convolution, str] = {}
+"""What `fastest` has answered before: calls ask for each convolution."""
 _measured: dict[str, str] = {}
 _forced: list[str] = []
 _met: list[dict[str, Convolution]] = []
@@ -85,12 +87,14 @@ def fastest(convolution: Convolution) -> str:
     """Returns the name of the way in which a convolution runs."""
     if _met:
         _met[-1][convolution.key()] = convolution
-    possible = convolution.possible
-    if _forced and _forced[-1] in possible:
+    if _forced and _forced[-1] in convolution.possible:
         return _forced[-1]
-    if convolution.device != "cpu" and (way := _known_ways().get(convolution.key())) in possible:
-        return way
-    return _rule_of_thumb(convolution)
+    way = _chosen.get(convolution)
+    if way is None:
+        known = _known_ways().get(convolution.key()) if convolution.device != "cpu" else None
+        way = known if known in convolution.possible else _rule_of_thumb(convolution)
+        _chosen[convolution] = way
+    return way
 
 
 def _rule_of_thumb(convolution: Convolution) -> str:
@@ -128,6 +132,7 @@ def met() -> Iterator[dict[str, Convolution]]:
 def remember(ways: dict[str, str]) -> None:
     """Keeps measured ways, by key: for this process, and on disk if that can be written."""
     _known_ways().update(ways)
+    _chosen.clear()
     with contextlib.suppress(OSError):
         stored = _stored()
         stored.setdefault(_machine(), {}).update(ways)
