@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.first_layers import first_layers, layers_on_constants
 from multitudes.conversion.anatomy.formed_weights import (
     RECURRENT,
     formed_weights,
@@ -100,6 +100,7 @@ class Masksembles(Method):
         new = light_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model)
         structure = given.structure
         left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
+        left_out |= layers_on_constants(structure)  # their output is a table without rows: it is shared, as other tables are
         called = {name for name in layers_by_name(structure) if name in structure.order}
         axes = self._mask_axes(structure)
         for name in [n for n, _ in new.named_modules() if n in called or n in axes]:
@@ -193,8 +194,11 @@ class Masksembles(Method):
                 scale = effective_scale(features, self.members, layer.ones)
                 iou = sum(layer.overlap.values()) / len(layer.overlap)
                 because[name] = f"masks of {layer.ones} ones in {features}, scale {scale:.3g}, IoU {iou:.2f}"
+        constant = layers_on_constants(structure)
         for name, layer in layers_by_name(structure).items():
-            if name not in because and name in ends:
+            if name not in because and name in constant:
+                because[name] = "on constants: its output is a table without rows"
+            elif name not in because and name in ends:
                 because[name] = f"on the network's {'input' if self.position == 'before' else 'output'}"
             elif name not in because and self._width(layer) < self.fewest:
                 because[name] = f"{self._width(layer)} channels, fewer than fewest={self.fewest}"
