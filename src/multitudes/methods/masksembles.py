@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -99,9 +100,9 @@ class Masksembles(Method):
         grows = self.width == "grow" and self.ratio != 1
         new = light_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model)
         structure = given.structure
-        left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
+        left_out = set(first_layers(structure) if self.position == "before" else last_layers(structure)[0])
         left_out |= layers_on_constants(structure)  # their output is a table without rows: it is shared, as other tables are
-        called = {name for name in layers_by_name(structure) if name in structure.order}
+        called = _called(structure, layers_by_name(structure), left_out)
         axes = self._mask_axes(structure)
         for name in [n for n, _ in new.named_modules() if n in called or n in axes]:
             layer: Any = new.get_submodule(name)
@@ -272,6 +273,20 @@ ELSE = "members_mask"
 def masks_in(layer: Any) -> list[str]:
     """Returns the names of a layer's masks."""
     return [ELSE] if ELSE in layer._buffers else [key for key in ("mask", "mask_out") if key in layer._buffers]
+
+
+def _called(structure: Structure, layers: Collection[str], left_out: Collection[str]) -> set[str]:
+    """Names the layers that the example runs, and those that stand beside one that may have masks, in a list.
+
+    Which experts run is decided by values: with other weights it would be others.
+    """
+    run = {name for name in layers if name in structure.order}
+    roles = {_role(name) for name in run if name not in left_out}
+    return run | {name for name in layers if name not in run and _role(name) in roles}
+
+
+def _role(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
 
 
 def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:
