@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,6 +152,30 @@ def test_what_a_refusal_says_to_keep_can_be_kept() -> None:
     assert "Scaled" not in str(refusal.value)
     ens = mt.ensemble(net, mt.BatchEnsemble(members=3), X, keep=["0"])
     assert converted(ens) == {"2"}
+
+
+class Skips(Experts):
+    """The same, but an expert without rows does not run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        chosen = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for index in chosen.unique().tolist():
+            rows = torch.where(chosen == index)[0]
+            out = out.index_add(0, rows, self.experts[index](x[rows]))
+        return self.head(x + out)
+
+
+def test_experts_that_the_example_does_not_reach_have_masks_too(tmp_path: Path) -> None:
+    """Which ones it reaches is decided by weights, and a file is loaded into other weights."""
+    nets = [Skips(), Skips()]
+    for expert, net in enumerate(nets):
+        net.gate.bias.data[expert] = 100.0
+    ens = mt.ensemble(nets[0], mt.Masksembles(members=2, fewest=2), X, seed=0).eval()
+    assert {f"experts.{k}" for k in range(3)} < converted(ens)
+    mt.save(ens, tmp_path / "experts.multitude")
+    torch.testing.assert_close(mt.load(tmp_path / "experts.multitude", nets[1]).eval()(X), ens(X))
 
 
 def test_fold_refuses_parts_of_a_batch_in_a_shared_norm() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -78,6 +80,37 @@ class TestProgram:
         assert all(torch.equal(a, b) for a, b in zip(before, net.buffers(), strict=True))
         assert torch.equal(torch.get_rng_state(), random)
         assert all(part.training for part in net.modules())
+
+
+class Normed(nn.Module):
+    """Writes unit weights before it reads them, and reads a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layer.weight.div_(self.layer.weight.norm())
+        return self.layer(x * 2 if bool((x > 1e6).any()) else x)
+
+
+class TestWrites:
+    @pytest.mark.parametrize("mode", ["train", "eval"])
+    def test_a_network_that_reads_values_keeps_the_weights_that_forward_writes(self, mode: str) -> None:
+        net, x = Normed(), mt.Inputs(torch.randn(2, 4))
+        before, tracer = net.layer.weight.clone(), Tracer(net)
+        first, again = tracer.program(x, mode), tracer.program(x, mode)
+        assert not tracer.on_meta
+        assert torch.equal(net.layer.weight, before)
+        assert first == again
+
+    def test_so_does_a_conversion_of_it(self) -> None:
+        net = Normed()
+        before = net.layer.weight.clone()
+        with contextlib.suppress(mt.ConversionError):  # whatever comes of it
+            mt.plan(net, mt.Deep(members=2), torch.randn(64, 4))
+        assert torch.equal(net.layer.weight, before)
 
 
 class TestDecisions:

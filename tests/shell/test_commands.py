@@ -138,6 +138,7 @@ def test_a_plan() -> None:
         (["plan", "jobs_of_shell:own"], 2, "--example is missing"),
         (["plan", "jobs_of_shell:own", "--example", "2,11"], 2, r"fails .*Type --example with a shape .*ids $"),
         (["plan", "jobs_of_shell:x", "--example", "2,6"], 2, "jobs_of_shell:x .*Module"),
+        (["census", "--methods", "deep", "--methods=packed"], 2, "--methods is given 2 times: it takes one value"),
     ],
 )
 def test_errors_are_one_line(words: list[str], code: int, nouns: str, capsys: pytest.CaptureFixture[str]) -> None:

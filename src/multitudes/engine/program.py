@@ -18,8 +18,17 @@ from multitudes.engine import tree
 from multitudes.engine.counting import formula_of
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening, result_of
-from multitudes.engine.modules import as_same_kind, duplicate, kept_tensors, light_copy, named_tensors, plain_attention
+from multitudes.engine.modules import (
+    as_same_kind,
+    detached_copy,
+    duplicate,
+    kept_tensors,
+    light_copy,
+    named_tensors,
+    plain_attention,
+)
 from multitudes.engine.seeds import seeded
+from multitudes.engine.writes import Writes, Written
 
 META = torch.device("meta")
 
@@ -62,12 +71,16 @@ class Program:
 
 
 class Tracer:
-    """Records the programs of a network."""
+    """Records the programs of a network, which stays as it is.
+
+    A copy that runs with values has the memory of its parameters, until forward would write into one.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.network = shapes_only(model)
         self.on_meta = True
+        self.shares = True
         self.decisions = Decisions()
 
     def program(self, inputs: Inputs, mode: str = "eval") -> Program:
@@ -79,8 +92,19 @@ class Tracer:
                 if "meta" not in str(error):
                     raise
                 self.network, self.on_meta = light_copy(self.model), False  # values decide what runs
-        with self.decisions:
-            return _record(self.network, fresh_inputs(inputs), mode)
+        try:
+            return self._with_values(inputs, mode)
+        except Written:  # only now are copies of the parameters needed
+            self.network, self.shares = detached_copy(self.model, {}), False
+            return self._with_values(inputs, mode)
+
+    def _with_values(self, inputs: Inputs, mode: str) -> Program:
+        """Records the program of a call on the network's own device. Raises `Written` before a write into shared parameters."""
+        writes = Writes(dict(self.network.named_parameters()) if self.shares else {}, refuse=True)
+        with self.decisions, writes:
+            program = _record(self.network, fresh_inputs(inputs), mode)
+        writes.check()
+        return program
 
 
 class Decisions(TorchFunctionMode):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multitudes.engine.listening import Listening
+from multitudes.engine.modules import detached_copy, light_copy
+
+R = TypeVar("R")
 
 _WRITTEN: dict[Any, tuple[tuple[int, str], ...]] = {}
 """For each operation the arguments that it writes into: their places and names."""
@@ -50,6 +53,21 @@ class Writes(Listening):
         """Raises `Written` if a write was refused: forward may have caught the first error."""
         if self.refuse and self.names:
             raise Written(min(self.names))
+
+
+def on_copy(module: nn.Module, run: Callable[[nn.Module], R]) -> R:
+    """Returns `run(copy)`. The copy has the memory of the module's parameters, or its own if `run` would write into one."""
+    light = light_copy(module)
+    writes = Writes(dict(light.named_parameters()), refuse=True)
+    try:
+        with writes:
+            result = run(light)
+        writes.check()
+        return result
+    except Exception:
+        if not writes.names:
+            raise
+    return run(detached_copy(module, {}))
 
 
 def _written(func: Any) -> tuple[tuple[int, str], ...]:

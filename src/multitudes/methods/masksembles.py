@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.first_layers import first_layers, layers_on_constants
 from multitudes.conversion.anatomy.formed_weights import (
     RECURRENT,
     formed_weights,
@@ -99,8 +100,9 @@ class Masksembles(Method):
         grows = self.width == "grow" and self.ratio != 1
         new = light_copy(resized(given.structure, given.factory, self.ratio, given.seed) if grows else given.model)
         structure = given.structure
-        left_out = first_layers(structure) if self.position == "before" else last_layers(structure)[0]
-        called = {name for name in layers_by_name(structure) if name in structure.order}
+        left_out = set(first_layers(structure) if self.position == "before" else last_layers(structure)[0])
+        left_out |= layers_on_constants(structure)  # their output is a table without rows: it is shared, as other tables are
+        called = _called(structure, layers_by_name(structure), left_out)
         axes = self._mask_axes(structure)
         for name in [n for n, _ in new.named_modules() if n in called or n in axes]:
             layer: Any = new.get_submodule(name)
@@ -193,8 +195,11 @@ class Masksembles(Method):
                 scale = effective_scale(features, self.members, layer.ones)
                 iou = sum(layer.overlap.values()) / len(layer.overlap)
                 because[name] = f"masks of {layer.ones} ones in {features}, scale {scale:.3g}, IoU {iou:.2f}"
+        constant = layers_on_constants(structure)
         for name, layer in layers_by_name(structure).items():
-            if name not in because and name in ends:
+            if name not in because and name in constant:
+                because[name] = "on constants: its output is a table without rows"
+            elif name not in because and name in ends:
                 because[name] = f"on the network's {'input' if self.position == 'before' else 'output'}"
             elif name not in because and self._width(layer) < self.fewest:
                 because[name] = f"{self._width(layer)} channels, fewer than fewest={self.fewest}"
@@ -268,6 +273,20 @@ ELSE = "members_mask"
 def masks_in(layer: Any) -> list[str]:
     """Returns the names of a layer's masks."""
     return [ELSE] if ELSE in layer._buffers else [key for key in ("mask", "mask_out") if key in layer._buffers]
+
+
+def _called(structure: Structure, layers: Collection[str], left_out: Collection[str]) -> set[str]:
+    """Names the layers that the example runs, and those that stand beside one that may have masks, in a list.
+
+    Which experts run is decided by values: with other weights it would be others.
+    """
+    run = {name for name in layers if name in structure.order}
+    roles = {_role(name) for name in run if name not in left_out}
+    return run | {name for name in layers if name not in run and _role(name) in roles}
+
+
+def _role(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
 
 
 def _sites(network: nn.Module, seed: int) -> Iterator[tuple[Any, str, int]]:

@@ -446,7 +446,9 @@ def export(
 
 @app.command()
 def census(
-    only: Annotated[str, typer.Option(help="networks to try, as a glob: 'vit*', 'timm/*'")] = "*",
+    only: Annotated[
+        list[str] | None, typer.Option(help="networks to try, as a glob: 'vit*', 'timm/*'; may be repeated; default: all")
+    ] = None,
     methods: Annotated[
         str, typer.Option(help="methods, with commas: packed,deep; default: all", autocompletion=complete_methods)
     ] = "",
@@ -474,7 +476,7 @@ def census(
     from multitudes.shell.typed import split_list
 
     taken = take_census(
-        libraries=split_list(libraries), only=only, methods=split_list(methods), sample=sample, workers=workers,
+        libraries=split_list(libraries), only=only or (), methods=split_list(methods), sample=sample, workers=workers,
         seconds=seconds, gigabytes=gigabytes, device=device, out=out, progress=False if as_json else None,
     )  # fmt: skip
     if as_json:
@@ -535,7 +537,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the `multitudes` command. Prints errors of this package as one line; the exit code is 1, or 2 for wrong input."""
     words = sys.argv[1:] if arguments is None else arguments
     warnings.showwarning = show_warning  # the process is this command's
-    sys.exit(exit_code(lambda: app(arguments, standalone_mode=True), words))
+
+    def run() -> None:
+        check_once(words)
+        app(arguments, standalone_mode=True)
+
+    sys.exit(exit_code(run, words))
 
 
 def exit_code(run: Callable[[], Any], words: Sequence[str] = ()) -> int:
@@ -570,7 +577,21 @@ def in_flags(text: str, words: Sequence[str]) -> str:
     return text
 
 
+def check_once(words: Sequence[str]) -> None:
+    """Refuses a command line that gives an option twice, if it takes one value: the first would be left out in silence."""
+    typed = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
+    for option in _parameters(words):
+        if option.multiple or option.is_flag or not (given := [word for word in typed if word in option.opts])[1:]:
+            continue
+        raise InputError(f"{given[1]} is given {len(given)} times: it takes one value")
+
+
 def _options(words: Sequence[str]) -> list[str]:
+    """Returns the names of the options of the command that a command line names."""
+    return [word for option in _parameters(words) for word in option.opts]
+
+
+def _parameters(words: Sequence[str]) -> list[Any]:
     """Returns the options of the command that a command line names."""
     command = next((one for word in words if (one := get_command(app).commands.get(word)) is not None), None)  # type: ignore[attr-defined]
-    return [] if command is None else [word for option in command.params for word in option.opts if word.startswith("--")]
+    return [] if command is None else [option for option in command.params if option.opts[0].startswith("-")]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import multitudes as mt
-from multitudes.conversion.anatomy.first_layers import first_layers
+from multitudes.conversion.anatomy.first_layers import first_layers, layers_on_constants
 from multitudes.conversion.anatomy.structure import observe
 from multitudes.engine.inputs import Inputs
 
@@ -36,6 +36,32 @@ class Two(nn.Module):
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         return self.head(torch.relu(self.table(ids) + self.layer(x)))
+
+
+class Coordinates(nn.Module):
+    """A layer of coordinates, which have one entry for all rows, and BatchNorm, as XCiT has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.places, self.norm = nn.Conv1d(3, 16, 1), nn.Conv1d(12, 16, 1), nn.BatchNorm1d(16)
+        self.mix, self.head = nn.Conv1d(16, 16, 1), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[-1]) * torch.arange(1, 13)[:, None] / 8
+        table = self.places(angles.sin()[None])
+        return self.head(self.norm(self.mix(self.read(x) + table.repeat(len(x), 1, 1))).mean(-1))
+
+
+def test_a_layer_of_constants_is_shared() -> None:
+    """Its output has no rows, so that fold could not give each member its own; what is learned is not constant."""
+    x = torch.randn(4, 3, 5)
+    assert layers_on_constants(observe(Coordinates(), Inputs(x))) == {"places"}
+    assert not layers_on_constants(observe(Latent(), Inputs(torch.randn(2, 5, 6))))
+    ens = mt.ensemble(Coordinates(), mt.Masksembles(members=2), x, seed=0)
+    reasons = {entry.name: entry.reason for entry in ens.plan.shared}
+    assert reasons["places"] == "on constants: its output is a table without rows"
+    batch = ens.batch(x, torch.zeros(4, dtype=torch.long))
+    assert ens.train().reduce(ens(*batch.inputs, **batch.kwargs), batch, F.cross_entropy).isfinite()
 
 
 def test_layers_on_the_inputs() -> None:

@@ -25,6 +25,35 @@ class Words(nn.Module):
         return self.head(F.relu(self.body(self.table(ids).mean(1))))
 
 
+class Lookup(nn.Module):
+    """A table that is no nn.Embedding, as I-BERT's."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Ids(nn.Module):
+    """Words by such a table; their number is a width by its value."""
+
+    def __init__(self, words: int = 64, width: int = 32, inner: int = 64) -> None:
+        super().__init__()
+        self.words, self.width, self.inner = words, width, inner
+        self.table, self.body, self.head = Lookup(words, width), nn.Linear(width, inner), nn.Linear(inner, 7)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(F.relu(self.body(self.table(ids).mean(1))))
+
+
+def test_rows_that_are_looked_up_stay() -> None:
+    ens = mt.ensemble(Ids(), mt.Packed(members=4, alpha=2), torch.randint(64, (3, 6)), seed=0)
+    assert ens.get_parameter("table.weight").shape == (4, 64, 16)
+    assert ens.get_parameter("body.weight").shape == (4, 32, 16)
+
+
 class Latents(nn.Module):
     """32 learned latents read the input."""
 

@@ -112,15 +112,15 @@ def test_wrong_names_are_refused(tmp_path: Path) -> None:
         command.take_census(libraries=["tim"])
     with pytest.raises(mt.InputError, match="method 'paked'"):
         command.take_census(libraries=["own"], methods=["paked"])
-    with pytest.raises(mt.InputError, match="matches no network"):
-        command.take_census(libraries=["own"], only="nothing*")
+    with pytest.raises(mt.InputError, match="'nothing\\*' matches no network"):
+        command.take_census(libraries=["own"], only=["mlp", "nothing*"])
     (tmp_path / "x.jsonl").write_text("no json\n{}\n")
     with pytest.raises(mt.errors.FileError, match="line 1"):
         command.take_census(libraries=["own"], out=tmp_path / "x.jsonl")
 
 
 def test_pairs_follow_networks_and_methods() -> None:
-    every = networks.matching(networks.networks(["own"]), "*lstm*")
+    every = networks.matching(networks.networks(["own"]), ["lstm", "*lstm_b*"])
     assert [pair.key[1:] for pair in pairs(every, ["deep", "Packed"])] == [
         ("lstm", "Deep"), ("lstm", "Packed"), ("lstm_bidirectional", "Deep"), ("lstm_bidirectional", "Packed"),
     ]  # fmt: skip

@@ -36,15 +36,31 @@ def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:
     return reading or names
 
 
-def _reading(names: set[str], probe: nn.Module, inputs: Inputs) -> set[str]:
-    """Names those of these layers whose arguments depend on the inputs; `probe` is a copy of the model for one run."""
+def layers_on_constants(structure: Structure) -> set[str]:
+    """Names the layers that read neither inputs nor parameters, but constants of forward, such as coordinates of pixels."""
+    without_nodes = {name for name in structure.layers() if name in structure.inputs_of and not any(structure.inputs_of[name])}
+    if not without_nodes:
+        return set()
+    if "on constants" not in structure.worked_out:
+        reading = rerun(structure, functools.partial(_reading, without_nodes, parameters=True))
+        structure.worked_out["on constants"] = without_nodes - reading
+    constant: set[str] = structure.worked_out["on constants"]
+    return constant
+
+
+def _reading(names: set[str], probe: nn.Module, inputs: Inputs, parameters: bool = False) -> set[str]:
+    """Names those of these layers whose arguments depend on the inputs; `probe` is a copy of the model for one run.
+
+    With `parameters`, also those whose arguments are parameters.
+    """
     probe.requires_grad_(False)
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs.tensors()]
     call = inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
     reading: set[str] = set()
 
     def look(name: str, inputs: Any) -> None:
-        if any(t.requires_grad or not t.is_floating_point() for t in tree.tensors(inputs)):
+        tensors = tree.tensors(inputs)
+        if any(t.requires_grad or not t.is_floating_point() or (parameters and isinstance(t, nn.Parameter)) for t in tensors):
             reading.add(name)
 
     for name in names:

@@ -21,6 +21,7 @@ MOVES = frozenset("t transpose to contiguous type type_as float half bfloat16 do
 """Methods that return a matrix as it is, transposed, in another type, or a part of a stack of matrices."""
 SUMS = frozenset("linear matmul mm bmm _grouped_mm addmm baddbmm __matmul__ __rmatmul__ conv1d conv2d conv3d".split())
 """Products that sum over one axis of a weight, and `_summed_axis` knows which."""
+LOOKUPS = frozenset({"embedding", "embedding_bag"})
 PRODUCTS = SUMS | frozenset("einsum bilinear lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 
 
@@ -38,6 +39,8 @@ class ParameterReads(TorchFunctionMode):
         """Autograd nodes of tensors that are computed from parameters and constants alone: a weight in another form."""
         self.read_elsewhere: set[str] = set()
         self.functional_dropout: set[str] = set()
+        self.tables: set[str] = set()
+        """Parameters whose rows are looked up."""
         self.products: dict[str, set[int | None]] = {}
         self.other_reads: set[str] = set()
         self.moved: dict[int, tuple[Tensor, str, bool]] = {}
@@ -123,6 +126,7 @@ class ParameterReads(TorchFunctionMode):
                 self.products.setdefault(parameter, set()).add(axis)
             elif tensor.ndim > 1:
                 self.other_reads.add(parameter)
+                self.tables |= {parameter} if read in LOOKUPS else set()
 
     def _origin(self, tensor: Tensor) -> tuple[str | None, bool]:
         """Returns the parameter that a tensor is, or is another form of, and whether it is transposed."""

@@ -73,6 +73,8 @@ class Structure:
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
     summed_axes: dict[str, int | None]
     """Parameters that are factors of products and nothing else, and the axis that these sum over (`ParameterReads`)."""
+    tables: set[str]
+    """Parameters whose rows are looked up, as those of nn.Embedding."""
     weight_nodes: set[Any]
     """Autograd nodes of tensors that are computed from parameters and constants alone, such as a weight times a fixed mask."""
     takes_tensor: set[str]
@@ -269,6 +271,7 @@ def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
         summed_axes=reading.summed_axes(),
+        tables=reading.tables,
         weight_nodes=reading.weight_nodes,
         takes_tensor=order.keys() - other_first,
         inputs=inputs,

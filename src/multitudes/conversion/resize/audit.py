@@ -18,6 +18,7 @@ from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening, result_of
 from multitudes.engine.modules import detached_copy, named_tensors, plain_attention
 from multitudes.engine.seeds import seeded
+from multitudes.engine.writes import on_copy
 
 ACROSS_CHANNELS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 """Norms over several channels: their outputs change, rightly, if channels are removed."""
@@ -94,11 +95,14 @@ def _heads(maps: Maps) -> str:
 
 def run_of(net: nn.Module, inputs: Inputs, copied: bool = True) -> Run:
     """Runs a network, or by default a copy of it, in eval mode, and records its attention maps, choices and splits."""
-    shapes, call = _Shapes(), fresh_inputs(inputs)
-    probe = detached_copy(net, {}) if copied else net
-    with torch.no_grad(), plain_attention(), shapes:
-        output = probe.eval()(*call.args, **call.kwargs)
-    return Run(output, shapes.maps, shapes.choices, shapes.splits)
+
+    def run(probe: nn.Module) -> Run:
+        shapes, call = _Shapes(), fresh_inputs(inputs)
+        with torch.no_grad(), plain_attention(), shapes:
+            output = probe.eval()(*call.args, **call.kwargs)
+        return Run(output, shapes.maps, shapes.choices, shapes.splits)
+
+    return on_copy(net, run) if copied else run(net)
 
 
 class _Shapes(Listening):
@@ -251,16 +255,19 @@ def _another(tensor: Tensor) -> Tensor:
 def _calls(net: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns the input and output of some layers."""
     calls: dict[str, tuple[Tensor, Tensor]] = {}
-    probe, call = detached_copy(net, {}).eval(), fresh_inputs(inputs)
-    for name in names:
 
-        def keep(_: Any, args: Any, output: Any, name: str = name) -> None:
-            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                calls[name] = (args[0], output)
+    def keep(name: str, args: Any, output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            calls[name] = (args[0], output)
 
-        probe.get_submodule(name).register_forward_hook(keep)
-    with torch.no_grad(), plain_attention():
-        probe(*call.args, **call.kwargs)
+    def run(probe: nn.Module) -> None:
+        call = fresh_inputs(inputs)
+        for name in names:
+            probe.get_submodule(name).register_forward_hook(lambda _, args, output, name=name: keep(name, args, output))
+        with torch.no_grad(), plain_attention():
+            probe.eval()(*call.args, **call.kwargs)
+
+    on_copy(net, run)
     return calls
 
 
@@ -273,10 +280,14 @@ def fails_in_training(model: nn.Module, new: nn.Module, inputs: Inputs) -> Itera
 
 def _error_in_training(net: nn.Module, inputs: Inputs) -> str:
     """Returns the error of a call in training mode; "" if there is none."""
-    call = fresh_inputs(inputs)
-    try:
+
+    def run(probe: nn.Module) -> None:
+        call = fresh_inputs(inputs)
         with torch.no_grad(), seeded(0):
-            detached_copy(net, {}).train()(*call.args, **call.kwargs)
+            probe.train()(*call.args, **call.kwargs)
+
+    try:
+        on_copy(net, run)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from multitudes.conversion.anatomy.structure import NORMS
+from multitudes.conversion.anatomy.structure import NORMS, Structure
 from multitudes.conversion.resize.audit import run_of, width_of
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import named_tensors, owning_module
@@ -24,13 +24,15 @@ ROUNDED = 4
 """By how many channels an input may be narrower than the ratio says."""
 
 
-def changed_tables(model: nn.Module, new: nn.Module) -> Iterator[str]:
+def changed_tables(structure: Structure, new: nn.Module) -> Iterator[str]:
     """Reports tables with another number of rows: words, positions and labels are no channels."""
-    for name, part in model.named_modules():
-        if isinstance(part, TABLES):
-            rows, now = part.num_embeddings, new.get_submodule(name).num_embeddings
+    tensors = dict(named_tensors(new))
+    for name, table in named_tensors(structure.model):
+        layer = owning_module(name)
+        if name in structure.tables or isinstance(structure.model.get_submodule(layer), TABLES):
+            rows, now = len(table), len(tensors[name])
             if rows != now:
-                yield f"{name} would have {now} rows instead of {rows}, but their number is no width"
+                yield f"{layer or name} would have {now} rows instead of {rows}, but their number is no width"
 
 
 def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: float, in_code: Collection[str]) -> Iterator[str]:

@@ -477,7 +477,7 @@ def _changed(structure: Structure, new: nn.Module, heads_follow: bool = False) -
         yield f"it does not run: {type(error).__name__}: {error}"
         return
     yield from (change for change in changes if not (heads_follow and "number of heads" in change))
-    yield from changed_tables(model, new)
+    yield from changed_tables(structure, new)
     yield from fails_in_training(model, new, structure.inputs)
 
 

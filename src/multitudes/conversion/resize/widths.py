@@ -487,11 +487,11 @@ class Search:
         return self._are_channels(dims) and (inputs or any(self._is_output(*dim) for dim in dims))
 
     def _are_channels(self, dims: Dims) -> bool:
-        """Whether only numbers of hidden channels change: no kernels, and no outputs of the network."""
+        """Whether only numbers of hidden channels change: no kernels, no rows of tables, and no outputs of the network."""
         for name, axis in dims:
             module, key = owning_module(name), name.rpartition(".")[2]
             layer = self.full.get_submodule(module) if module in self.kinds else None
-            if self._is_kernel(name, axis):
+            if self._is_kernel(name, axis) or (name in self.structure.tables and axis == 0):
                 return False
             if module in self.ends and name in self.parameters and axis == output_axis(layer, key):
                 return False
@@ -507,7 +507,8 @@ class Search:
         """Whether an axis of a tensor is the width of a layer; buffers, such as knots for each input, do not count."""
         module, key = owning_module(name), name.rpartition(".")[2]
         layer = self.full.get_submodule(module) if module in self.kinds else None
-        return name in self.parameters and layer is not None and is_layer(layer) and axis == output_axis(layer, key)
+        width = 1 if name in self.structure.tables else output_axis(layer, key)
+        return name in self.parameters and layer is not None and is_layer(layer) and axis == width
 
     def _running(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> tuple[list[Path], str]:
         """Drops numbers whose doubling changes the outputs, and adds sizes of heads so that the number of heads stays."""

@@ -68,7 +68,7 @@ def prove_slots(
     why = why or _decided(functools.partial(_obstacle_of_vmap, quick=quick, known=known), trial, inputs, plain, quick)
     if why is not None:
         why = _decided(_obstacle_of_turns, trial, inputs, plain, quick)
-        why = why or (_training_step(engine, example, run_slots_in_turn)[0] if trains else None)
+        why = why or (_training_step(engine, example, run_slots_in_turn, backward=not quick)[0] if trains else None)
         engine.traits = replace(engine.traits, slots_in_turn=why is None)
     else:
         engine.traits = replace(engine.traits, vmap_per_member=True)
@@ -222,13 +222,17 @@ def _without_norms(engine: Engine, mode: str) -> Any:
     return without_modules(engine.template, engine.shared_norms if mode == "train" else frozenset())
 
 
-def _training_step(engine: Engine, example: Inputs, executor: Any) -> tuple[str | None, Outcome | None]:
-    """Takes a training step in the model's own precision and with dropout. Returns its error, or its outcome."""
+def _training_step(
+    engine: Engine, example: Inputs, executor: Any, backward: bool = True
+) -> tuple[str | None, Outcome | None]:
+    """Takes a training step in the model's own precision and with dropout. Returns its error, or its outcome.
+
+    It is forward only, without `backward`, if that ran before without dropout and vmap takes no part in it.
+    """
     twin = replace(engine, template=trainable_copy(engine.template))
+    slots = different_inputs(engine, example)
     try:
-        return None, run_executor(
-            functools.partial(executor, per_member=True), twin, different_inputs(engine, example), "train"
-        )
+        return None, run_executor(functools.partial(executor, per_member=True), twin, slots, "train", backward)
     except Exception as error:
         return _text(error), None
 

@@ -52,7 +52,7 @@ class Census:
 def take_census(
     *,
     libraries: Sequence[str] = (),
-    only: str = "*",
+    only: Sequence[str] = (),
     methods: Sequence[str] = (),
     sample: bool = False,
     workers: int = 1,
@@ -62,15 +62,19 @@ def take_census(
     out: Path = Path("census.jsonl"),
     progress: bool | None = None,
 ) -> Census:
-    """Runs the census and writes its page beside the results."""
+    """Runs the census and writes its page beside the results. `only` has globs of networks; without one, all are tried."""
     check_value("--workers", workers, Count)
     chosen = _chosen(libraries)
-    every = matching(networks(chosen), only)
-    wanted = pairs(every, methods)
+    every = networks(chosen)
+    if unmatched := [glob for glob in only if not matching(every, [glob])]:
+        raise InputError(
+            f"--only {unmatched[0]!r} matches no network of {', '.join(chosen)}: type a glob of names or families, 'vit*'"
+        )
+    wanted = pairs(matching(every, only) if only else every, methods)
     if sample:
         wanted = sampled(wanted)
     if not wanted:
-        raise InputError(f"--only {only!r} matches no network of {', '.join(chosen)}: type a glob of names or families, 'vit*'")
+        raise InputError("no pair is left to try: the sample has none of these networks, or they are tried by other methods")
     results = _run(wanted, out, workers, Limits(seconds, gigabytes, device), progress)
     page = out.with_suffix(".html")
     write_page(results, page)

@@ -34,7 +34,9 @@ ENOUGH = 64
 FACTOR = 2.0
 """By how much the standard deviation of a member's tensor may differ from the given model's."""
 APART = ("Deep", "Packed", "Single", "MultiHead", "TreeNet")
-"""Methods whose members do not share a BatchNorm that sees the rows of several members."""
+"""Methods whose members do not share a BatchNorm that sees the rows of several members, unless the plan says so."""
+COUPLED = "one set of statistics over the rows of all members"
+"""How the plan says so."""
 RANDOM = "gradients in training mode: the network is random without its dropout too"
 """The note on a network of which plain members differ from themselves."""
 AROUND = ("EMP", "ECMP")
@@ -194,7 +196,8 @@ def _without_constants(ensemble: Ensemble) -> Ensemble:
 
 def _comparable_in_training(subject: Subject) -> bool:
     """Turns dropout off, and returns whether plain members then say in training mode what the ensemble must say."""
-    if subject.method not in APART and any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
+    coupled = subject.method not in APART or any(COUPLED in note for note in subject.ensemble.plan.notes)
+    if coupled and any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
         return False
     for part in subject.ensemble.modules():
         for key, value in vars(part).items():

@@ -73,9 +73,13 @@ def find(library: str, name: str) -> Network:
     return next(network for network in import_module(module_of(library)).networks() if network.name == name)
 
 
-def matching(every: Sequence[Network], only: str) -> list[Network]:
-    """Returns the networks whose name, family or library/name matches a glob."""
-    return [n for n in every if any(fnmatch.fnmatchcase(text, only) for text in (n.name, n.family, f"{n.library}/{n.name}"))]
+def matching(every: Sequence[Network], globs: Sequence[str]) -> list[Network]:
+    """Returns the networks whose name, family or library/name matches one of the globs."""
+
+    def texts(n: Network) -> tuple[str, ...]:
+        return n.name, n.family, f"{n.library}/{n.name}"
+
+    return [n for n in every if any(fnmatch.fnmatchcase(text, glob) for glob in globs for text in texts(n))]
 
 
 def made(network: Network, seed: int) -> nn.Module:
