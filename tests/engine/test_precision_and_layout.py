@@ -73,7 +73,7 @@ class TestAutocast:
         for output in wanted:
             output.float().square().sum().backward()
         assert all(parameter.grad.dtype == torch.float32 for parameter in ens.parameters())
-        assert_same_gradients(ens, nets, 1e-5)
+        assert_same_gradients(ens, nets, 1e-5 if way == "loop" else 2e-2)
 
     def test_conversion_under_autocast(self) -> None:
         """What conversion proves it proves outside of it."""
