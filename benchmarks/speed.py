@@ -311,7 +311,10 @@ def run(arguments: Any) -> None:
         kind = "compiled" if compiled else "eager"
         print(f"{network} {mode} {batch} {how} {kind} [{time.perf_counter() - start:.0f} s]: {shown}", flush=True)
         if compiled:
-            print("    first call s: " + "  ".join(f"{r['contender']} {r['first_call_s']}" for r in found if "ms" in r), flush=True)
+            print(
+                "    first call s: " + "  ".join(f"{r['contender']} {r['first_call_s']}" for r in found if "ms" in r),
+                flush=True,
+            )
 
 
 def _same(row: dict[str, Any], other: dict[str, Any]) -> bool:

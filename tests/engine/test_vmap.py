@@ -405,7 +405,7 @@ class TestNoise:
     @pytest.mark.parametrize("function", NOISE, ids=lambda function: function.__name__)
     def test_the_pattern_is_that_of_torch(self, function, rank: str) -> None:  # type: ignore[no-untyped-def]
         """Which entries fall together: all channels' entries, whole channels, or rows, as the plain function has it."""
-        from multitudes.engine.together import Together
+        from multitudes.engine.kernels import Together
 
         shape = NOISE[function]
         x = torch.ones(shape if rank == "batched" or function is F.dropout else shape[1:])
@@ -425,7 +425,7 @@ class TestNoise:
             assert abs(found.mean() - 1) < 0.1
 
     def test_bad_rates_are_refused_as_torch_does(self) -> None:
-        from multitudes.engine.together import Together
+        from multitudes.engine.kernels import Together
 
         for p in (-0.1, 1.1):
             with pytest.raises(ValueError, match="probability"), Together(noise=True):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from multitudes.engine.fold import batch_coupled
+from multitudes.engine.modules import under_autocast
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError, listed
 
@@ -43,11 +44,13 @@ def choose(engine: Engine, per_member: bool = False) -> str:
 def vmap_is_right(engine: Engine, per_member: bool) -> bool:
     """Checks whether vmap is proven and gives the right result for this call.
 
-    Even a proven vmap is wrong in an export (the batch size gets fixed), with hooks, and in chunks if a shared BatchNorm
-    would count each chunk as a batch.
+    Even a proven vmap is wrong in an export (the batch size gets fixed), with hooks, for recurrent layers under autocast (which
+    check the precision of what they are given), and in chunks if a shared BatchNorm would count each chunk as a batch.
     """
     training = engine.template.training
     unsupported = not torch.compiler.is_compiling() and engine.is_hooked()
+    if engine.recurrent and under_autocast(engine.device_type):
+        return False
     chunked = engine.chunk is not None and engine.chunk < engine.members
     in_chunks = chunked and engine.shares and training and not engine.traits.coupled
     proven = "vmap" in engine.proven["train" if training else "eval"] and (engine.traits.vmap_per_member or not per_member)

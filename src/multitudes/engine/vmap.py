@@ -1,7 +1,7 @@
 """vmap: calls the template once; torch.func.vmap carries the member axis.
 
 Tensors that do not depend on member tensors stay unbatched, so a shared trunk is computed once. Layers whose rules in torch
-are slow or wrong run by rules of our own (`together`).
+are slow or wrong run by rules of our own (`kernels`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.inputs import Inputs, axes, each_row, slot
+from multitudes.engine.kernels import Together
 from multitudes.engine.loop import output_axes
 from multitudes.engine.modules import plain_attention, under_autocast
 from multitudes.engine.state import Engine, call
-from multitudes.engine.together import Together
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 

@@ -10,12 +10,12 @@ import torch
 
 from multitudes.engine import EXECUTORS, MODES, Engine, tree
 from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
+from multitudes.engine.kernels.measure import measured_ways
+from multitudes.engine.kernels.ways import Convolution, met, remember
 from multitudes.engine.modules import detached_copy
 from multitudes.engine.proof.executors import ALL, first_members, prove_executors
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import kept_randomness
-from multitudes.engine.together.measure import measured_ways
-from multitudes.engine.together.ways import Convolution, met, remember
 
 
 def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None = None) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
-from multitudes.engine.together.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
-from multitudes.engine.together.convolution import convolution, convolution_of_members
-from multitudes.engine.together.layers import (
+from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
+from multitudes.engine.kernels.convolution import convolution, convolution_of_members
+from multitudes.engine.kernels.layers import (
     attention,
     attention_of_members,
     batch_norm,
@@ -27,7 +27,7 @@ from multitudes.engine.together.layers import (
     linear,
     linear_of_members,
 )
-from multitudes.engine.together.noise import DROPOUTS, dropout
+from multitudes.engine.kernels.noise import DROPOUTS, dropout
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""

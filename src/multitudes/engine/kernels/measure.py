@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from multitudes.engine.kernels.convolution import WAYS
+from multitudes.engine.kernels.ways import Convolution
 from multitudes.engine.seeds import kept_randomness
-from multitudes.engine.together.convolution import WAYS
-from multitudes.engine.together.ways import Convolution
 
 
 def measured_ways(convolutions: Iterable[Convolution], repeats: int = 7) -> dict[str, str]:
@@ -36,7 +36,9 @@ def _call(one: Convolution, way: str) -> Callable[[], None]:
     lead = (one.members, one.rows) if front else (one.rows, one.members)
     make = {"dtype": one.dtype, "device": one.device}
     if one.channels_last:
-        pixels = torch.randn(lead[0], *((lead[1],) if front else ()), *one.image, *(() if front else (lead[1],)), one.channels, **make)  # type: ignore[call-overload]
+        pixels = torch.randn(
+            lead[0], *((lead[1],) if front else ()), *one.image, *(() if front else (lead[1],)), one.channels, **make
+        )  # type: ignore[call-overload]
         x: Tensor = pixels.movedim(-1, 2).movedim(0, 1) if front else pixels.movedim((-2, -1), (1, 2))
     else:
         x = torch.randn(*lead, one.channels, *one.image, **make)  # type: ignore[call-overload]

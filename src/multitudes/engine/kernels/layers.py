@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multitudes.engine.together.convolution import beside, first, in_rows
+from multitudes.engine.kernels.convolution import beside, first, in_rows
 from multitudes.errors import RunError
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
@@ -18,19 +18,18 @@ _library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float? scale, bool grouped_heads) -> Tensor"
 )
 _library.define(
-    "batch_norm(Tensor x, Tensor? mean, Tensor? variance, Tensor? weight, Tensor? bias, bool training, float momentum, float eps)"
-    " -> Tensor"
+    "batch_norm(Tensor x, Tensor? mean, Tensor? variance, Tensor? weight, Tensor? bias, bool training, float momentum,"
+    " float eps) -> Tensor"
 )
 
 
 @torch.library.impl(_library, "linear", "CompositeImplicitAutograd")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Computes a plain linear layer; under vmap `linear_of_members` takes its place."""
     return F.linear(x, weight, bias)
 
 
-def linear_of_members(
-    members: int, dims: Sequence[Any], x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, int]:
+def linear_of_members(members: int, dims: Sequence[Any], x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
     """Runs one product for all members, batched if each has its own input."""
     if dims[1] is None:
         common = bias if dims[2] is None else None
@@ -61,6 +60,7 @@ def _before_last(x: Tensor, ndim: int) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped_heads: bool
 ) -> Tensor:
+    """Computes plain attention; under vmap `attention_of_members` takes its place."""
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped_heads)
 
 
@@ -85,7 +85,7 @@ def attention_of_members(
         mask = mask.expand(members, *(lead[:1] if lead else ()), *mask.shape[2 if lead else 1 :])
         mask = mask.flatten(0, 1) if lead else mask
     rows = [t.flatten(0, 1) if lead else t for t in (q, k, v)]
-    y = attention(*rows, mask, causal, scale, grouped_heads)  # type: ignore[call-arg]
+    y = attention(rows[0], rows[1], rows[2], mask, causal, scale, grouped_heads)
     return (y.unflatten(0, q.shape[:2]) if lead else y), 0
 
 
@@ -100,6 +100,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
+    """Computes a plain BatchNorm layer; under vmap `batch_norm_of_members` takes its place."""
     return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
 
 
@@ -136,7 +137,7 @@ def batch_norm_of_members(
     return y.unflatten(1, (members, given.shape[2])), 1
 
 
-def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None, dims: tuple[int | None, ...]) -> Tensor:
+def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None, dims: Sequence[int | None]) -> Tensor:
     """Scales and shifts a normed tensor ``[B, C, ...]`` for each member: ``[M, B, C, ...]``."""
     dtype, shape = y.dtype, (1, y.shape[1], *(1 for _ in y.shape[2:]))
     result = y.unsqueeze(0)

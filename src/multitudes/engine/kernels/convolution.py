@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.engine.together.ways import Convolution, fastest
+from multitudes.engine.kernels.ways import Convolution, fastest
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
@@ -80,9 +80,9 @@ def _one_kernel(x: Tensor, kernel: Tensor, bias: Tensor | None, dim: int | None,
 
 def grouped(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
     """Runs one convolution with M times the groups. Returns ``[B, M, K, ...]``."""
-    *rest, groups = how
+    stride, padding, dilation, groups = how
     flat = None if bias is None else bias.flatten()
-    y = convolution(beside(x), kernel.flatten(0, 1), flat, *rest, groups * x.shape[1])
+    y = convolution(beside(x), kernel.flatten(0, 1), flat, stride, padding, dilation, groups * x.shape[1])
     return y.unflatten(1, kernel.shape[:2]), 1
 
 

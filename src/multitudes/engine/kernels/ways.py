@@ -79,6 +79,8 @@ def _known(size: int) -> int:
 _chosen: dict[Convolution, str] = {}
 """What `fastest` has answered before: calls ask for each convolution."""
 _measured: dict[str, str] = {}
+_read: list[str] = []
+"""The file from which measurements were read, once it was."""
 _forced: list[str] = []
 _met: list[dict[str, Convolution]] = []
 
@@ -98,7 +100,7 @@ def fastest(convolution: Convolution) -> str:
 
 
 def _rule_of_thumb(convolution: Convolution) -> str:
-    """Returns the way that was fastest for most shapes like this one; `benchmarks/ways.py` prints these measurements."""
+    """Returns the way that was fastest for most shapes like this one; `benchmarks/convolutions.py` prints such measurements."""
     possible = convolution.possible
     if possible[0] == "product":
         return "product"
@@ -141,15 +143,10 @@ def remember(ways: dict[str, str]) -> None:
 
 
 def _known_ways() -> dict[str, str]:
-    if not _loaded():
+    if not _read:
+        _read.append(str(_file()))
         _measured.update(_stored().get(_machine(), {}))
-        _loaded(True)
     return _measured
-
-
-def _loaded(now: bool = False, state: list[bool] = [False]) -> bool:  # noqa: B006
-    state[0] = state[0] or now
-    return state[0]
 
 
 def _stored() -> dict[str, dict[str, str]]:
@@ -163,7 +160,9 @@ def _stored() -> dict[str, dict[str, str]]:
 
 def _file() -> Path:
     """The file of measurements; the environment variable MULTITUDES_CACHE names another folder."""
-    cache = os.environ.get("MULTITUDES_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multitudes"
+    cache = (
+        os.environ.get("MULTITUDES_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multitudes"
+    )
     return Path(cache) / "convolutions.json"
 
 

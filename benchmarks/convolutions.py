@@ -1,0 +1,47 @@
+"""Times the ways in which convolutions of members can run, on the shapes of a packed ResNet: what `ens.tune` measures.
+
+python benchmarks/convolutions.py [--device cuda] [--rows 128 1024] [--dtype bfloat16]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from multitudes.engine.kernels.measure import milliseconds
+from multitudes.engine.kernels.ways import Convolution, fastest
+
+SHAPES = [
+    (32, 32, 3, 1, 32), (32, 64, 3, 2, 32), (64, 64, 3, 1, 16), (64, 128, 3, 2, 16), (128, 128, 3, 1, 8), (128, 256, 3, 2, 8),
+    (256, 256, 3, 1, 4), (32, 128, 1, 1, 32), (128, 32, 1, 1, 32), (64, 256, 1, 1, 16), (256, 64, 1, 1, 16),
+]  # fmt: skip
+"""Channels in and out of one member, kernel size, stride, image size."""
+
+
+def main() -> None:
+    """Prints one line per shape: the milliseconds of each way, and the way that would be chosen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", nargs="+", type=int, default=[128, 1024])
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--members", type=int, default=4)
+    arguments = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    for rows in arguments.rows:
+        for channels, out, size, stride, image in SHAPES:
+            for trains in (False, True):
+                one = Convolution(
+                    members=arguments.members, rows=rows, channels=channels, out=out, kernel=(size, size), image=(image, image),
+                    stride=(stride, stride), padding=(size // 2, size // 2), dilation=(1, 1), groups=1,
+                    dtype=getattr(torch, arguments.dtype), device=arguments.device, channels_last=True, trains=trains,
+                )  # fmt: skip
+                times = "  ".join(f"{way} {ms:.3f}" for way, ms in milliseconds(one).items())
+                what = "forward and backward" if trains else "forward"
+                print(
+                    f"{rows} rows, {channels} to {out}, {size} x {size} / {stride}, {what}: {times}  (chosen: {fastest(one)})"
+                )
+
+
+if __name__ == "__main__":
+    main()

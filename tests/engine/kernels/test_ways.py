@@ -1,0 +1,75 @@
+"""Which way a convolution runs: rules of thumb, what was measured, and the file of measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from multitudes.engine.kernels import ways
+from multitudes.engine.kernels.measure import measured_ways, milliseconds
+from multitudes.engine.kernels.ways import Convolution, fastest, forced, met, remember
+
+HERE = Convolution(
+    members=2, rows=2, channels=4, out=4, kernel=(3, 3), image=(6, 6), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1,
+    dtype=torch.float32, device="cpu", channels_last=False, trains=True,
+)  # fmt: skip
+THERE = replace(HERE, device="cuda", dtype=torch.bfloat16, channels_last=True)
+
+
+@pytest.fixture(autouse=True)
+def no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTITUDES_CACHE", str(tmp_path))
+    monkeypatch.setattr(ways, "_measured", {})
+    monkeypatch.setattr(ways, "_chosen", {})
+    monkeypatch.setattr(ways, "_read", [])
+
+
+def test_rules_of_thumb() -> None:
+    assert fastest(HERE) == fastest(THERE) == "grouped"
+    assert fastest(replace(THERE, stride=(2, 2))) == "block"
+    assert fastest(replace(THERE, stride=(2, 2), channels=512)) == "grouped"
+    assert fastest(replace(THERE, stride=(2, 2), groups=2)) == "grouped"
+    assert fastest(replace(THERE, kernel=(1, 1), padding=(0, 0))) == "product"
+
+
+def test_what_was_measured_counts(tmp_path: Path) -> None:
+    """In this process, and from disk in the next; on a CPU nothing is measured."""
+    remember({THERE.key(): "each", HERE.key(): "each"})
+    assert fastest(THERE) == "each"
+    assert fastest(HERE) == "grouped"
+    assert (tmp_path / "convolutions.json").exists()
+    ways._measured.clear()
+    ways._chosen.clear()
+    ways._read.clear()
+    assert fastest(THERE) == "each"
+    assert fastest(replace(THERE, rows=64)) == "grouped"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 3}', '{"a": {"b": {}}}'])
+def test_a_damaged_file_is_an_empty_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "convolutions.json").write_text(text)
+    assert fastest(THERE) == "grouped"
+    remember({THERE.key(): "each"})
+    assert fastest(THERE) == "each"
+
+
+def test_a_way_that_is_not_possible_is_not_taken() -> None:
+    """A file may name one, of another version or by hand."""
+    remember({THERE.key(): "product", replace(THERE, groups=2).key(): "unknown"})
+    assert fastest(THERE) == fastest(replace(THERE, groups=2)) == "grouped"
+    with forced("product"):
+        assert fastest(THERE) == "grouped"
+
+
+def test_measuring() -> None:
+    """Every possible way is timed, and what runs in a with-block can be listed."""
+    for one in (HERE, replace(HERE, channels_last=True, kernel=(1, 1), padding=(0, 0)), replace(HERE, trains=False, groups=2)):
+        times = milliseconds(one, repeats=1)
+        assert set(times) == set(one.possible)
+        assert measured_ways([one], repeats=1)[one.key()] in one.possible
+    with met() as found:
+        fastest(HERE)
+    assert list(found.values()) == [HERE]
