@@ -11,7 +11,7 @@ ZOO = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-zoo/bin/python -m pytest 
 # The stamp stands for the default interpreter only: another one is used as it is.
 ready = $(if $(filter .venv/bin/python,$(PYTHON)),.venv/installed)
 
-.PHONY: demo serve-demo test test-full test-gpu reliability zoo zoo-few costs gallery corruptions lint format
+.PHONY: demo serve-demo test test-full test-gpu reliability speed zoo zoo-few costs gallery corruptions lint format
 
 demo: $(ready)  ## every method trained on the embedded images by the same budget, and compared on one page: runs/demo/report.html
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m multitudes bench --out runs/demo --workers $(WORKERS)
@@ -35,6 +35,9 @@ test-gpu: $(ready)  ## by hand, on a machine with CUDA
 reliability: $(ready)  ## kills, full disks, damaged files, load, broken requests, counted: docs/reliability.md
 	@$(TESTS) benchmarks/reliability.py
 	@$(TESTS) benchmarks/reliability.py --page
+
+speed: $(ready)  ## training steps and predictions of every method, beside one network and M in turn: results/speed.json
+	@$(PYTHON) -m benchmarks --batches 1 16 64 --precisions fp32 --threads 1
 
 costs: $(ready)  ## the table of what methods cost in docs/methods.md
 	@$(PYTHON) docs/cost_table.py
