@@ -29,6 +29,7 @@ def no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rules_of_thumb() -> None:
     assert fastest(HERE) == fastest(THERE) == "grouped"
+    assert fastest(replace(HERE, rows=4000)) == "each"
     assert fastest(replace(THERE, stride=(2, 2))) == "block"
     assert fastest(replace(THERE, stride=(2, 2), channels=512)) == "grouped"
     assert fastest(replace(THERE, stride=(2, 2), groups=2)) == "grouped"

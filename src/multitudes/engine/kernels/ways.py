@@ -22,6 +22,9 @@ from multitudes.storage import write
 
 HALF = (torch.float16, torch.bfloat16)
 
+LARGE_ON_CPU = 4 * 10**6
+"""Multiply-adds of one member from which on a CPU runs members one after another faster than in groups."""
+
 
 @dataclass(frozen=True)
 class Convolution:
@@ -64,6 +67,12 @@ class Convolution:
         ways = ("product",) if pixelwise and self.channels_last else ()
         return (*ways, "grouped", "each", *(("block",) if self.groups == 1 else ()))
 
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one member's forward pass, without regard to padding."""
+        pixels = math.prod(size // step for size, step in zip(self.image, self.stride, strict=True))
+        return self.rows * pixels * self.out * self.channels // self.groups * math.prod(self.kernel)
+
     def key(self) -> str:
         """Names it in a file of measurements. Rows are rounded to a power of two."""
         values = dataclasses.asdict(self)
@@ -104,6 +113,8 @@ def _rule_of_thumb(convolution: Convolution) -> str:
     possible = convolution.possible
     if possible[0] == "product":
         return "product"
+    if convolution.device == "cpu":
+        return "each" if convolution.multiply_adds >= LARGE_ON_CPU else "grouped"
     thin = convolution.members * convolution.channels <= (512 if convolution.trains else 256)
     strided = max(convolution.stride, default=1) > 1
     if convolution.device == "cuda" and convolution.dtype in HALF and convolution.channels_last and strided and thin:
