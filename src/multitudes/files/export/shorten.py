@@ -1,4 +1,4 @@
-"""Shortens an ONNX graph: a transpose of a transpose, and a reshape of a reshape, are one operation."""
+"""Shortens an ONNX graph: a transpose of a transpose is one operation, as is a reshape of a reshape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ def shorten(model: Any) -> None:
     sizes = {one.name: one for one in graph.initializer}
     for node in graph.node:
         before = makers.get(node.input[0]) if node.input else None
-        if before is None or before.op_type != node.op_type:
+        if before is None:
+            continue
+        if node.op_type == "Tile" and before.op_type == "Expand" and _is_same(before, node, sizes):
+            node.input[0] = before.input[0]
+        if before.op_type != node.op_type:
             continue
         if node.op_type == "Transpose":
             first, second = _order(before), _order(node)
@@ -31,12 +35,22 @@ def _order(node: Any) -> list[int]:
     return list(node.attribute[0].ints) if len(node.attribute) == 1 else []
 
 
-def _is_whole(node: Any, sizes: dict[str, Any]) -> bool:
+def _is_whole(reshape: Any, sizes: dict[str, Any]) -> bool:
     """Whether a reshape says all its sizes itself: a 0 would be one of its input's."""
+    stored = _read(reshape.input[1], sizes)
+    return stored is not None and bool(np.all(stored != 0))
+
+
+def _is_same(expand: Any, tile: Any, sizes: dict[str, Any]) -> bool:
+    """Whether an expansion changes nothing: to ones, and to no more axes than those that are then repeated."""
+    ones, times = _read(expand.input[1], sizes), _read(tile.input[1], sizes)
+    return ones is not None and times is not None and len(ones) <= len(times) and bool(np.all(ones == 1))
+
+
+def _read(name: str, sizes: dict[str, Any]) -> Any:
     from onnx import numpy_helper
 
-    stored = sizes.get(node.input[1])
-    return stored is not None and bool(np.all(numpy_helper.to_array(stored) != 0))
+    return numpy_helper.to_array(sizes[name]) if name in sizes else None
 
 
 def _skip_identities(graph: Any, makers: dict[str, Any]) -> None:
