@@ -25,7 +25,12 @@ from multitudes.files.export.products import CONVOLUTIONS
 from multitudes.files.export.trace import MemberGraph
 
 LARGEST = 2**28
-"""Most bytes of members' weights that a runtime is made to form from shared ones."""
+"""Most bytes of members' weights that a runtime is made to form from shared ones.
+
+A kernel of each member is read from memory for each row, a scale and a shift of each member read and write the activations. So
+forming pays for small kernels behind large images, and costs for large ones: `python benchmarks/export.py --limits` measures
+ResNet-18 with 20 draws. More than this makes it slower again, and loads for seconds.
+"""
 FEW = 64
 """Most products of one output of a layer that is run for each member instead of once: those of a first layer on colours."""
 

@@ -12,11 +12,12 @@ def shorten(model: Any) -> None:
     graph = model.graph
     makers = {name: node for node in graph.node for name in node.output}
     sizes = {one.name: one for one in graph.initializer}
+    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in (*graph.input, *graph.value_info)}
     for node in graph.node:
         before = makers.get(node.input[0]) if node.input else None
         if before is None:
             continue
-        if node.op_type == "Tile" and before.op_type == "Expand" and _is_same(before, node, sizes):
+        if node.op_type == "Tile" and before.op_type == "Expand" and _is_same(before, ranks, sizes):
             node.input[0] = before.input[0]
         if before.op_type != node.op_type:
             continue
@@ -41,10 +42,10 @@ def _is_whole(reshape: Any, sizes: dict[str, Any]) -> bool:
     return stored is not None and bool(np.all(stored != 0))
 
 
-def _is_same(expand: Any, tile: Any, sizes: dict[str, Any]) -> bool:
-    """Whether an expansion changes nothing: to ones, and to no more axes than those that are then repeated."""
-    ones, times = _read(expand.input[1], sizes), _read(tile.input[1], sizes)
-    return ones is not None and times is not None and len(ones) <= len(times) and bool(np.all(ones == 1))
+def _is_same(expand: Any, ranks: dict[str, int], sizes: dict[str, Any]) -> bool:
+    """Whether an expansion changes nothing: to ones, along the axes that are there."""
+    ones, rank = _read(expand.input[1], sizes), ranks.get(expand.input[0], 0)
+    return ones is not None and len(ones) <= rank and bool(np.all(ones == 1))
 
 
 def _read(name: str, sizes: dict[str, Any]) -> Any:
