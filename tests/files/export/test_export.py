@@ -367,6 +367,22 @@ def test_vectors_around_layers_are_folded(kind: type[mt.Method], tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [mt.Single, mt.Deep, mt.MIMO])
+def test_ids_that_no_table_has_are_refused(kind: type[mt.Method], tmp_path: Path) -> None:
+    """As by the ensemble: ONNX would count -1 from the end of the table."""
+    network = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Linear(18, 4))
+    ens = mt.ensemble(network, kind(), torch.randint(5, (3, 3)), seed=0).eval()
+    session = Session(mt.export(ens, torch.randint(5, (3, 3)), tmp_path / "a.onnx").path.read_bytes())
+    session(session.inputs, [torch.tensor([[0, 4, 2]])])
+    for wrong in (-1, -5, 5):
+        ids = torch.tensor([[0, 4, 2], [1, wrong, 3]])
+        with pytest.raises(mt.MultitudesError):
+            ens(ids)
+        with pytest.raises(Exception, match="out of data bounds"):
+            session(session.inputs, [ids])
+
+
+@pytest.mark.slow
 def test_the_smallest_kernels_are_formed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for some kernels of members, the others have a product and a sum behind them."""
     ens, inputs = made("convolutions", mt.EMP(members=3))

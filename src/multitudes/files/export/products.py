@@ -151,16 +151,20 @@ def attend(run: Run, step: Step) -> Value | None:
 
 @rule("embedding")
 def look_up(run: Run, step: Step) -> Value:
-    """Members' tables lie side by side: one look-up reads the rows of all."""
+    """Members' tables lie side by side: one look-up reads the rows of all. An id that a table does not have is an error."""
     table, ids = step["weight"], step["indices"]
+    rows = table.shape[0]
+    if table.batched and ids.batched:  # an id beyond a member's table would be one of the next member's
+        known = (to_leading(ids) >= 0) & (to_leading(ids) < rows)
+        offsets = torch.arange(run.members).reshape(-1, *(1 for _ in range(ids.rank))) * rows
+        places = torch.where(known, to_leading(ids) + offsets, run.members * rows)
+        return run.value(F.embedding(places, run.prepared(table, "merged", _merged)), "leading")
+    places = torch.where(ids.tensor < 0, rows, ids.tensor)  # ONNX counts negative ones from the end
     if not table.batched:
-        return ids.like(F.embedding(ids.tensor, table.tensor))
-    if ids.batched:
-        offsets = torch.arange(run.members).reshape(-1, *(1 for _ in range(ids.rank))) * table.shape[0]
-        return run.value(F.embedding(to_leading(ids) + offsets, run.prepared(table, "merged", _merged)), "leading")
+        return ids.like(F.embedding(places, table.tensor))
     wide = run.prepared(table, "beside", lambda t: t.transpose(0, 1).flatten(1))  # [V, (M C)]
-    rows = F.embedding(ids.tensor, wide)
-    return run.value(resized(rows, [*ids.shape, run.members, table.shape[1]]).movedim(-2, 0), "leading")
+    found = F.embedding(places, wide)
+    return run.value(resized(found, [*ids.shape, run.members, table.shape[1]]).movedim(-2, 0), "leading")
 
 
 @rule("index_select")
