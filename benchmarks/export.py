@@ -3,7 +3,8 @@
 python benchmarks/export.py                                      all pairs, into results/export.json
 python benchmarks/export.py --resume                             the pairs that a run that was stopped has left
 python benchmarks/export.py --networks resnet,vit --methods Deep,Packed
-python benchmarks/export.py --write                              results/export.json as the table of docs/deploy.md
+python benchmarks/export.py --limits                             time by the bytes of kernels that are formed on loading
+python benchmarks/export.py --write                              both results as the tables of docs/deploy.md
 
 Each pair is written to results/export.json as it is printed. A run of all pairs begins with an empty file. Runs of several
 networks with --resume may go side by side.
@@ -19,6 +20,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,7 @@ from multitudes.engine.modules import named_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "results" / "export.json", ROOT / "docs" / "deploy.md"
+LIMITS = ROOT / "results" / "export_limits.json"
 NETWORKS = "mlp,unet,vit,bert,resnet"
 METHODS = "Single,Deep,Packed,BatchEnsemble,MIMO,Masksembles,MultiHead,TreeNet,MCDropout,DropConnect,EMP,ECMP"
 SIZES = (1, 3, 17)
@@ -146,10 +149,48 @@ def run(pairs: list[tuple[str, str]], found: dict[str, dict[str, Any]]) -> None:
         RESULTS.write_text(json.dumps(in_order(found), indent=1) + "\n")
 
 
+def measure_limits() -> None:
+    """Exports ResNet-18 by EMP with limits of formed kernels, and times each file in onnxruntime on one core."""
+    import onnxruntime
+
+    from multitudes.files.export import factors
+
+    inputs = torch.randn(16, 3, 32, 32)
+    ens = mt.ensemble(models.resnet18(), mt.EMP(), inputs[:3], seed=0).eval()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    rows = []
+    for limit in (0, 2**26, factors.LARGEST, 2**29, 2**30):
+        factors.LARGEST, before = limit, factors.LARGEST
+        with tempfile.TemporaryDirectory() as folder:
+            path = mt.export(ens, inputs[:3], Path(folder) / "a.onnx", outputs=OUTPUTS).path
+            start = time.process_time()
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            row = {"MiB": limit // 2**20, "operations": count_operations(path), "load s": round(time.process_time() - start, 1)}
+        factors.LARGEST = before
+        for count in (1, 16):
+            call = {session.get_inputs()[0].name: inputs[:count].numpy()}
+            row[f"ms, batch {count}"] = round(min(_seconds(session, call) for _ in range(6)) * 1000)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    LIMITS.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _seconds(session: Any, call: dict[str, Any]) -> float:
+    """Returns the computing time of one call."""
+    start = time.process_time()
+    session.run(None, call)
+    return time.process_time() - start
+
+
 def write_page() -> None:
-    """Writes the results as the table of docs/deploy.md."""
-    whole = table(json.loads(RESULTS.read_text()))
-    page = re.sub(r"(<!-- files -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{whole}\n\n{m[2]}", PAGE.read_text(), flags=re.S)
+    """Writes the results as the tables of docs/deploy.md."""
+    rows = json.loads(LIMITS.read_text())
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
+    page = PAGE.read_text()
+    for name, whole in (("files", table(json.loads(RESULTS.read_text()))), ("limits", "\n".join(lines))):
+        page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, w=whole: f"{m[1]}\n{w}\n\n{m[2]}", page, flags=re.S)
     PAGE.write_text(page)
 
 
@@ -160,12 +201,16 @@ def main() -> int:
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--limits", action="store_true")
     given = parser.parse_args()
     if given.write:
         write_page()
         return 0
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if given.limits:
+        measure_limits()
+        return 0
     pairs = [(network, name) for network in given.networks.split(",") for name in given.methods.split(",")]
     kept = RESULTS.exists() and (given.resume or (given.networks, given.methods) != (NETWORKS, METHODS))
     before = json.loads(RESULTS.read_text()) if kept else {}

@@ -1,6 +1,6 @@
 """Tries what may go wrong, and counts: kills, full disks, damaged and hostile files, load, broken requests.
 
-python benchmarks/reliability.py                    # all parts, about 15 minutes on 2 free cores: make reliability
+python benchmarks/reliability.py                    # all parts, about 5 minutes on 2 cores: make reliability
 python benchmarks/reliability.py load memory        # some parts
 python benchmarks/reliability.py --page             # writes docs/reliability.md from the figures; --check compares it
 

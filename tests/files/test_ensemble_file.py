@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import signal
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -466,3 +468,18 @@ def test_a_failing_write_leaves_the_old_tensors(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     assert (tmp_path / "a").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    def late(*_: object) -> None:
+        raise RuntimeError("mt.load waits for a pipe")
+
+    os.mkfifo(tmp_path / "a.multitude")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(3)
+    try:
+        with pytest.raises(mt.MultitudesError, match=r"a\.multitude"):
+            mt.load(tmp_path / "a.multitude", nn.Linear(2, 2))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -302,6 +302,8 @@ def _checkpoint(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _is_archive(path: Path) -> bool:
     """Whether a file begins as torch's checkpoints do, which are zip archives."""
+    if not path.is_file():  # to open a pipe would wait for ever
+        return False
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import multitudes as mt
 from multitudes import models
-from multitudes.files.export import verify, work
+from multitudes.files.export import factors, verify, work
 from multitudes.files.export.about import reference_of
 from multitudes.files.export.onnx_file import Session
 from multitudes.files.export.outputs import Meaning
@@ -122,6 +122,13 @@ def off(path: Path, ens: mt.Ensemble, x: Any) -> float:
     found = session(session.inputs, call.tensors())["member_logits"]
     with torch.no_grad():
         return float((found - ens(*call.args, **call.kwargs).transpose(0, 1)).abs().max())
+
+
+def on_inputs(path: Path) -> list[Any]:
+    """The operations of a file whose results depend on its inputs."""
+    graph = onnx.load(path).graph
+    known = {one.name for one in graph.input}
+    return [node for node in graph.node if known & set(node.input) and (known.update(node.output) or True)]
 
 
 def opened(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -360,9 +367,55 @@ def test_vectors_around_layers_are_folded(kind: type[mt.Method], tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [mt.Single, mt.Deep, mt.MIMO])
+def test_ids_that_no_table_has_are_refused(kind: type[mt.Method], tmp_path: Path) -> None:
+    """As by the ensemble: ONNX would count -1 from the end of the table."""
+    network = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Linear(18, 4))
+    ens = mt.ensemble(network, kind(), torch.randint(5, (3, 3)), seed=0).eval()
+    session = Session(mt.export(ens, torch.randint(5, (3, 3)), tmp_path / "a.onnx").path.read_bytes())
+    session(session.inputs, [torch.tensor([[0, 4, 2]])])
+    for wrong in (-1, -5, 5):
+        ids = torch.tensor([[0, 4, 2], [1, wrong, 3]])
+        with pytest.raises(mt.MultitudesError):
+            ens(ids)
+        with pytest.raises(Exception, match="out of data bounds"):
+            session(session.inputs, [ids])
+
+
+@pytest.mark.slow
+def test_the_smallest_kernels_are_formed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for some kernels of members, the others have a product and a sum behind them."""
+    ens, inputs = made("convolutions", mt.EMP(members=3))
+    products = []
+    for limit in (0, 3 * 4 * 12 * 3 * 9, 2**28):  # none; the first layer and the two smaller ones; all
+        monkeypatch.setattr(factors, "LARGEST", limit)
+        result = mt.export(ens, inputs(1), tmp_path / "a.onnx", outputs=["member_logits"])
+        assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
+        products.append(sum(node.op_type == "Mul" for node in on_inputs(result.path)))
+    assert products[0] > products[1] > products[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "kind", "more"),
+    [("unet", mt.EMP, 3), ("unet", mt.TreeNet, 1), ("unet", mt.MCDropout, 14), ("mlp", mt.Masksembles, 4)],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_graphs_are_short(network: str, kind: type[mt.Method], more: int, tmp_path: Path) -> None:
+    """At most so many operations more than the single network: joins, pooling and shared layers keep the members' form."""
+    lengths = []
+    for method in (kind(), mt.Single()):
+        ens, inputs = made(network, method)
+        result = mt.export(ens, inputs(2), tmp_path / "a.onnx", outputs=["probs", "member_logits"])
+        assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
+        lengths.append(len(on_inputs(result.path)))
+    assert lengths[0] <= lengths[1] + more
+
+
+@pytest.mark.slow
 def test_masksembles_of_the_smallest_size(tmp_path: Path) -> None:
     """Compacted they compute less, and hold more."""
-    ens, inputs = made("mlp", mt.Masksembles(members=4))
+    ens, inputs = made("unet", mt.Masksembles(members=4))
     fast, small = (mt.export(ens, inputs(2), tmp_path / "a.onnx", prefer=prefer) for prefer in ("speed", "size"))  # type: ignore[arg-type]
     assert (fast.compacted, small.compacted) == (True, False)
     held = sum(

@@ -10,6 +10,7 @@ file. So the file has one W, and the graph is as short as the single network's.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -24,7 +25,14 @@ from multitudes.files.export.products import CONVOLUTIONS
 from multitudes.files.export.trace import MemberGraph
 
 LARGEST = 2**28
-"""Most bytes of members' weights that a runtime is made to form from shared ones."""
+"""Most bytes of members' weights that a runtime is made to form from shared ones.
+
+A kernel of each member is read from memory for each row, a scale and a shift of each member read and write the activations. So
+forming pays for small kernels behind large images, and costs for large ones: `python benchmarks/export.py --limits` measures
+ResNet-18 with 20 draws. More than this makes it slower again, and loads for seconds.
+"""
+FEW = 64
+"""Most products of one output of a layer that is run for each member instead of once: those of a first layer on colours."""
 
 aten: Any = torch.ops.aten
 
@@ -50,15 +58,16 @@ class _Layer:
 def fold_factors(graph: MemberGraph, merge: bool) -> None:
     """Folds the vectors around layers, in place.
 
-    merge   whether shared kernels and members' vectors become kernels of members, if these have at most `LARGEST` bytes;
-            otherwise a scale and a shift of each member follow the convolution
+    merge   whether shared kernels and members' vectors become kernels of members, smallest first, as long as all of these
+            together have at most `LARGEST` bytes; otherwise a scale and a shift of each member follow the convolution
     """
     folding = _Folding(graph)
     nodes = list(graph.graph.nodes)
-    formed = sum(folding.formed(layer) for node in nodes if (layer := folding.layer(node)) is not None)
+    layers = [layer for node in nodes if (layer := folding.layer(node)) is not None]
+    formed = folding.formed(layers) if merge else set()
     for node in nodes:
         if (layer := folding.layer(node)) is not None:  # anew: its input may be a layer that was just replaced
-            folding.rewrite(layer, merge and formed <= LARGEST)
+            folding.rewrite(layer, node in formed)
     graph.graph.eliminate_dead_code()
 
 
@@ -135,26 +144,40 @@ class _Folding:
             layer.scale = self._joined(aten.mul.Tensor, layer.scale, scale)
         return read[0]
 
-    def formed(self, layer: _Layer) -> int:
-        """Returns the bytes of the weights that members would get; 0 for a layer whose weights are not merged with vectors."""
-        return 4 * self.graph.members * math.prod(self._shape(layer.weight) or []) if self._grows(layer) else 0
+    def formed(self, layers: Sequence[_Layer]) -> set[fx.Node]:
+        """Returns the layers whose shared weights and vectors become weights of members: the smallest, up to `LARGEST` bytes.
+
+        The smallest kernels have the largest images, where a scale and a shift cost most.
+        """
+        growing = sorted((self._bytes(layer), place) for place, layer in enumerate(layers) if self._grows(layer))
+        whole = itertools.accumulate(size for size, _ in growing)
+        return {layers[place].node for total, (_, place) in zip(whole, growing, strict=True) if total <= LARGEST}
+
+    def _bytes(self, layer: _Layer) -> int:
+        return 4 * self.graph.members * math.prod(self._shape(layer.weight) or [])
 
     def _grows(self, layer: _Layer) -> bool:
-        """Whether a shared kernel would become one of each member. A convolution that runs once for all members stays shared.
+        """Whether a shared kernel would become one of each member. A layer that runs once for all members stays shared, unless
+        it is about as cheap as the scale and the shift.
 
         So does the matrix of a linear layer: for few rows its product takes the time in which it is read.
         """
-        own = layer.scale in self.own or layer.factor in self.own
-        apart = layer.source in self.own or layer.factor in self.own
-        return own and apart and layer.weight not in self.own and name_of(layer.node) != "linear"
+        if layer.weight in self.own or not (layer.scale in self.own or layer.factor in self.own):
+            return False
+        if layer.source in self.own or layer.factor in self.own:
+            return name_of(layer.node) != "linear"
+        shape = self._shape(layer.weight) or []
+        return math.prod(shape) // shape[int("transpose" in name_of(layer.node))] <= FEW
 
     def rewrite(self, layer: _Layer, merge: bool) -> None:
-        """Replaces a layer and the vectors around it by one layer, or by a layer, a product and a sum."""
+        """Replaces a layer and the vectors around it by one layer, which `merge` may give weights of members, or by a layer, a
+        product and a sum.
+        """
         node, weight, shift, rest = layer.node, layer.weight, layer.shift, layer.node.args[3:]
         vectors = layer.scale in self.own or layer.factor in self.own
         rank = len(self._shape(weight) or [])
         with self.graph.graph.inserting_before(layer.last.next):
-            if weight in self.own or not vectors or (merge and self._grows(layer)):
+            if weight in self.own or not vectors or merge:
                 axis = int("transpose" in name_of(node))
                 for vector, at in ((layer.scale, axis), (layer.factor, 1 - axis)):
                     if vector is not None:

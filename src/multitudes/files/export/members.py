@@ -128,7 +128,7 @@ def apply(run: Run, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if step.name == "sym_size":
         return args[0].shape[args[1]]
     values = values_in([args, kwargs])
-    if not any(value.batched for value in values):
+    if not any(value.batched for value in values) and step.name != "embedding":
         return _wrapped(target(*plain(args), **plain(kwargs)))
     rule = RULES.get(step.name) or (pointwise if torch.Tag.pointwise in target.tags else None)
     result = None if rule is None else rule(run, step)

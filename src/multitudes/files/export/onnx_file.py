@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from multitudes.errors import InputError, RunError
 from multitudes.files.export.seal import leave_room, sealed
+from multitudes.files.export.shorten import shorten
 from multitudes.files.export.trace import quiet
 
 Precision = Literal["float32", "float16", "int8"]
@@ -78,6 +79,7 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
         raise RunError(f"the graph cannot be written as ONNX: {last[-1] if last else error}. Export to .pt2 instead") from error
     model = made.model_proto
     _check_standard(model)
+    shorten(model)
     for node in model.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""

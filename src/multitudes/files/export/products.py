@@ -5,6 +5,7 @@ Weights that members own become groups of one convolution, or a batched product.
 
 from __future__ import annotations
 
+import math
 import string
 
 import torch
@@ -15,6 +16,11 @@ from multitudes.files.export.forms import Value, aligned, equal, resized, solid,
 from multitudes.files.export.rules import Run, Step, rule
 
 CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
+REPEATED = 2**24
+"""Most bytes of a shared kernel, once for each member, for which members' channels stay side by side: a group for each member.
+
+Otherwise members become rows, and channels again behind the layer, which copies activations twice.
+"""
 
 
 @rule(*CONVOLUTIONS)
@@ -23,6 +29,8 @@ def convolve(run: Run, step: Step) -> Value | None:
     x, weight, bias = step["input"], step["weight"], step["bias"]
     if x.rank != weight.rank:  # an image without a batch axis
         return None
+    if not weight.batched and x.form == "channels" and _is_small(weight, run.members):
+        weight = run.value(weight.tensor.expand(run.members, *weight.shape), "leading")
     if not weight.batched:
         own = bias is not None and bias.batched
         y = step.call(input=to_rows(x) if x.batched else x.tensor, bias=None if own or bias is None else bias.tensor)
@@ -37,6 +45,10 @@ def convolve(run: Run, step: Step) -> Value | None:
     offsets = None if bias is None else _merged_vector(run, bias)
     source = x.tensor if once else to_channels(run.of(x))
     return run.value(step.call(input=source, weight=kernel, bias=offsets, groups=groups), "channels")
+
+
+def _is_small(kernel: Value, members: int) -> bool:
+    return 4 * members * math.prod(kernel.shape) <= REPEATED
 
 
 def _merged(weight: Tensor) -> Tensor:
@@ -139,16 +151,20 @@ def attend(run: Run, step: Step) -> Value | None:
 
 @rule("embedding")
 def look_up(run: Run, step: Step) -> Value:
-    """Members' tables lie side by side: one look-up reads the rows of all."""
+    """Members' tables lie side by side: one look-up reads the rows of all. An id that a table does not have is an error."""
     table, ids = step["weight"], step["indices"]
+    rows = table.shape[0]
+    if table.batched and ids.batched:  # an id beyond a member's table would be one of the next member's
+        known = (to_leading(ids) >= 0) & (to_leading(ids) < rows)
+        offsets = torch.arange(run.members).reshape(-1, *(1 for _ in range(ids.rank))) * rows
+        places = torch.where(known, to_leading(ids) + offsets, run.members * rows)
+        return run.value(F.embedding(places, run.prepared(table, "merged", _merged)), "leading")
+    places = torch.where(ids.tensor < 0, rows, ids.tensor)  # ONNX counts negative ones from the end
     if not table.batched:
-        return ids.like(F.embedding(ids.tensor, table.tensor))
-    if ids.batched:
-        offsets = torch.arange(run.members).reshape(-1, *(1 for _ in range(ids.rank))) * table.shape[0]
-        return run.value(F.embedding(to_leading(ids) + offsets, run.prepared(table, "merged", _merged)), "leading")
+        return ids.like(F.embedding(places, table.tensor))
     wide = run.prepared(table, "beside", lambda t: t.transpose(0, 1).flatten(1))  # [V, (M C)]
-    rows = F.embedding(ids.tensor, wide)
-    return run.value(resized(rows, [*ids.shape, run.members, table.shape[1]]).movedim(-2, 0), "leading")
+    found = F.embedding(places, wide)
+    return run.value(resized(found, [*ids.shape, run.members, table.shape[1]]).movedim(-2, 0), "leading")
 
 
 @rule("index_select")

@@ -224,20 +224,28 @@ def concatenate(run: Run, step: Step) -> Value:
     if len(forms) == 1 and (form := parts[0].form) in PACKED and dim != PACKED[form]:
         return run.value(torch.cat([part.tensor for part in parts], dim), form)
     if dim == 1 and "channels" in forms and "rows" not in forms:
-        apart = [_beside(run, part) for part in parts]
-        joined = torch.cat(apart, 2)
-        return run.value(resized(joined, [parts[0].shape[0], run.members * joined.shape[2], *joined.shape[3:]]), "channels")
+        return _joined_channels(run, parts)
+    if forms == {"rows", "shared"} and dim > 0:
+        return run.value(torch.cat([to_rows(run.of(part)) for part in parts], dim), "rows")
     whole = [to_leading(part) for part in parts]
     whole = [t.expand(run.members, *t.shape[1:]) for t in whole]
     return run.value(torch.cat(whole, dim + 1), "leading")
 
 
-def _beside(run: Run, part: Value) -> Tensor:
-    """Returns ``[B, M, C, ...]``."""
-    if part.form == "channels":
-        return resized(part.tensor, [part.shape[0], run.members, *part.shape[1:]])
-    whole = to_leading(part)
-    return whole.expand(run.members, *whole.shape[1:]).transpose(0, 1)
+def _joined_channels(run: Run, parts: list[Value]) -> Value:
+    """Joins members' channels with others: the channels of all parts one after the other, in the order of the members."""
+    if all(part.form == "channels" for part in parts):  # reshapes copy nothing
+        apart = [resized(part.tensor, [part.shape[0], run.members, *part.shape[1:]]) for part in parts]
+        joined = torch.cat(apart, 2)
+        return run.value(resized(joined, [parts[0].shape[0], run.members * joined.shape[2], *joined.shape[3:]]), "channels")
+    places: list[Tensor] = []
+    begin = 0
+    for part in parts:
+        width, count = part.shape[1], run.members if part.batched else 1
+        places.append((begin + torch.arange(count * width).reshape(count, width)).expand(run.members, width))
+        begin += count * width
+    sources = [to_channels(part) if part.batched else part.tensor for part in parts]
+    return run.value(torch.cat(sources, 1).index_select(1, torch.cat(places, 1).flatten()), "channels")
 
 
 @rule("constant_pad_nd")

@@ -19,9 +19,10 @@ from multitudes.engine.inputs import Inputs, axes, checked_example
 from multitudes.engine.modules import named_tensors
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError, MultitudesError, RunError
+from multitudes.errors import InputError, RunError
 from multitudes.files.export import onnx_file, program_file
 from multitudes.files.export.about import described, reference_of
+from multitudes.files.export.compaction import compacted, pays
 from multitudes.files.export.factors import fold_factors
 from multitudes.files.export.mapped import mapped
 from multitudes.files.export.members import AllMembers
@@ -178,8 +179,10 @@ class Graph:
 
 def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, small: bool = False) -> Graph:
     """Traces a member, and makes one graph of all members and their uncertainty; if `small`, with as few bytes as can be."""
-    smaller = _compacted(ensemble, small)
+    smaller = compacted(ensemble, small)
     step("the graph of one member")
+    if smaller is not None and not small and not pays(trace_member(smaller, inputs, None)):
+        smaller = None
     used = ensemble if smaller is None else smaller
     graph = _member(used, inputs, small)
     step("the graph of all members")
@@ -216,24 +219,6 @@ def _member(ensemble: Ensemble, inputs: Inputs, small: bool) -> MemberGraph:
 
 def _first_line(error: Exception) -> str:
     return str(error).split("An exported graph")[0].strip().rstrip(".")
-
-
-def _compacted(ensemble: Ensemble, small: bool) -> Ensemble | None:
-    """Returns an ensemble with the same outputs that computes less, or if `small` has fewer bytes; None if there is none."""
-    from multitudes.method import Method
-
-    if ensemble.is_compact or type(ensemble.method).compact is Method.compact or ensemble.members == 1:
-        return None
-    try:
-        smaller = ensemble.compact()
-    except MultitudesError:  # a network that it cannot compact runs as it is
-        return None
-    before, after = ensemble.plan.counts, smaller.plan.counts
-    if ensemble.engine.summed:  # MIMO: as many bytes, and less to compute
-        return smaller
-    if before is None or after is None or (small and after.parameters > before.parameters):
-        return None
-    return smaller if after.multiply_adds < before.multiply_adds else None
 
 
 def _input_names(ensemble: Ensemble, inputs: Inputs) -> list[str]:
