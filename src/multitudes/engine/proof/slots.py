@@ -222,9 +222,7 @@ def _without_norms(engine: Engine, mode: str) -> Any:
     return without_modules(engine.template, engine.shared_norms if mode == "train" else frozenset())
 
 
-def _training_step(
-    engine: Engine, example: Inputs, executor: Any, backward: bool = True
-) -> tuple[str | None, Outcome | None]:
+def _training_step(engine: Engine, example: Inputs, executor: Any, backward: bool = True) -> tuple[str | None, Outcome | None]:
     """Takes a training step in the model's own precision and with dropout. Returns its error, or its outcome.
 
     It is forward only, without `backward`, if that ran before without dropout and vmap takes no part in it.
