@@ -11,10 +11,6 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.data import Data
-from multitudes.engine.modules import light_copy, note_names
-from multitudes.engine.proof.executors import first_members
-from multitudes.engine.proof.outcome import kept_buffers, trainable_copy
-from multitudes.engine.proof.trial import plain_member
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 TRAIN = Data(X, X[:, 0].gt(0).long())
@@ -158,16 +154,3 @@ def test_a_resumed_run_is_the_whole_run(tmp_path: Path, stop: int) -> None:
 def _interrupt(now: bool) -> None:
     if now:
         raise KeyboardInterrupt
-
-
-def test_trials_share_the_moments() -> None:
-    """They are many times larger than the network, and no forward knows them: copies of them took most of a conversion."""
-    ens = mt.ensemble(nn.Linear(3, 2), mt.SWAG(members=3), torch.randn(4, 3), seed=0)
-    names, own = note_names(ens.template), dict(ens.template.named_buffers())
-    assert {"swag_mean_weight", "swag_columns_bias"} < names
-    few = first_members(ens.engine, 2)
-    copies = [few.template, trainable_copy(ens.template), plain_member(few, 0), light_copy(ens.template)]
-    for copy in copies:
-        held = dict(copy.named_buffers())
-        assert all(held[name].data_ptr() == own[name].data_ptr() for name in names)
-    assert not kept_buffers(ens.template).keys() & names
