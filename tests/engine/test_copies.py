@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+import multitudes as mt
 from multitudes.engine import modules
-from multitudes.engine.modules import copy_with, duplicate, named_parts, named_tensors
+from multitudes.engine.modules import copy_with, duplicate, light_copy, named_parts, named_tensors, note_names
+from multitudes.engine.proof.executors import first_members
+from multitudes.engine.proof.outcome import kept_buffers, trainable_copy
+from multitudes.engine.proof.trial import plain_member
 
 
 class Odd(nn.Module):
@@ -80,3 +84,16 @@ class TestNames:
         assert [(n, id(m)) for n, m in named_parts(net)] == [(n, id(m)) for n, m in net.named_modules()]
         tensors = [*net.named_parameters(), *net.named_buffers()]
         assert [(n, id(t)) for n, t in named_tensors(net)] == [(n, id(t)) for n, t in tensors]
+
+
+def test_trials_share_the_moments() -> None:
+    """They are many times larger than the network, and no forward knows them: copies of them took most of a conversion."""
+    ens = mt.ensemble(nn.Linear(3, 2), mt.SWAG(members=3), torch.randn(4, 3), seed=0)
+    names, own = note_names(ens.template), dict(ens.template.named_buffers())
+    assert {"swag_mean_weight", "swag_columns_bias"} < names
+    few = first_members(ens.engine, 2)
+    copies = [few.template, trainable_copy(ens.template), plain_member(few, 0), light_copy(ens.template)]
+    for each in copies:
+        held = dict(each.named_buffers())
+        assert all(held[name].data_ptr() == own[name].data_ptr() for name in names)
+    assert not kept_buffers(ens.template).keys() & names

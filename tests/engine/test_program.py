@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,9 +106,10 @@ class TestWrites:
     def test_so_does_a_conversion_of_it(self) -> None:
         net = Normed()
         before = net.layer.weight.clone()
-        with contextlib.suppress(mt.ConversionError):  # whatever comes of it
-            mt.plan(net, mt.Deep(members=2), torch.randn(64, 4))
+        plan = mt.plan(net, mt.Deep(members=2), torch.randn(64, 4))
         assert torch.equal(net.layer.weight, before)
+        assert [entry.name for entry in plan.refused] == ["layer"]
+        assert not plan.converted, "what is refused is not converted"
 
 
 class TestDecisions:

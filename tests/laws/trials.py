@@ -6,8 +6,8 @@ no method tries a law on a network, Deep does. So each method meets each law and
 methods of one run, which share one conversion, are tried by one law each. Heavy laws by the methods in `HEAVY`, on a small CNN.
 
 FULL, in `make test-full`: every method on every network of the zoo by `member`, `executors` and one more law, number (i + j)
-modulo their count for method i and network j; on the five networks by every light law; on the CNN by every heavy law. Methods of
-one run are tried by every light law on one of the five networks, and by `member` on the others.
+modulo their count for method i and network j; on the five networks by every light law; on the CNN by every heavy law. Methods
+of one run are tried by every light law on one of the five networks, and by `member` on the others.
 
 `PYTHONPATH=tests python -m laws.trials` prints FAST.
 """

@@ -31,6 +31,7 @@ from multitudes.engine.modules import (
     inside,
     join_name,
     named_tensors,
+    note_names,
     owning_module,
     without_caches,
 )
@@ -130,12 +131,12 @@ class Draft:
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
                 whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
-        values = {}
+        values, notes = {}, note_names(self.network)
         for name, tensor in tensors.items():
             value = tensor.detach()
             if name in stacked:
                 value = in_layout(stacked[name].detach(), _format(tensor), True)
-            elif not (light and isinstance(tensor, nn.Parameter)):
+            elif name not in notes and not (light and isinstance(tensor, nn.Parameter)):
                 value = value.clone()
             values[name] = as_same_kind(tensor, value)
         template = copy_with(self.network, values)
@@ -239,7 +240,11 @@ def _without_unseen(draft: Draft, run: TrainingRun, kept: Sequence[str]) -> Draf
     shared = _refused(given, dict.fromkeys(sorted(unseen), reason), kept) if draft.method.members > 1 else ()
     refused = _refused(given, _writes(draft, run), ()) or shared
     light = run.runs and not run.written and not run.set_once
-    return replace(draft, plan=replace(draft.plan, refused=refused)) if refused else replace(draft, light=light)
+    if not refused:
+        return replace(draft, light=light)
+    plan, names = draft.plan, {entry.name for entry in refused}
+    converted, shared = (tuple(e for e in entries if e.name not in names) for entries in (plan.converted, plan.shared))
+    return replace(draft, plan=replace(plan, refused=refused, converted=converted, shared=shared))
 
 
 def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:

@@ -41,6 +41,10 @@ class Drawing:
         """Draws values for a trial run, in which members must differ; by default as `draw`."""
         return self.draw(generator)
 
+    def differing(self) -> tuple[str, ...]:
+        """Names the buffers that differ between members of a trial run; by default all."""
+        return self.draws
+
     def bake(self) -> None:
         """Turns the layer back into its plain class, in place, with the current draws worked into its weights."""
         raise NotImplementedError
@@ -99,7 +103,7 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
     for name, layer in drawing_layers(network):
         for _ in range(16):
             drawn = [layer.draw_for_trial(generator) for _ in range(members)]
-            if all(bool((one[key] != drawn[0][key]).any()) for one in drawn[1:] for key in layer.draws):
+            if all(bool((one[key] != drawn[0][key]).any()) for one in drawn[1:] for key in layer.differing()):
                 break
         for key in layer.draws:
             full = join_name(name, key)

@@ -260,14 +260,23 @@ def detached_copy(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     return copy_with(module, values)
 
 
+def note_names(module: nn.Module) -> frozenset[str]:
+    """Names the buffers that a method keeps for itself, such as moments of the weights: no forward reads them or writes them.
+
+    They may be many times larger than the network, so copies for trial runs share their memory.
+    """
+    converted = ((name, part) for name, part in named_parts(module) if "made_of" in vars(type(part)))
+    return frozenset(join_name(name, key) for name, part in converted for key in vars(part).get("notes", ()))
+
+
 def light_copy(module: nn.Module, own: Callable[[str], bool] = lambda name: False) -> nn.Module:
     """Copies a module with its own buffers, and its own parameters where `own(name)`; the others share their memory.
 
     Tensors that were made in inference mode cannot have gradients, so they are not shared.
     """
-    values = {}
+    values, notes = {}, note_names(module)
     for name, tensor in named_tensors(module):
-        shares = isinstance(tensor, nn.Parameter) and not own(name) and not tensor.is_inference()
+        shares = (isinstance(tensor, nn.Parameter) or name in notes) and not own(name) and not tensor.is_inference()
         values[name] = as_same_kind(tensor, tensor.detach() if shares else tensor.detach().clone())
     return copy_with(module, values)
 

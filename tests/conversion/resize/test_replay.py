@@ -56,6 +56,19 @@ class Attention(nn.Module):
         return self.head(h.mean(1))
 
 
+class Rates(Attention):
+    """Its constructor reads values: rates of dropout that grow with depth, as hand-written transformers have them."""
+
+    def __init__(self, dim: int = 24, depth: int = 2, heads: int = 4, rate: float = 0.1) -> None:
+        super().__init__(dim, depth, heads)
+        self.drop = nn.ModuleList(nn.Dropout(each.item()) for each in torch.linspace(0, rate, depth))
+
+
+def test_a_constructor_that_reads_values_is_run_with_them() -> None:
+    ens = mt.ensemble(Rates(), mt.Packed(members=4, alpha=2), TOKENS, seed=0)
+    assert ens.get_parameter("qkv.0.weight").shape == (4, 36, 12)
+
+
 class Stages(nn.Module):
     """Widths in a tuple."""
 

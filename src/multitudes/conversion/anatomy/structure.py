@@ -31,6 +31,7 @@ from multitudes.engine.modules import (
     light_copy,
     named_parts,
     named_tensors,
+    note_names,
     owning_module,
     tensors_of,
 )
@@ -322,10 +323,11 @@ def probe_of(structure: Structure) -> nn.Module:
 
     The parameters of all such copies share the memory of those that were observed: forward may write into them.
     """
-    values = {}
+    values, notes = {}, note_names(structure.model)
     for name, tensor in named_tensors(structure.model):
         value = structure.parameters.get(name)
-        values[name] = as_same_kind(tensor, tensor.detach().clone() if value is None else value)
+        own = tensor.detach() if name in notes else tensor.detach().clone()
+        values[name] = as_same_kind(tensor, own if value is None else value)
     return copy_with(structure.model, values).eval()
 
 

@@ -14,7 +14,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes.conversion.resize.constants import BUILDING, Path, Place, functions_of, numbers_of, rewritten
 from multitudes.engine.modules import named_tensors
-from multitudes.engine.program import META
+from multitudes.engine.program import META, shapes_only
 from multitudes.engine.selected_output import selecting
 
 IN_PLACE = frozenset(
@@ -83,13 +83,19 @@ class Recipe:
     def build(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
         """Builds the network on a device, with other numbers at some paths."""
         in_code = {path: value for path, value in changes.items() if isinstance(path, Place)}
-        values = _NoValues() if device == META else nullcontext()
-        with BUILDING, device, values, rewritten(self.functions, in_code):
-            if self.make is None:
-                args, kwargs = self._call(self._known(), changes, device)
-                return selecting(self.kind(*args, **kwargs), self.output)
-            with _constructor(self.kind, lambda _, *fresh: self._call(self._known(fresh), changes, device)):
-                return selecting(self.make(), self.output)
+        with BUILDING, rewritten(self.functions, in_code):
+            if device == META:
+                return on_meta(lambda: self._built(changes, device))
+            with device:
+                return self._built(changes, device)
+
+    def _built(self, changes: Mapping[Path, Any], device: torch.device) -> nn.Module:
+        """Runs the constructor, with other numbers at some paths."""
+        if self.make is None:
+            args, kwargs = self._call(self._known(), changes, device)
+            return selecting(self.kind(*args, **kwargs), self.output)
+        with _constructor(self.kind, lambda _, *fresh: self._call(self._known(fresh), changes, device)):
+            return selecting(self.make(), self.output)
 
     def _known(self, fresh: tuple[Any, Any] | None = None) -> dict[str, Any]:
         """Returns the arguments by name; those that hold networks are as fresh as those that `make` just gave."""
@@ -120,12 +126,28 @@ class Recipe:
         return replace(self, functions=functions_of(lambda: self.build({}, META)))
 
 
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    """Returns what `build` builds, on the meta device.
+
+    A constructor that reads values, such as rates by `torch.linspace(0, rate, depth)`, runs with them, without initialisers.
+    """
+    try:
+        with META, _NoValues():
+            return build()
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        if "meta" not in str(error):
+            raise
+    with torch.device("cpu"), _NoValues():
+        return shapes_only(build())
+
+
 class _NoValues(TorchFunctionMode):
     """Leaves out the operations that initialise weights: on the meta device they do nothing, slowly."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensor = args[0] if args else (kwargs or {}).get("tensor")
-        if getattr(func, "__name__", "") in IN_PLACE and isinstance(tensor, Tensor) and tensor.is_meta:
+        unread = isinstance(tensor, nn.Parameter) or (isinstance(tensor, Tensor) and tensor.is_meta)
+        if getattr(func, "__name__", "") in IN_PLACE and unread:
             return tensor
         return func(*args, **(kwargs or {}))
 
@@ -164,17 +186,21 @@ def _constructor(kind: type[nn.Module], arguments: Callable[..., tuple[Any, Any]
 def recorded(make: Callable[[], nn.Module], kind: type[nn.Module]) -> Recipe | None:
     """Returns the recipe of the network that `make()` builds, observed on the meta device; None if `kind` is not built so."""
     calls: list[tuple[nn.Module, Any, Any]] = []
+    found: list[tuple[Any, Any]] = []
 
     def observe(net: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         calls.append((net, *_with_numbers((args, kwargs), (), {}, META)))  # a copy: constructors may change their arguments
         return args, kwargs
 
-    with BUILDING, META, _NoValues(), _constructor(kind, observe):
+    def build() -> nn.Module:
+        calls.clear()
         made = make()
-    for net, args, kwargs in calls:
-        if net is made:
-            return bound(kind, args, kwargs, make)
-    return None
+        found[:] = [(args, kwargs) for net, args, kwargs in calls if net is made]
+        return made
+
+    with BUILDING, _constructor(kind, observe):
+        on_meta(build)
+    return bound(kind, *found[0], make) if found else None
 
 
 def bound(kind: type[nn.Module], args: Any, kwargs: Any, make: Callable[[], nn.Module] | None = None) -> Recipe | None:

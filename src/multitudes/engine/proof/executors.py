@@ -24,7 +24,7 @@ from multitudes.engine.fold import forbidden, run_fold
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
-from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors
+from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors, note_names
 from multitudes.engine.proof.independence import quick_leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
@@ -273,10 +273,10 @@ def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
 
 def first_members(engine: Engine, count: int, light: bool = False) -> Engine:
     """Returns an engine with copies of the first `count` members. A `light` one has the memory of the shared parameters."""
-    ours, values = engine.owned | engine.summed, {}
+    ours, values, notes = engine.owned | engine.summed, {}, note_names(engine.template)
     for name, tensor in named_tensors(engine.template):
         value = tensor.detach()[:count] if name in ours else tensor.detach()
-        shares = light and name not in ours and isinstance(tensor, nn.Parameter)
+        shares = name in notes or (light and name not in ours and isinstance(tensor, nn.Parameter))
         values[name] = as_same_kind(tensor, value if shares else value.clone())
     template = copy_with(engine.template, values)
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))

@@ -17,7 +17,7 @@ from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors
+from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors, note_names
 from multitudes.engine.seeds import generator_states, seeded
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError
@@ -61,7 +61,8 @@ def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
 
     A mask of the least double that is added to singles makes NaN, which would equal any other NaN.
     """
-    tensors = [tensor for _, tensor in named_tensors(engine.template)]
+    notes = note_names(engine.template)
+    tensors = [tensor for name, tensor in named_tensors(engine.template) if name not in notes]
     if sum(t.numel() for t in tensors) > DOUBLE_LIMIT or all(t.dtype != torch.float32 for t in tensors):
         return None
     double = replace(engine, template=trainable_copy(engine.template, torch.float64))
@@ -92,10 +93,13 @@ def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.
 
     Parameters share their memory with the given ones unless `dtype` is another; buffers are copied.
     """
-    tensors = {}
+    tensors, notes = {}, note_names(template)
     for name, tensor in named_tensors(template):
         parameter = isinstance(tensor, nn.Parameter)
         value = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
+        if name in notes:
+            tensors[name] = value
+            continue
         value = value if dtype is None else _widened(value)
         differentiable = value.is_floating_point() or value.is_complex()
         tensors[name] = nn.Parameter(value, requires_grad=differentiable) if parameter else value.clone()
@@ -120,9 +124,9 @@ def clean_autograd() -> Iterator[None]:
 
 
 def kept_buffers(template: nn.Module) -> dict[str, Tensor]:
-    """Returns clones of the buffers by name, without the draws of members, which no forward writes into."""
-    drawn = drawn_names(template)
-    return {name: buffer.clone() for name, buffer in template.named_buffers() if name not in drawn}
+    """Returns clones of the buffers by name, without the draws of members and notes, which no forward writes into."""
+    others = drawn_names(template) | note_names(template)
+    return {name: buffer.clone() for name, buffer in template.named_buffers() if name not in others}
 
 
 @contextlib.contextmanager

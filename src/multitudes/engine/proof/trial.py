@@ -18,7 +18,7 @@ from multitudes.engine.fold import learn_output, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Quick
 from multitudes.engine.loop import OUTPUT, members, run_loop
-from multitudes.engine.modules import batch_norms, copy_with, join_name, named_tensors, owning_module
+from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, join_name, named_tensors, note_names, owning_module
 from multitudes.engine.program import Tracer, shape_inputs, shapes_only
 from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
@@ -391,11 +391,11 @@ FORGET = "Forward must not store values for later calls"
 
 def plain_member(engine: Engine, m: int) -> nn.Module:
     """Returns a plain module with the tensors of member m; parameters share their memory with the engine's."""
-    tensors = {}
+    tensors, notes = {}, note_names(engine.template)
     for name, tensor in named_tensors(engine.template):
         value = tensor.detach()[m] if name in engine.owned else tensor.detach()
-        parameter = isinstance(tensor, nn.Parameter)
-        tensors[name] = nn.Parameter(value, requires_grad=tensor.requires_grad) if parameter else value.clone()
+        shares = isinstance(tensor, nn.Parameter) or name in notes
+        tensors[name] = as_same_kind(tensor, value if shares else value.clone())
     return copy_with(engine.template, tensors)
 
 
@@ -410,6 +410,6 @@ def _own_part(outcome: Outcome, engine: Engine, m: int | None) -> Outcome:
 
 
 def _without_norms(engine: Engine) -> frozenset[str]:
-    """Names all buffers but those of BatchNorm layers."""
+    """Names all buffers but those of BatchNorm layers, and those that no forward knows."""
     norms = {join_name(name, key) for name, norm in batch_norms(engine.template).items() for key in norm._buffers}
-    return frozenset(engine.buffers()) - norms
+    return frozenset(engine.buffers()) - norms - note_names(engine.template)

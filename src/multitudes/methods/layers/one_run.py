@@ -34,6 +34,7 @@ from multitudes.engine.modules import detached_copy, join_name
 from multitudes.engine.sharding import full_tensor
 from multitudes.engine.state import SEEDS
 from multitudes.method import Batch, Criterion, Given, Layout, Method
+from multitudes.terminal import step
 
 if TYPE_CHECKING:
     from multitudes.ensemble import Ensemble
@@ -73,8 +74,13 @@ class Shifted(Formed, Drawing):
     def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws small shifts of parameters; statistics have none, as a training step would overwrite them."""
         found = {shift_name(key): torch.rand(value.shape, generator=generator) / 10 for key, value in self.stored().items()}
+        some = self.differing()
+        return {key: found[key] if key in some else torch.zeros_like(found[key]) for key in self.draws}
+
+    def differing(self) -> tuple[str, ...]:
+        """Names the shifts of parameters."""
         none = set(map(shift_name, STATISTICS))
-        return {key: torch.zeros_like(found[key]) if key in none else found[key] for key in self.draws}
+        return tuple(key for key in self.draws if key not in none)
 
     def bake(self) -> None:
         """Turns the module back into its plain class, with its shifts in its tensors."""
@@ -146,6 +152,7 @@ class OneRun:
     def converted(self, given: Given, parts: Mapping[str, Sequence[str]]) -> nn.Module:
         """Returns a copy of the model in which these tensors, by module, have shifts."""
         new = detached_copy(given.model, {})
+        step("the members' tensors")
         for name, keys in parts.items():
             self.convert(new.get_submodule(name), keys)
         without_fast_path(new, Shifted)
