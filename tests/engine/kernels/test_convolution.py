@@ -61,19 +61,26 @@ def compared(x: Tensor, x_dim: int | None, kernel: Tensor, k_dim: int | None, bi
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way(way: str, case: str, last: bool) -> None:
+def made(case: str, last: bool) -> tuple[Tensor, Tensor, Convolution]:
     axes, size, stride, padding, dilation, groups = CASES[case]
     x = numbers(M, B, 4, *[5] * axes, last=last and axes == 2)
     kernel = numbers(M, 6, 4 // groups, *[size] * axes, last=last and axes == 2)
-    described = Convolution.of(x.movedim(0, 1), kernel, [stride], [padding], [dilation], groups)
-    if way not in described.possible:
-        pytest.skip("this way is for other convolutions")
+    return x, kernel, Convolution.of(x.movedim(0, 1), kernel, [stride], [padding], [dilation], groups)
+
+
+POSSIBLE = [(way, case, last) for case in CASES for last in (False, True) for way in made(case, last)[2].possible]
+
+
+@pytest.mark.parametrize(("way", "case", "last"), POSSIBLE)
+def test_every_way(way: str, case: str, last: bool) -> None:
+    x, kernel, _ = made(case, last)
     with forced(way):
         compared(x, 0, kernel, 0, numbers(M, 6), case)
         compared(x.movedim(0, 1), 1, kernel, 0, None, case)
+
+
+def test_all_ways_are_tried() -> None:
+    assert {way for way, _, _ in POSSIBLE} == set(WAYS)
 
 
 def test_the_product_is_one_of_the_ways() -> None:
