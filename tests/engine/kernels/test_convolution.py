@@ -121,3 +121,11 @@ def test_padding_by_name() -> None:
             y = torch.func.vmap(lambda a, b, p=padding: F.conv2d(a, b, padding=p))(x, kernel)
         wanted = torch.stack([F.conv2d(a, b, padding=padding) for a, b in zip(x, kernel, strict=True)])
         torch.testing.assert_close(y, wanted)
+
+
+def test_complex_numbers() -> None:
+    """They are torch's business, which splits them into real and imaginary parts."""
+    x, kernel = numbers(M, B, 4, 5, 5) + 1j * numbers(M, B, 4, 5, 5), numbers(M, 6, 4, 3, 3) * (1 + 2j)
+    with Together():
+        y = torch.func.vmap(lambda a, b: F.conv2d(a, b))(x, kernel)
+    torch.testing.assert_close(y, torch.stack([F.conv2d(a, b) for a, b in zip(x, kernel, strict=True)]))

@@ -96,7 +96,7 @@ def _convolution(axes: int) -> Callable[..., Tensor]:
         stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
         if isinstance(padding, str):
             padding = _padding(padding, weight.shape[2:], dilation)
-        if padding is None or input.ndim != axes + 2 or weight.ndim != axes + 2:
+        if padding is None or input.ndim != axes + 2 or weight.ndim != axes + 2 or weight.is_complex():
             return plain(input, weight, bias, stride, "same" if padding is None else padding, dilation, groups)
         args = (input, weight, bias, stride, _numbers(padding, axes), dilation, groups)
         if torch.compiler.is_compiling():
