@@ -175,4 +175,5 @@ def test_impossible_pairs_are_few_and_have_a_reason(monkeypatch: pytest.MonkeyPa
 def test_packed_is_tried_at_the_size_of_one_network() -> None:
     assert pair.method_for("Packed") == mt.Packed(members=4, alpha=2)
     assert pair.method_for("Deep") == mt.Deep(members=2)
+    assert pair.method_for("Masksembles", "geometric") == mt.Masksembles(members=2, feed="all")
     assert pair.method_for("Single") == mt.Single()
