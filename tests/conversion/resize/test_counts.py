@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.conversion.resize import counts
 from multitudes.conversion.resize.counts import changed_counts
 
 
@@ -394,3 +395,10 @@ def test_kinds_of_torch_s_layers_have_their_channels(in_code: bool) -> None:
     assert list(changed_counts(own_layers(32), own_layers(16), x, 0.5, every if in_code else set())) == []
     wide, fewer_taps = nn.Sequential(OwnConv(3, 8, 3, padding=1)), nn.Sequential(OwnConv(3, 8, 1))
     assert any("0.weight" in text for text in changed_counts(wide, fewer_taps, x, 0.5, every))
+
+
+def test_linear_layers_of_other_libraries_have_channels() -> None:
+    """torch-geometric's Linear is no kind of torch's, but known by name; a stranger's weight is not."""
+    for module, axes in (("torch_geometric.nn.dense.linear", {0, 1}), ("somewhere.else", set())):
+        kind = type("Linear", (nn.Module,), {"__module__": module})
+        assert counts._channel_axes(kind(), "convs.0.lin.weight") == axes

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from multitudes.conversion.anatomy.known_layers import taught_name
 from multitudes.conversion.anatomy.structure import NORMS, Structure
 from multitudes.conversion.resize.audit import run_of, width_of
 from multitudes.engine.inputs import Inputs
@@ -76,10 +77,14 @@ def _changed_loose(model: nn.Module, new: nn.Module, in_code: Collection[str]) -
 
 
 def _channel_axes(layer: nn.Module, name: str) -> set[int]:
-    """Returns the axes of a tensor that are channels, if torch's own layer, of which this one is a kind, holds it too."""
+    """Returns the axes of a tensor that are channels, if torch's own layer, of which this one is a kind, holds it too.
+
+    Linear layers and convolutions of other libraries that are known by name count as kinds of torch's.
+    """
     if name.rpartition(".")[2] not in ("weight", "bias", "running_mean", "running_var"):
         return set()
-    return {0, 1} if isinstance(layer, (nn.Linear, _ConvNd)) else {0} if isinstance(layer, NORMS) else set()
+    linear = isinstance(layer, (nn.Linear, _ConvNd)) or taught_name(layer) is not None
+    return {0, 1} if linear else {0} if isinstance(layer, NORMS) else set()
 
 
 def _may_change(shape: Sequence[int], changed: set[int], widths: Collection[int], parameter: bool, in_code: bool) -> bool:
