@@ -36,8 +36,10 @@ def choose(engine: Engine, per_member: bool = False) -> str:
     picked = engine.picked["train" if training else "eval"]
     if picked == "vmap" and not vmap_is_right(engine, per_member):
         return "loop"
-    if compiling and engine.members > 1 and engine.shares and training and vmap_is_right(engine, per_member):
-        return "vmap"  # a traced loop would run the shared trunk, and count its batches, once per member
+    shorter = engine.members > 1 and (not engine.has_attention or (engine.shares and training))
+    if compiling and shorter and vmap_is_right(engine, per_member):
+        return "vmap"  # a traced loop is M times as long, and runs the shared trunk, and counts its batches, once per member;
+        # but torch's attention modules under vmap make a graph for each batch size
     return picked
 
 

@@ -168,7 +168,7 @@ def _row_axis(name: str, small: tuple[int, ...], large: tuple[int, ...], count: 
 
 def _run(engine: Engine, inputs: Inputs, places: list[Tensor], tiled: bool = False) -> Tree:
     total = sum(len(place) for place in places)
-    guard = plain_attention() if engine.has_attention else contextlib.nullcontext()
+    guard = plain_attention() if engine.has_attention and not torch.compiler.is_compiling() else contextlib.nullcontext()
     if engine.traits.mutates:
         inputs = inputs.refill([tensor.clone() for tensor in inputs.tensors()])
     with guard, _folded(engine, places, total), _counted_once(engine, total) if tiled else contextlib.nullcontext():

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import copyreg
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -293,15 +294,26 @@ def with_attribute(parts: Sequence[nn.Module], key: str, value: Any) -> Iterator
             del vars(part)[key]
 
 
+_plain: list[bool] = []
+_plain_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
-    """Turns off torch's fused attention in a with-block: it reads stacked weights wrongly or not at all."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    """Turns off torch's fused attention in a with-block: it reads stacked weights wrongly or not at all.
+
+    torch has one switch for all threads: the last with-block to end turns it back to what the first one found.
+    """
+    with _plain_lock:
+        _plain.append(_plain[0] if _plain else torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        with _plain_lock:
+            before = _plain.pop()
+            if not _plain:
+                torch.backends.mha.set_fastpath_enabled(before)
 
 
 def has_attention(module: nn.Module) -> bool:

@@ -40,7 +40,7 @@ SLOW = "There is a performance drop because we have not yet implemented the batc
 
 def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
-    guard = plain_attention() if engine.has_attention else contextlib.nullcontext()
+    guard = plain_attention() if engine.has_attention and not torch.compiler.is_compiling() else contextlib.nullcontext()
     slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
     together = _together(inputs, noise=engine.shares and engine.template.training and not slots)
     coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled

@@ -33,6 +33,15 @@ CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""
 
 
+def _opened(function: Any) -> Callable[..., Any]:
+    """Returns a copy of a Python function of torch that runs under a mode instead of being handed to it."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    return types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+
+
+_attention_inside = _opened(F.multi_head_attention_forward)
+
+
 class Together(TorchFunctionMode):
     """Replaces functions of layers, in a with-block inside vmap.
 
@@ -53,7 +62,7 @@ class Together(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:  # a function of functions: the rules apply inside it
-                return _opened(func)(*args, **kwargs)
+                return _attention_inside(*args, **kwargs)
         if self.dtype is not None:
             what = (ON_CPU if self.device == "cpu" else ON_CUDA).get(getattr(func, "__name__", ""))
             if what == LOWERED:
@@ -65,6 +74,8 @@ class Together(TorchFunctionMode):
                     return func(*args, **kwargs).to(given)
         if func in RULES:
             return RULES[func](*args, **kwargs)
+        if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten":
+            return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
@@ -205,9 +216,3 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.adaptive_avg_pool2d: _average_pool,
 }
 """Functions of layers, and what runs in their place."""
-
-
-def _opened(func: Any) -> Callable[..., Any]:
-    """Returns a copy of a Python function of torch that runs under this mode instead of being handed to it."""
-    names = {**func.__globals__, "has_torch_function": lambda _: False}
-    return types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
