@@ -13,7 +13,7 @@ from engine.separate import WAYS, B, M, answer, assert_separate, members, score
 from torch import nn
 
 import multitudes as mt
-from multitudes.engine.modules import copy_with, detached_copy, named_tensors, owning_module
+from multitudes.engine.modules import copy_with, detached_copy, named_tensors, owning_module, plain_attention
 
 
 def scripted() -> nn.Module:
@@ -139,3 +139,15 @@ class TestCopying:
         assert owning_module("weight") == ""
         assert owning_module("a.parametrizations.weight.original0") == "a"
         assert owning_module("parametrizations.weight.original") == ""
+
+
+def test_plain_attention_in_several_threads() -> None:
+    """One switch for all threads: it is off while any block lasts, and on again after the last, in whatever order they end."""
+    assert torch.backends.mha.get_fastpath_enabled()
+    first, second = plain_attention(), plain_attention()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
