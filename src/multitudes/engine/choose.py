@@ -36,10 +36,10 @@ def choose(engine: Engine, per_member: bool = False) -> str:
     picked = engine.picked["train" if training else "eval"]
     if picked == "vmap" and not vmap_is_right(engine, per_member):
         return "loop"
-    shorter = engine.members > 1 and (not engine.has_attention or (engine.shares and training))
-    if compiling and shorter and vmap_is_right(engine, per_member):
+    longer = engine.members > 1 and ((engine.shares and training) or engine.device_type != "cpu")
+    if compiling and longer and vmap_is_right(engine, per_member):
         return "vmap"  # a traced loop is M times as long, and runs the shared trunk, and counts its batches, once per member;
-        # but torch's attention modules under vmap make a graph for each batch size
+        # on a CPU the loop is as fast, and some operations under vmap make a graph for each batch size
     return picked
 
 

@@ -28,6 +28,7 @@ def together(network: str, method: mt.Method) -> mt.Ensemble:
     ens = mt.ensemble(make(), method, torch.randn(2, *shape))
     ens.prove_later(["vmap"])
     assert "vmap" in ens.engine.proven["eval"]
+    ens.engine.picked.update(eval="vmap")
     return ens.eval()
 
 
@@ -73,7 +74,6 @@ def test_under_autocast() -> None:
     """Compiled and plain calls agree, with products in the lower precision."""
     torch.set_default_dtype(torch.float32)
     ens, x = together("vit", mt.Deep(members=M)), torch.randn(2, 3, 8, 8)
-    ens.engine.picked.update(eval="vmap")
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found, wanted = torch.compile(ens, backend="aot_eager", fullgraph=True)(x), ens(x)
     assert found.dtype == wanted.dtype == torch.bfloat16

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multitudes.engine.inputs import Inputs, axes
 from multitudes.ensemble import Ensemble
@@ -43,7 +44,7 @@ def described(
                 "name": name,
                 "shape": [None if at == axis else size for at, size in enumerate(tensor.shape)],
                 "dtype": str(tensor.dtype).removeprefix("torch."),
-                **_normalisation(meaning),
+                **_normalisation(meaning, tensor, alone=len(names) == 1),
             }
             for name, tensor, axis in zip(names, inputs.tensors(), axes(inputs, ensemble.engine.batch_axis), strict=True)
         ],
@@ -55,10 +56,13 @@ def described(
     }
 
 
-def _normalisation(meaning: Meaning) -> dict[str, Any]:
-    """Returns the mean and deviation by which inputs are normalised before the graph, if the training data says so."""
+def _normalisation(meaning: Meaning, tensor: Tensor, alone: bool) -> dict[str, Any]:
+    """Returns the mean and deviation by which an input is normalised before the graph, if the training data says so.
+
+    Beside other inputs, they belong to images.
+    """
     units = meaning.units
-    if units is None or units.mean is None or units.std is None:
+    if units is None or units.mean is None or units.std is None or not (alone or tensor.ndim == 4):
         return {}
     return {"mean": units.mean.flatten().tolist(), "std": units.std.flatten().tolist()}
 

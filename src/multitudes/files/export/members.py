@@ -130,7 +130,8 @@ def apply(run: Run, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     values = values_in([args, kwargs])
     if not any(value.batched for value in values) and step.name != "embedding":
         return _wrapped(target(*plain(args), **plain(kwargs)))
-    rule = RULES.get(step.name) or (pointwise if torch.Tag.pointwise in target.tags else None)
+    elementwise = torch.Tag.pointwise in target.tags or step.name == "where"  # which has no tag if one side is a number
+    rule = RULES.get(step.name) or (pointwise if elementwise else None)
     result = None if rule is None else rule(run, step)
     if result is not None:
         return result

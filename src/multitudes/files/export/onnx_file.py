@@ -130,8 +130,10 @@ def opset_of(model: Any) -> int:
 def with_weights(model: Any, precision: Precision) -> Any:
     """Returns a copy of the model whose weights are stored in fewer bits. A runtime turns them back when it loads the file.
 
-    float16   half of the bytes; a weight that half precision cannot hold stays
+    float16   half of the bytes
     int8      a quarter of the bytes: whole numbers from -127 to 127 times one scale for each output channel or row of a table
+
+    A weight that the precision cannot hold stays.
     """
     import onnx
     from onnx import helper, numpy_helper
@@ -164,7 +166,9 @@ def with_weights(model: Any, precision: Precision) -> Any:
 
 
 def _fits(array: Any, precision: Precision) -> bool:
-    return precision == "int8" or bool(np.abs(array).max() <= np.finfo(np.float16).max)
+    """Whether a weight may be stored in fewer bits; a mask of infinite numbers may not."""
+    largest = np.finfo(np.float16 if precision == "float16" else np.float32).max
+    return bool(np.abs(array).max() <= largest)
 
 
 def _quantised(array: Any, summed: int | None) -> tuple[Any, Any]:

@@ -63,7 +63,10 @@ def live_outputs(prediction: Prediction, meaning: Meaning) -> dict[str, Tensor]:
 
 
 def compare(ensemble: Ensemble, run: Runner, inputs: Inputs, meaning: Meaning, output: str | None, strict: bool) -> float:
-    """Runs graph and ensemble on the same rows. Returns the largest difference; if `strict`, refuses one that is too large."""
+    """Runs graph and ensemble on the same rows. Returns the largest difference; if `strict`, refuses one that is too large.
+
+    An answer that is not a number where the ensemble's is one is always refused.
+    """
     axis, largest = ensemble.engine.batch_axis, 0.0
     for size in SIZES:
         rows = take_rows(inputs, axis, torch.arange(size) % count_rows(inputs, axis))
@@ -74,6 +77,11 @@ def compare(ensemble: Ensemble, run: Runner, inputs: Inputs, meaning: Meaning, o
                 raise RunError(
                     f"the exported graph returns {name} {list(found[name].shape)} for {size} rows, but the ensemble "
                     f"{list(value.shape)}: nothing is written. Please report this"
+                )
+            if bool((found[name].isnan() & ~value.isnan()).any()):
+                raise RunError(
+                    f"the exported graph answers NaN in {name} for {size} rows, where the ensemble has numbers: nothing is "
+                    "written. With precision=, leave that out; otherwise please report this"
                 )
             off = _difference(value, found[name], _clear(prediction, meaning, name))
             limit = NEAR * max(1.0, float(value.double().abs().max())) if value.numel() else NEAR
@@ -87,7 +95,8 @@ def compare(ensemble: Ensemble, run: Runner, inputs: Inputs, meaning: Meaning, o
 
 
 def _difference(expected: Tensor, found: Tensor, clear: Tensor | None) -> float:
-    off = torch.where(expected == found, 0.0, (expected.double() - found.double()).abs())  # also where both are infinite
+    same = (expected == found) | (expected.isnan() & found.isnan())  # also where both are infinite
+    off = torch.where(same, 0.0, (expected.double() - found.double()).abs())
     off = off if clear is None else off[clear]
     return float(off.max()) if off.numel() else 0.0
 

@@ -99,7 +99,7 @@ def write_export(
         opset=made.opset,
         compacted=graph.compacted,
         images=len(about["inputs"]) == 1 and len(about["inputs"][0]["shape"]) == 4,
-        normalised="mean" in about["inputs"][0],
+        normalised=any("mean" in one for one in about["inputs"]),
         scores=scores,
     )
 

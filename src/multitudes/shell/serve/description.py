@@ -17,7 +17,7 @@ KEY = "multitudes"
 FORMAT = 1
 """Newest format of the description that is known here."""
 
-LONGEST = 2**20
+LONGEST = 2**24
 """Most characters of a description: names of classes are the longest part of it."""
 
 NORMALISATION = ("mean", "std")
