@@ -76,3 +76,30 @@ def test_only_images_have_the_normalisation_of_images(tmp_path: Path) -> None:
     image, row = load_graph(tmp_path / "two.onnx").inputs
     assert image.mean == (0.5, 0.5, 0.5)
     assert row.mean is None or row.mean == ()
+
+
+class OverTheBatch(nn.Module):
+    """A norm without running statistics, so that rows depend on each other in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+@pytest.mark.slow
+def test_rows_that_depend_on_each_other(tmp_path: Path) -> None:
+    """The export says so, and a server, which puts the rows of strangers together, does not take the file."""
+    torch.set_default_dtype(torch.float32)
+    x = torch.randn(3, 3, 6, 6)
+    ens = mt.ensemble(OverTheBatch(), mt.Deep(members=2), x, seed=0).eval()
+    written = mt.export(ens, x, tmp_path / "batch.onnx")
+    assert not written.alone
+    assert "depend on each other" in str(written)
+    pytest.importorskip("fastapi")
+    from multitudes.shell.serve.graph import load_graph
+
+    with pytest.raises(mt.InputError, match="rows beside it"):
+        load_graph(tmp_path / "batch.onnx")

@@ -38,6 +38,8 @@ class Exported:
     """Whether the input is an image ``[C, H, W]``."""
     normalised: bool = False
     """Whether the file says how inputs were normalised in training, so that a server can take images as they are."""
+    alone: bool = True
+    """Whether a row's answer does not depend on the rows beside it."""
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Scores on `data` of the live ensemble and of the file."""
 
@@ -52,6 +54,10 @@ class Exported:
         table.add_row("graph", f"{self.nodes} operations, {megabytes(self.tensor_bytes)} of tensors, any batch size")
         if self.images and not self.normalised:
             table.add_row("images", "no normalisation in the file, so pixels are taken from 0 to 1: give units=train")
+        if not self.alone:
+            table.add_row(
+                "rows", "depend on each other: run those together that belong together; a server does not take the file"
+            )
         table.add_row("outputs", ", ".join(self.outputs))
         table.add_row("checked", f"largest difference from the ensemble {self.difference:.1e}")
         for name, (before, after) in self.scores.items():

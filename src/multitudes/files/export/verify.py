@@ -44,6 +44,22 @@ def live_prediction(ensemble: Ensemble, call: Inputs, meaning: Meaning, output: 
     return prediction if meaning.units is None else prediction.in_original_units(meaning.units)
 
 
+def rows_are_alone(ensemble: Ensemble, inputs: Inputs, meaning: Meaning) -> bool:
+    """Whether a row has the same answer alone as beside others; BatchNorm without running statistics is where it has not."""
+    axis = ensemble.engine.batch_axis
+    together = live_prediction(ensemble, inputs, meaning, None).members
+    for row in range(min(2, count_rows(inputs, axis))):
+        try:
+            alone = live_prediction(ensemble, take_rows(inputs, axis, torch.tensor([row])), meaning, None).members
+        except (ValueError, RuntimeError):  # a norm over the rows of a batch needs several
+            return False
+        for name, value in alone.items():
+            whole = together[name][:, row : row + 1]
+            if value.shape != whole.shape or not torch.allclose(value, whole, rtol=1e-3, atol=1e-4, equal_nan=True):
+                return False
+    return True
+
+
 def live_outputs(prediction: Prediction, meaning: Meaning) -> dict[str, Tensor]:
     """Returns the outputs of the graph as a prediction has them."""
     members = prediction.members

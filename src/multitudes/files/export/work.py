@@ -32,7 +32,7 @@ from multitudes.files.export.outputs import Meaning, Outputs, Threshold, chosen_
 from multitudes.files.export.quality import compare_scores
 from multitudes.files.export.result import Exported
 from multitudes.files.export.trace import MemberGraph, trace_member, traced
-from multitudes.files.export.verify import Runner, compare, live_prediction
+from multitudes.files.export.verify import Runner, compare, live_prediction, rows_are_alone
 from multitudes.prediction.predict import checked_ensemble, noise_of
 from multitudes.prediction.prediction import Prediction
 from multitudes.prediction.temperature import Calibrator, checked_calibrator
@@ -71,7 +71,8 @@ def write_export(
         inputs = inputs.refill([tensor.detach().cpu() for tensor in inputs.tensors()])
         meaning = _meaning(ensemble, inputs, outputs, calibrator, threshold, units)
         names = _input_names(ensemble, inputs)
-        about = described(ensemble, inputs, names, meaning, labels, reference_of(reference, meaning))
+        alone = rows_are_alone(ensemble, inputs, meaning)
+        about = {**described(ensemble, inputs, names, meaning, labels, reference_of(reference, meaning)), "alone": alone}
         graph = build(ensemble, inputs, meaning, small=prefer == "size")
         step("the file")
         made = _written(graph, about, precision, aot, target.suffix)
@@ -100,6 +101,7 @@ def write_export(
         compacted=graph.compacted,
         images=len(about["inputs"]) == 1 and len(about["inputs"][0]["shape"]) == 4,
         normalised=any("mean" in one for one in about["inputs"]),
+        alone=alone,
         scores=scores,
     )
 

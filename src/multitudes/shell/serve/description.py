@@ -79,6 +79,8 @@ class Description:
     reference: Reference | None = None
     sealed: bool = False
     """Whether the file must have a digest."""
+    alone: bool = True
+    """Whether a row's answer does not depend on the rows beside it."""
 
     def notes(self) -> tuple[str, ...]:
         """Says what is missing, and what follows from it."""
@@ -141,6 +143,7 @@ def _read(about: Mapping[str, Any]) -> Description:
         temperature=about.get("temperature"),
         reference=None if reference is None else _reference(reference),
         sealed=about.get("sealed") is True,
+        alone=about.get("alone", True) is True,
     )
 
 
