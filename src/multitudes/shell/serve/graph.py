@@ -85,8 +85,9 @@ def _described(session: Any, file: Path, intact: bool) -> Graph:
         raise FileError(f"{file} is damaged: its digest is missing. Write it again with mt.export")
     if not about.alone:
         raise InputError(
-            f"{file}: a row's answer depends on the rows beside it, and a server puts the rows of several clients together. Give "
-            "the network's BatchNorm layers running statistics, train and export again, or run the file in onnxruntime yourself"
+            f"{file}: a row's answer depends on the rows beside it, and a server puts the rows of several clients together. "
+            "Give the network's BatchNorm layers running statistics, train and export again; or run the file in onnxruntime "
+            "yourself"
         )
     inputs = tuple(about.complete(_input(one, file)) for one in session.get_inputs())
     if len(inputs) != 1 and not about.known:
