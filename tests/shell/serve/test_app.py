@@ -108,9 +108,10 @@ def test_a_body_without_a_length_is_counted(client: TestClient) -> None:
 
 def test_answers_that_are_not_finite_are_refused(client: TestClient) -> None:
     rows = [[0.0] * 5, [3e38, -3e38, 3e38, 3e38, 3e38]]
-    answer = client.post("/predict", json={"rows": rows})
-    assert answer.status_code == 422
-    assert "the answer to row 1 is not finite" in answer.json()["detail"]
+    for path in ("/predict", "/predict?outputs=label", "/predict?outputs=abstain,label"):
+        answer = client.post(path, json={"rows": rows})
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == "the network's answer to row 1 is not a finite number: see probs"
 
 
 def test_a_network_that_fails_is_told(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ class Server:
             ) from None
         except RunError as error:
             raise Refused(422, str(error)) from None
+        _check_finite(outputs)
         return _answer({name: outputs[name] for name in wanted}, notes)
 
     def _wanted(self, request: Request) -> tuple[str, ...]:
@@ -194,12 +195,16 @@ def make_app(graph: Graph, limits: Limits | None = None, token: str | None = Non
     return app
 
 
-def _answer(outputs: Arrays, notes: list[str]) -> Response:
-    """Returns outputs as JSON, one array per output; refuses rows whose answer is not finite, which JSON cannot say."""
+def _check_finite(outputs: Arrays) -> None:
+    """Refuses rows with an output that is not finite, asked for or not: a label of probabilities that are NaN says nothing."""
     for name, value in outputs.items():
         if value.dtype.kind == "f" and not (finite := np.isfinite(value)).all():
             row = int((~finite).reshape(len(value), -1).any(1).argmax())
-            raise Refused(422, f"the answer to row {row} is not finite in {name}: its numbers are too large for the network")
+            raise Refused(422, f"the network's answer to row {row} is not a finite number: see {name}")
+
+
+def _answer(outputs: Arrays, notes: list[str]) -> Response:
+    """Returns outputs as JSON, one array per output."""
     return _json(
         {**{name: np.ascontiguousarray(value) for name, value in outputs.items()}, **({"notes": notes} if notes else {})}
     )
