@@ -14,7 +14,6 @@ import anyio.to_thread
 import numpy as np
 import orjson
 from fastapi import FastAPI, Request, Response
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -23,6 +22,7 @@ from multitudes.shell.serve import bodies
 from multitudes.shell.serve.batching import Batcher, QueueFull
 from multitudes.shell.serve.bodies import Refused
 from multitudes.shell.serve.body_limit import BodyLimit
+from multitudes.shell.serve.forms import read_files
 from multitudes.shell.serve.graph import Arrays, Graph
 from multitudes.shell.serve.limits import Limits
 from multitudes.shell.serve.metrics import Metrics
@@ -111,8 +111,7 @@ class Server:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         inputs, limits = self.graph.inputs, self.limits
         if kind == "multipart/form-data":
-            async with request.form(max_files=limits.rows, max_fields=0, max_part_size=limits.body) as form:
-                files = [await part.read() for _, part in form.multi_items() if isinstance(part, UploadFile)]
+            files = await read_files(request, limits)
             return await self._aside(lambda: bodies.from_images(files, inputs, limits))
         if kind in ("image/png", "image/jpeg"):
             body = await request.body()
