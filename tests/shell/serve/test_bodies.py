@@ -58,7 +58,7 @@ REFUSED = [
     (b'{"rows": [[1,2,3],[1,2]]}', 422, "different shapes"),
     *(
         (b'{"rows": [[%s]]}' % row, 422, "must be numbers")
-        for row in (b'"a","b","c"', b"1,2,null", b"true,false,true", b"1,2,{}")
+        for row in (b'"a","b","c"', b"1,2,null", b"true,false,true", b"true,2.5,1", b"1,2,false", b"1,2,{}")
     ),
     (b'{"rows": [[1,2,3],[1,2,NaN]]}', 422, "row 1 of x is not finite"),
     *((b'{"rows": [[1,2,%s]]}' % number, 422, "row 0 of x is not finite") for number in (b"Infinity", b"1e300", b"1e999")),

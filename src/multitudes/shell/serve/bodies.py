@@ -70,9 +70,15 @@ def _from_lists(rows: Any, own: Input) -> NDArray[Any]:
     if not rows:
         return np.zeros((0, *(size or 0 for size in own.shape)), own.dtype)
     wanted = np.dtype(own.dtype)
-    if array.dtype.kind not in ("b" if wanted.kind == "b" else "iuf"):
+    if array.dtype.kind not in ("b" if wanted.kind == "b" else "iuf") or (wanted.kind != "b" and _has_bool(rows)):
         raise Refused(422, _form(own, "rows must be numbers" if wanted.kind != "b" else "rows must be true or false"))
     return _cast(array, own)
+
+
+def _has_bool(rows: list[Any]) -> bool:
+    """Whether true or false is among the numbers of nested lists: numpy would take it as 1 or 0."""
+    kinds = set(map(type, rows))
+    return bool in kinds or (list in kinds and any(map(_has_bool, rows)))
 
 
 def _cast(array: NDArray[Any], own: Input) -> NDArray[Any]:
