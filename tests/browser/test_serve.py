@@ -158,6 +158,54 @@ def test_a_regression(page: Any, tmp_path: Path, events: list[str]) -> None:
     assert events == []
 
 
+TARGETS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[B, 2] x) => (float[B, 8] mean, float[B, 8] variance, float[B, 2, 8] member_mean)
+<float[2, 16] w = {1, 10, 3, 4, 5, 6, 7, 8, 3, 30, 3, 4, 5, 6, 7, 8, 0, 990, 0, 0, 0, 0, 0, 0, 0, 970, 0, 0, 0, 0, 0, 0},
+ int64[3] form = {-1, 2, 8}> {
+    all = MatMul (x, w)
+    member_mean = Reshape (all, form)
+    mean = ReduceMean <axes = [1], keepdims = 0> (member_mean)
+    variance = Mul (mean, mean)
+}"""
+TOKENS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[B, 4] x) => (float[B, 4] confidence, bool[B, 4] abstain) <float line = {0.3}> {
+    confidence = Identity (x)
+    abstain = Less (x, line)
+}"""
+
+
+def answered(page: Any, folder: Path, model: Any, row: str, **about: Any) -> None:
+    """Asks a server of a graph on its page, and returns when it shows the answer."""
+    describe(model, outputs=[one.name for one in model.graph.output], labels=None, reference=None, members=2, **about)
+    with running(saved(folder, model)) as (port, _):
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.locator("#pasting[open]").wait_for()
+        page.fill("#rows", row)
+        page.click("#predict")
+        page.locator(".answer").wait_for()
+
+
+def test_targets_are_shown_one_by_one(page: Any, tmp_path: Path) -> None:
+    """A mean over targets, whose units differ, would say nothing."""
+    answered(page, tmp_path, onnx.parser.parse_model(TARGETS), "[1, 1]", task="gaussian", threshold=None)
+    assert page.locator(".answer h2").text_content() == "8 targets"
+    shown = page.locator(".targets dd").all_text_contents()
+    assert shown[:2] == ["2 ± 2", "1000 ± 1000"]
+    assert shown[6] == "2 more are below, as JSON"
+    assert page.locator(".measures:not(.targets) dd").all_text_contents() == ["4, 1000000, 9, 16, 25, 36, … (8 targets)"]
+    assert page.locator(".votes").first.locator("b").all_text_contents() == ["1", "3"]
+    assert page.locator(".votes").nth(1).locator("b").all_text_contents() == ["1000", "1000"]
+    assert fits(page)
+
+
+def test_tokens_say_on_how_many_it_abstains(page: Any, tmp_path: Path) -> None:
+    rule = {"score": "confidence", "value": 0.3}
+    answered(page, tmp_path, onnx.parser.parse_model(TOKENS), "[0.25, 0.5, 0.75, 0.5]", task="classes", threshold=rule)
+    assert page.locator(".state").text_content() == "The ensemble abstains on 1 of 4: confidence is below 0.3"
+    assert page.locator(".measures dt").all_text_contents() == ["Confidence, mean of 4"]
+    assert page.locator(".measures dd").all_text_contents() == ["0.5"]
+
+
 def test_the_theme(page: Any, images: str) -> None:
     page.goto(images)
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -81,6 +81,27 @@ def test_images(files: dict[str, Path]) -> None:
         assert fields.status_code in (400, 422)
 
 
+def test_a_form_that_was_cut_is_refused(files: dict[str, Path]) -> None:
+    """Wherever it ends: no image may be lost in silence."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
+    head = b'--XX\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
+    whole = 2 * (head + file.getvalue() + b"\r\n") + b"--XX--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=XX"}
+    with TestClient(make_app(load_graph(files["images"], 1))) as client:
+        assert len(client.post("/predict", content=whole, headers=kind).json()["label"]) == 2
+        for cut in (4, 6, 12, 60, len(file.getvalue()) + 20, len(whole) // 2 - 3, len(whole) - 1, len(whole)):
+            answer = client.post("/predict", content=whole[:-cut], headers=kind)
+            assert answer.status_code == 400, cut
+            assert "the form has no end" in answer.json()["detail"]
+
+
+def test_a_form_with_too_many_images(files: dict[str, Path]) -> None:
+    with TestClient(make_app(load_graph(files["images"], 1), Limits(rows=2))) as client:
+        answer = client.post("/predict", files=[("images", ("a.png", b"", "image/png"))] * 3)
+    assert (answer.status_code, "at most 2" in answer.text) == (413, True)
+
+
 REFUSED: list[tuple[bytes, str, int, str]] = [
     (b'{"rows": [[1,2,3,4,NaN]]}', "application/json", 422, "row 0 of x is not finite"),
     (b'{"rows": [[1,2]]}', "application/json; charset=utf-8", 422, "shape"),
@@ -108,9 +129,10 @@ def test_a_body_without_a_length_is_counted(client: TestClient) -> None:
 
 def test_answers_that_are_not_finite_are_refused(client: TestClient) -> None:
     rows = [[0.0] * 5, [3e38, -3e38, 3e38, 3e38, 3e38]]
-    answer = client.post("/predict", json={"rows": rows})
-    assert answer.status_code == 422
-    assert "the answer to row 1 is not finite" in answer.json()["detail"]
+    for path in ("/predict", "/predict?outputs=label", "/predict?outputs=abstain,label"):
+        answer = client.post(path, json={"rows": rows})
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == "the network's answer to row 1 is not a finite number: see probs"
 
 
 def test_a_network_that_fails_is_told(tmp_path: Path) -> None:

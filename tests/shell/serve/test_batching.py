@@ -75,13 +75,16 @@ def test_a_row_does_not_wait_for_ever() -> None:
 
 
 def test_a_large_request_runs_in_parts() -> None:
+    """And each part is told as a batch, since it is one for the network."""
     network = Network()
+    told: list[int] = []
 
     async def scene(batcher: Batcher) -> None:
+        batcher._on_batch = lambda rows, outputs: told.append(rows)
         np.testing.assert_array_equal((await batcher.submit(rows(*range(21))))["y"][:, 0], 2 * np.arange(21))
 
     run(network, Limits(batch=8), scene)
-    assert network.sizes == [8, 8, 5]
+    assert network.sizes == told == [8, 8, 5]
 
 
 def test_beyond_the_queue_is_refused_and_the_rest_answered() -> None:

@@ -58,7 +58,7 @@ REFUSED = [
     (b'{"rows": [[1,2,3],[1,2]]}', 422, "different shapes"),
     *(
         (b'{"rows": [[%s]]}' % row, 422, "must be numbers")
-        for row in (b'"a","b","c"', b"1,2,null", b"true,false,true", b"1,2,{}")
+        for row in (b'"a","b","c"', b"1,2,null", b"true,false,true", b"true,2.5,1", b"1,2,false", b"1,2,{}")
     ),
     (b'{"rows": [[1,2,3],[1,2,NaN]]}', 422, "row 1 of x is not finite"),
     *((b'{"rows": [[1,2,%s]]}' % number, 422, "row 0 of x is not finite") for number in (b"Infinity", b"1e300", b"1e999")),
@@ -180,11 +180,12 @@ def test_resizing_is_said() -> None:
         from_images([picture(size=(8, 6)), picture()], free, LIMITS)
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A small PNG that says that it is large."""
-    lines = zlib.compress(bytes(1000))
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", lines), (b"IEND", b"")]
-    parts = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
+def png(width: int, height: int, colours: int = 2, **chunks: bytes) -> bytes:
+    """A PNG of chunks: a small one may say that it is large, or have none of the colours that its pixels name."""
+    header = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)
+    named = [(key.encode(), value) for key, value in chunks.items()]
+    whole = [(b"IHDR", header), *named, (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    parts = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in whole)
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
@@ -196,16 +197,66 @@ def bomb(width: int, height: int) -> bytes:
         ([picture(), b"GIF89a"], "image 1 is no whole"),
         ([picture()[:60]], "image 0 is no whole"),
         ([picture(form="JPEG")[:-100]], "image 0 is no whole"),
-        ([bomb(60, 60)], "too large"),
-        ([bomb(10000, 10000)], "too large|is no whole"),
-        ([bomb(2**31 - 1, 2**31 - 1)], "is no whole"),
+        ([png(60, 60)], "too large"),
+        ([png(10000, 10000)], "too large|is no whole"),
+        ([png(2**31 - 1, 2**31 - 1)], "is no whole|too large"),
         ([picture(size=(40, 40)), picture(size=(40, 40))], "image 1 of 40 × 40 pixels is too large"),
         ([picture()] * 5, "at most 4"),
+        ([png(4, 3, 3, PLTE=b"123", tRNS=bytes(300))], "image 0 is no whole"),
+        ([png(4, 3, eXIf=b"no EXIF")], "image 0 has damaged EXIF"),
     ],
 )
 def test_images_that_are_refused(files: list[bytes], says: str) -> None:
     with pytest.raises(Refused, match=says):
         from_images(files, COLOUR, LIMITS)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [60, 10_000, 30_000])
+def test_images_beyond_the_limit_are_too_large(size: int) -> None:
+    """Whether Pillow opens them or not."""
+    with pytest.raises(Refused, match=r"image 0 .*too large") as refused:
+        from_images([png(size, size)], COLOUR, LIMITS)
+    assert refused.value.status == 413
+
+
+def written(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("inputs", [GREY, (Input("x", (3, 3, 4), "float32"),)], ids=["grey", "colour"])
+def test_transparent_pixels_are_white(inputs: Any) -> None:
+    """In every way in which a PNG says that they are transparent; that is said too."""
+    black, alpha = Image.new("L", (4, 3)), Image.new("L", (4, 3))
+    alpha.putpixel((1, 2), 255)
+    alpha.putpixel((2, 2), 51)
+    wanted = np.ones((3, 4))
+    wanted[2, 1:3] = 0, 0.8
+    said = ["image 0 has transparent pixels: it was put on white"]
+    for kinds in ((black, alpha), (black, black, black, alpha)):
+        arrays, notes = from_images([written(Image.merge("LA" if len(kinds) == 2 else "RGBA", kinds))], inputs, LIMITS)
+        np.testing.assert_allclose(arrays["x"], np.broadcast_to(wanted, arrays["x"].shape), atol=1e-6)
+        assert notes == said
+    for image in (black, black.convert("P"), black.convert("RGB")):
+        arrays, notes = from_images([written(image, transparency=(0, 0, 0) if image.mode == "RGB" else 0)], inputs, LIMITS)
+        assert (arrays["x"].min(), notes) == (1, said)
+    assert from_images([picture("RGB")], inputs, LIMITS)[1] == []
+    opaque = Image.merge("LA", (black, Image.new("L", (4, 3), 255)))
+    assert from_images([written(opaque)], inputs, LIMITS)[1] == []
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_images_are_turned_as_they_say(form: str) -> None:
+    """A picture taken with the camera on its side: the network sees it as the page shows it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees, clockwise
+    image = Image.new("L", (3, 4))
+    image.paste(255, (0, 0, 3, 2))
+    arrays, notes = from_images([written(image, form, exif=exif)], GREY, LIMITS)
+    np.testing.assert_allclose(arrays["x"][0, 0], [[0, 0, 1, 1]] * 3, atol=0.1)
+    assert notes == []
 
 
 def test_pixels_of_sixteen_bits_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -144,7 +145,7 @@ def test_clients_that_send_nothing_take_no_places(tmp_path: Path) -> None:
         silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(520)]
         for one in silent[::3]:
             one.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX: ")
-        for one in silent[1:200:3]:
+        for one in silent[1:7:3]:  # so few that places come free only if the silent ones are closed
             one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert asked(port, "GET", "/health")[0] == 503
         deadline = time.monotonic() + 20
@@ -152,4 +153,6 @@ def test_clients_that_send_nothing_take_no_places(tmp_path: Path) -> None:
             time.sleep(0.2)
         assert asked(port, "GET", "/health")[0] == 200
         for one in silent:
-            one.close()
+            with one, contextlib.suppress(ConnectionResetError):
+                while one.recv(10_000):  # an answer may come first; a connection that is kept open ends in a timeout
+                    pass

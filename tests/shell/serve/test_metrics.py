@@ -46,3 +46,12 @@ def test_few_rows_give_no_alarm() -> None:
     assert not seen.alarm
     seen.add(np.ones((1, 4, 4)))
     assert seen.alarm
+
+
+@pytest.mark.parametrize("score", ["entropy", "confidence"])
+def test_scores_that_are_nan_are_strange(score: str) -> None:
+    """A network that answers NaN must not look healthy."""
+    seen = watch(score)
+    seen.add(np.full(60, np.nan))
+    seen.add(np.full(60, 0.5))
+    assert (seen.recent.share, seen.alarm) == (0.5, True)

@@ -14,7 +14,6 @@ import anyio.to_thread
 import numpy as np
 import orjson
 from fastapi import FastAPI, Request, Response
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -23,6 +22,7 @@ from multitudes.shell.serve import bodies
 from multitudes.shell.serve.batching import Batcher, QueueFull
 from multitudes.shell.serve.bodies import Refused
 from multitudes.shell.serve.body_limit import BodyLimit
+from multitudes.shell.serve.forms import read_files
 from multitudes.shell.serve.graph import Arrays, Graph
 from multitudes.shell.serve.limits import Limits
 from multitudes.shell.serve.metrics import Metrics
@@ -93,6 +93,7 @@ class Server:
             ) from None
         except RunError as error:
             raise Refused(422, str(error)) from None
+        _check_finite(outputs)
         return _answer({name: outputs[name] for name in wanted}, notes)
 
     def _wanted(self, request: Request) -> tuple[str, ...]:
@@ -110,8 +111,7 @@ class Server:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         inputs, limits = self.graph.inputs, self.limits
         if kind == "multipart/form-data":
-            async with request.form(max_files=limits.rows, max_fields=0, max_part_size=limits.body) as form:
-                files = [await part.read() for _, part in form.multi_items() if isinstance(part, UploadFile)]
+            files = await read_files(request, limits)
             return await self._aside(lambda: bodies.from_images(files, inputs, limits))
         if kind in ("image/png", "image/jpeg"):
             body = await request.body()
@@ -194,12 +194,16 @@ def make_app(graph: Graph, limits: Limits | None = None, token: str | None = Non
     return app
 
 
-def _answer(outputs: Arrays, notes: list[str]) -> Response:
-    """Returns outputs as JSON, one array per output; refuses rows whose answer is not finite, which JSON cannot say."""
+def _check_finite(outputs: Arrays) -> None:
+    """Refuses rows with an output that is not finite, asked for or not: a label of probabilities that are NaN says nothing."""
     for name, value in outputs.items():
         if value.dtype.kind == "f" and not (finite := np.isfinite(value)).all():
             row = int((~finite).reshape(len(value), -1).any(1).argmax())
-            raise Refused(422, f"the answer to row {row} is not finite in {name}: its numbers are too large for the network")
+            raise Refused(422, f"the network's answer to row {row} is not a finite number: see {name}")
+
+
+def _answer(outputs: Arrays, notes: list[str]) -> Response:
+    """Returns outputs as JSON, one array per output."""
     return _json(
         {**{name: np.ascontiguousarray(value) for name, value in outputs.items()}, **({"notes": notes} if notes else {})}
     )

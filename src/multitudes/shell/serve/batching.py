@@ -136,7 +136,6 @@ class Batcher:
         """Returns the outputs of each job."""
         joined = {name: _joined([job.arrays[name] for job in jobs]) for name in jobs[0].arrays}
         outputs = self._in_parts(joined)
-        self._on_batch(sum(job.rows for job in jobs), outputs)
         ends = np.cumsum([job.rows for job in jobs])
         return [
             {name: value[end - job.rows : end] for name, value in outputs.items()} for job, end in zip(jobs, ends, strict=True)
@@ -145,10 +144,14 @@ class Batcher:
     def _in_parts(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         """Runs the rows, those of a large request in parts."""
         rows, most = len(next(iter(arrays.values()))), self.limits.batch
-        if rows <= most:
-            return self._run(dict(arrays))
-        parts = [self._run({name: value[i : i + most] for name, value in arrays.items()}) for i in range(0, rows, most)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        parts = [self._counted({name: value[i : i + most] for name, value in arrays.items()}) for i in range(0, rows, most)]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    def _counted(self, arrays: Arrays) -> Arrays:
+        """Runs one batch, and tells of it."""
+        outputs = self._run(arrays)
+        self._on_batch(len(next(iter(arrays.values()))), outputs)
+        return outputs
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

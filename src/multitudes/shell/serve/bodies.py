@@ -70,9 +70,15 @@ def _from_lists(rows: Any, own: Input) -> NDArray[Any]:
     if not rows:
         return np.zeros((0, *(size or 0 for size in own.shape)), own.dtype)
     wanted = np.dtype(own.dtype)
-    if array.dtype.kind not in ("b" if wanted.kind == "b" else "iuf"):
+    if array.dtype.kind not in ("b" if wanted.kind == "b" else "iuf") or (wanted.kind != "b" and _has_bool(rows)):
         raise Refused(422, _form(own, "rows must be numbers" if wanted.kind != "b" else "rows must be true or false"))
     return _cast(array, own)
+
+
+def _has_bool(rows: list[Any]) -> bool:
+    """Whether true or false is among the numbers of nested lists: numpy would take it as 1 or 0."""
+    kinds = set(map(type, rows))
+    return bool in kinds or (list in kinds and any(map(_has_bool, rows)))
 
 
 def _cast(array: NDArray[Any], own: Input) -> NDArray[Any]:
@@ -163,44 +169,78 @@ def _form(own: Input, wrong: str) -> str:
 
 
 def from_images(files: Sequence[bytes], inputs: Sequence[Input], limits: Limits) -> tuple[Arrays, list[str]]:
-    """Reads PNG or JPEG files as rows. Returns them, and notes on images that were resized."""
+    """Reads PNG or JPEG files as rows. Returns them, and notes on what was changed in them."""
     if len(inputs) > 1 or not inputs[0].is_image:
         raise Refused(415, "the network does not take images of one or three channels: send rows as JSON")
     if len(files) > limits.rows:
         raise Refused(413, f"{len(files)} images are too many: send at most {limits.rows} in a request")
     (own,) = inputs
-    left, rows, notes = limits.pixels, [], []
+    left, rows = limits.pixels, []
+    notes: list[str] = []
     for index, file in enumerate(files):
-        pixels, note, size = _pixels(file, own, index, left)
+        pixels, said, size = _pixels(file, own, index, left)
         left -= size
         rows.append(pixels)
-        notes += [note] if note else []
+        notes += said
     if len({row.shape for row in rows}) > 1:
         raise Refused(422, "images of different sizes cannot share a request with this network: send them one by one")
     arrays = {own.name: _normalised(np.stack(rows), own)} if rows else {own.name: np.zeros((0, 1, 1, 1), own.dtype)}
     return checked(arrays, inputs, limits), notes
 
 
-def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.uint8], str, int]:
-    """Returns an image as ``[C, H, W]`` of the input's size, a note if it was resized, and the pixels that it had."""
+def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.uint8], list[str], int]:
+    """Returns an image as ``[C, H, W]`` of the input's size, notes on what was changed, and the pixels that it had."""
     from PIL import Image
 
     try:
-        image = Image.open(io.BytesIO(file), formats=FORMATS)
-        size = image.size
-        if size[0] * size[1] <= left and image.mode in MODES:
-            image.load()
+        image, notes = _on_white(_opened(file, index, left), index)
+        plain = image.convert("L" if own.shape[0] == 1 else "RGB")
+    except Refused:
+        raise
+    except Image.DecompressionBombError:
+        raise Refused(413, f"image {index} is too large for what is left of the limit, {left} pixels") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise Refused(422, f"image {index} is no whole PNG or JPEG: {str(error)[:100] or type(error).__name__}") from None
-    if size[0] * size[1] > left:
-        raise Refused(413, f"image {index} of {size[0]} × {size[1]} pixels is too large for what is left of the limit, {left}")
+    size = plain.size
+    wanted = (own.shape[2] or size[0], own.shape[1] or size[1])
+    if wanted != size:
+        plain = plain.resize(wanted, Image.Resampling.BILINEAR)
+        notes.append(f"image {index} was resized from {size[0]} × {size[1]} to {wanted[0]} × {wanted[1]}")
+    pixels = np.asarray(plain)
+    return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1), notes, size[0] * size[1]
+
+
+def _opened(file: bytes, index: int, left: int) -> Any:
+    """Returns an image of Pillow, turned as its EXIF says; one that is too large is refused before it is decoded."""
+    from PIL import Image, ImageOps
+
+    image = Image.open(io.BytesIO(file), formats=FORMATS)
+    width, height = image.size
+    if width * height > left:
+        raise Refused(413, f"image {index} of {width} × {height} pixels is too large for what is left of the limit, {left}")
     if image.mode not in MODES:
         raise Refused(422, f"image {index} has pixels of kind {image.mode}: send one with 8 bits per channel")
-    plain = image.convert("L" if own.shape[0] == 1 else "RGB")
-    wanted = (own.shape[2] or size[0], own.shape[1] or size[1])
-    note = "" if wanted == size else f"image {index} was resized from {size[0]} × {size[1]} to {wanted[0]} × {wanted[1]}"
-    pixels = np.asarray(plain.resize(wanted, Image.Resampling.BILINEAR) if note else plain)
-    return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1), note, size[0] * size[1]
+    image.load()
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception:  # a parser of TIFF raises whatever damage leads it to
+        raise Refused(422, f"image {index} has damaged EXIF, which may say how it is turned: write it without") from None
+    return image
+
+
+def _on_white(image: Any, index: int) -> tuple[Any, list[str]]:
+    """Returns an image without transparency, as on a white page, and a note if pixels were transparent."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image, []
+    colours = image.convert("RGBA")
+    alpha = colours.getchannel("A")
+    if alpha.getextrema()[0] == 255:
+        return colours, []
+    white = Image.new("RGB", image.size, "white")
+    white.paste(colours, mask=alpha)
+    return white, [f"image {index} has transparent pixels: it was put on white"]
 
 
 def _normalised(pixels: NDArray[np.uint8], own: Input) -> NDArray[Any]:

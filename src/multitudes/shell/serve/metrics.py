@@ -67,9 +67,9 @@ class Watch:
         self.recent = Recent()
 
     def add(self, scores: NDArray[Any]) -> None:
-        """Adds the scores of rows; a dense score counts by its mean over a row."""
+        """Adds the scores of rows; a dense score counts by its mean over a row. A score that is NaN is beyond the line."""
         each = scores.reshape(len(scores), -1).mean(1)
-        self.recent.add(each < self.line if self._below else each > self.line)
+        self.recent.add(~(each >= self.line if self._below else each <= self.line))
 
     @property
     def alarm(self) -> bool:

@@ -17,7 +17,7 @@ function made(tag, text, kind) {
 }
 
 let about = {}, token = "";
-const MOST = 24;
+const MOST = 24, FEW = 6;
 const headers = () => token ? { Authorization: `Bearer ${token}` } : {};
 const percent = value => value < 1 && value > 0.9995 ? "> 99.9 %" : value > 0 && value < 0.0005 ? "< 0.1 %" : `${Number((100 * value).toFixed(1))} %`;
 const number = value => Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString();
@@ -25,6 +25,7 @@ const labelled = index => about.labels && about.labels[index] !== undefined ? ab
   : about.task === "binary" ? ["no", "yes"][index] : `class ${index}`;
 const shape = value => Array.isArray(value) ? [value.length, ...shape(value[0])] : [];
 const mean = value => Array.isArray(value) ? value.reduce((sum, one) => sum + mean(one), 0) / value.length : Number(value);
+const few = values => values.slice(0, FEW).map(number).join(", ") + (values.length > FEW ? `, … (${values.length} targets)` : "");
 const words = key => (key[0].toUpperCase() + key.slice(1)).replaceAll("_", " ");
 
 function say(text) { at("error").textContent = text; at("error").hidden = !text; }
@@ -100,8 +101,9 @@ function measures(answer, row) {
   const list = made("dl", undefined, "measures"), watch = about.reference;
   for (const key of Object.keys(answer)) {
     if (["probs", "label", "notes", "abstain", "mean"].includes(key) || key.startsWith("member_")) continue;
-    const value = mean(answer[key][row]);
-    list.append(made("dt", words(key)), made("dd", number(value)));
+    const own = [answer[key][row]].flat(4), value = mean(own);
+    const several = answer.mean && own.length > 1;  // each has its own unit: their mean would say nothing
+    list.append(made("dt", `${words(key)}${own.length > 1 && !several ? `, mean of ${own.length}` : ""}`), made("dd", several ? few(own) : number(value)));
     if (watch && watch.score === key) {
       const low = key === "confidence", beyond = low ? value < watch.line : value > watch.line;
       list.append(made("dd", `${beyond ? "Unusual" : "Usual"}: of data like that of training, ${percent(watch.expected_rate)} is ${low ? "below" : "above"} ${number(watch.line)}`, "why"));
@@ -110,28 +112,40 @@ function measures(answer, row) {
   return list;
 }
 
-function means(answer, row) {
-  const list = made("ol", undefined, "votes"), values = answer.member_mean[row].map(mean);
-  const low = Math.min(...values), high = Math.max(...values);
+function means(values) {
+  const list = made("ol", undefined, "votes"), low = Math.min(...values), high = Math.max(...values);
   values.forEach((value, member) => list.append(bar(`${member + 1}`, high > low ? 0.1 + 0.9 * (value - low) / (high - low) : 0.5, number(value))));
   return list;
+}
+
+function targets(answer, row) {  // what is said of each target, as text
+  const values = [answer.mean[row]].flat(4), spreads = answer.variance && [answer.variance[row]].flat(4);
+  return values.map((value, index) => `${number(value)}${spreads ? ` ± ${number(Math.sqrt(spreads[index]))}` : ""}`);
 }
 
 function heading(answer, row) {
   const box = made("div"), probs = answer.probs && answer.probs[row];
   const dense = probs !== undefined && shape(probs).length > 1;
+  const each = answer.mean ? targets(answer, row) : [];
   let text = "Answer";
   if (dense) text = `A map of ${shape(probs).slice(1).join(" × ")}`;
   else if (about.task === "multilabel" && probs) text = distribution(probs).map((value, index) => value >= 0.5 ? labelled(index) : "").filter(Boolean).join(", ") || "no label";
   else if (probs !== undefined) { const values = distribution(probs); text = labelled(values.indexOf(Math.max(...values))); }
-  else if (answer.mean) { const spread = answer.variance ? ` ± ${number(Math.sqrt(mean(answer.variance[row])))}` : ""; text = `${number(mean(answer.mean[row]))}${spread}`; }
+  else if (each.length) text = each.length > 1 ? `${each.length} targets` : each[0];
   box.append(made("h2", text));
+  if (each.length > 1) {
+    const list = made("dl", undefined, "measures targets");
+    each.slice(0, FEW).forEach((line, index) => list.append(made("dt", `Target ${index + 1}`), made("dd", line)));
+    if (each.length > FEW) list.append(made("dd", `${each.length - FEW} more are below, as JSON`, "why"));
+    box.append(list);
+  }
   if (answer.abstain) {
-    const abstains = [answer.abstain[row]].flat(4).some(Boolean), rule = about.threshold;
+    const flags = [answer.abstain[row]].flat(4), count = flags.filter(Boolean).length, abstains = count > 0, rule = about.threshold;
     const rising = rule && ["confidence", "margin", "max_logit"].includes(rule.score);
     const side = abstains ? (rising ? "below" : "above") : (rising ? "at least" : "at most");
     const why = rule ? `: ${rule.score.replaceAll("_", " ")} is ${side} ${number(rule.value)}` : "";
-    box.append(made("p", abstains ? `The ensemble abstains${why}` : `The ensemble answers${why}`, `state${abstains ? " abstains" : ""}`));
+    const places = abstains && flags.length > 1 ? ` on ${count} of ${flags.length}` : "";
+    box.append(made("p", abstains ? `The ensemble abstains${places}${why}` : `The ensemble answers${why}`, `state${abstains ? " abstains" : ""}`));
   }
   return { box, dense };
 }
@@ -147,7 +161,10 @@ function card(answer, row, picture) {
     const values = distribution(probs);
     parts.append(part("Probabilities", probabilities(values)));
     if (answer.member_probs && about.task !== "multilabel") parts.append(part("Members' votes", votes(answer.member_probs[row], values.indexOf(Math.max(...values)))));
-  } else if (answer.member_mean && shape(answer.member_mean[row]).length <= 2) parts.append(part("Members", means(answer, row)));
+  } else if (answer.member_mean && shape(answer.member_mean[row]).length <= 2) {
+    const members = answer.member_mean[row].map(one => [one].flat()), count = members[0].length;
+    for (let index = 0; index < Math.min(count, FEW); index++) parts.append(part(count > 1 ? `Members, target ${index + 1}` : "Members", means(members.map(one => one[index]))));
+  }
   const all = made("details", undefined, "whole"), one = Object.fromEntries(Object.entries(answer).filter(([key]) => key !== "notes").map(([key, value]) => [key, value[row]]));
   all.append(made("summary", "As JSON"), made("pre", JSON.stringify(one, null, 1).slice(0, 20000)));
   parts.append(all);
