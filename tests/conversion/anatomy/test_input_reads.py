@@ -87,7 +87,7 @@ def test_ways_of_an_input(way: str) -> None:
         (nn.Linear(4, 3), torch.randn(2, 4), True),
         (nn.Embedding(5, 3, padding_idx=1), torch.tensor([0, 1, 4]), True),
         (nn.EmbeddingBag(5, 3, mode="max"), torch.tensor([[0, 1, 4]]), False),
-        (nn.PReLU(4), torch.randn(2, 4), False),
+        (nn.PReLU(4), torch.tensor([[1.0, -1.0, 2.0, -2.0]]), False),
         (nn.Linear(4, 3, device="meta"), torch.empty(2, 4, device="meta"), True),
     ],
 )  # fmt: skip
