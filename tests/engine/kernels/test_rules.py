@@ -46,6 +46,14 @@ def test_precisions_are_those_of_autocast(name: str) -> None:
     torch.testing.assert_close(found[1], wanted, rtol=2**-6, atol=2**-6)
 
 
+def test_arguments_by_name() -> None:
+    x, weight = torch.randn(3, 2, 4).bfloat16(), torch.randn(4, dtype=torch.float32)
+    with Together(torch.bfloat16, "cpu"):
+        found = torch.func.vmap(lambda rows: F.layer_norm(input=rows, normalized_shape=[4], weight=weight))(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, F.layer_norm(x.float(), [4], weight).bfloat16(), rtol=2**-6, atol=2**-6)
+
+
 def test_the_table_has_every_kind() -> None:
     assert {LOWERED, RAISED, KEPT} == set(ON_CPU.values())
 

@@ -68,7 +68,7 @@ class Together(TorchFunctionMode):
             if what == LOWERED:
                 args, kwargs = _cast(args, kwargs, (torch.float32,), self.dtype)
             elif what is not None:
-                given = args[0].dtype if what == KEPT else None
+                given = (args[0] if args else kwargs["input"]).dtype if what == KEPT else None
                 args, kwargs = _cast(args, kwargs, (torch.float16, torch.bfloat16), torch.float32)
                 if given is not None:
                     return func(*args, **kwargs).to(given)
