@@ -58,3 +58,17 @@ def test_a_name_that_a_layer_has_already_is_refused(method: mt.Method, name: str
 def test_other_names_of_a_layer_are_kept() -> None:
     ens = mt.ensemble(network("own", 1.0), mt.EMP(members=2), torch.randn(2, 16), seed=0)
     assert ens.template.head.own == 1.0  # type: ignore[union-attr]
+
+
+def test_names_that_others_add_to_every_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers adds a method to nn.Module when it first makes a network: no layer has it of its own."""
+    from multitudes.engine import converted
+
+    class Mixin(nn.Module):
+        added = 1
+
+    converted._names_of_torch(nn.Bilinear)
+    monkeypatch.setattr(nn.Module, "smart_apply", lambda self: self, raising=False)
+    layer = nn.Bilinear(2, 2, 2)
+    converted.convert_layer(layer, Mixin)
+    assert layer.added == 1

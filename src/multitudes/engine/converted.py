@@ -52,8 +52,9 @@ def check_names(layer: Any, names: Collection[str]) -> None:
 
 @functools.cache
 def _names_of(mixin: Any) -> frozenset[str]:
-    """Returns the names that a mixin adds to a module."""
-    return frozenset(name for kind in mixin.__mro__ for name in vars(kind) if not name.startswith("__"))
+    """Returns the names that a mixin adds to a module; not those that nn.Module has, to which other libraries add some."""
+    own = [kind for kind in mixin.__mro__ if kind is not object and not kind.__module__.startswith("torch.")]
+    return frozenset(name for kind in own for name in vars(kind) if not name.startswith("__"))
 
 
 @functools.cache
