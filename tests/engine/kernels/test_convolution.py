@@ -34,7 +34,7 @@ def numbers(*shape: int, last: bool = False) -> Tensor:
     return torch.randn(moved, dtype=torch.float64).movedim(-1, at)
 
 
-def compared(x: Tensor, x_dim: int | None, kernel: Tensor, k_dim: int | None, bias: Tensor | None, case: str) -> None:
+def assert_as_alone(x: Tensor, x_dim: int | None, kernel: Tensor, k_dim: int | None, bias: Tensor | None, case: str) -> None:
     """Values and gradients of vmap under our rules, and of one call per member."""
     axes, _, *how = CASES[case]
     given = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, kernel)]
@@ -75,8 +75,8 @@ POSSIBLE = [(way, case, last) for case in CASES for last in (False, True) for wa
 def test_every_way(way: str, case: str, last: bool) -> None:
     x, kernel, _ = made(case, last)
     with forced(way):
-        compared(x, 0, kernel, 0, numbers(M, 6), case)
-        compared(x.movedim(0, 1), 1, kernel, 0, None, case)
+        assert_as_alone(x, 0, kernel, 0, numbers(M, 6), case)
+        assert_as_alone(x.movedim(0, 1), 1, kernel, 0, None, case)
 
 
 def test_all_ways_are_tried() -> None:
@@ -100,9 +100,9 @@ def test_what_members_share(case: str, last: bool) -> None:
     common, own = numbers(B, 4, 5, 5, last=last), numbers(M, B, 4, 5, 5, last=last)
     kernel, kernels = numbers(6, 4 // groups, 3, 3, last=last), numbers(M, 6, 4 // groups, 3, 3, last=last)
     for bias in (None, numbers(6), numbers(M, 6)):
-        compared(common, None, kernels, 0, bias, case)
-        compared(own, 0, kernel, None, bias, case)
-        compared(own.movedim(0, 1), 1, kernel, None, bias, case)
+        assert_as_alone(common, None, kernels, 0, bias, case)
+        assert_as_alone(own, 0, kernel, None, bias, case)
+        assert_as_alone(own.movedim(0, 1), 1, kernel, None, bias, case)
 
 
 def test_channels_stay_last() -> None:

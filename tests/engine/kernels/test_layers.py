@@ -20,7 +20,7 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-def compared(function: Callable[..., Tensor], tensors: list[Tensor | None], dims: tuple[int | None, ...]) -> None:
+def assert_as_alone(function: Callable[..., Tensor], tensors: list[Tensor | None], dims: tuple[int | None, ...]) -> None:
     """Values and gradients of vmap under our rules, and of one call per member."""
     given, plain = (
         [None if t is None else t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors] for _ in "ab"
@@ -52,13 +52,13 @@ def test_linear(rows: tuple[int, ...]) -> None:
         x, weight = numbers(*([M] if x_own else []), *rows, 6), numbers(*([M] if weight_own else []), 7, 6)
         bias = None if bias_own is None else numbers(*([M] if bias_own else []), 7)
         dims = (0 if x_own else None, 0 if weight_own else None, 0 if bias_own else None)
-        compared(F.linear, [x, weight, bias], dims)
+        assert_as_alone(F.linear, [x, weight, bias], dims)
 
 
 def test_a_weight_that_is_a_vector() -> None:
     for x_own in (True, False):
         x = numbers(*([M] if x_own else []), B, 6)
-        compared(F.linear, [x, numbers(M, 6)], (0 if x_own else None, 0))
+        assert_as_alone(F.linear, [x, numbers(M, 6)], (0 if x_own else None, 0))
 
 
 @pytest.mark.parametrize("lead", [(), (B,), (B, 2)], ids=str)
@@ -71,14 +71,14 @@ def test_attention(lead: tuple[int, ...], mask: str) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor, mask_: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask_, is_causal=mask == "causal", scale=0.3)
 
-    compared(attend, [q, k, v, masked], (0, None, 0, 0 if mask == "of members" else None))
+    assert_as_alone(attend, [q, k, v, masked], (0, None, 0, 0 if mask == "of members" else None))
 
 
 def test_grouped_heads() -> None:
     def attend(q: Tensor, k: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
 
-    compared(attend, [numbers(M, B, 4, 5, 6), numbers(M, B, 2, 5, 6)], (0, 0))
+    assert_as_alone(attend, [numbers(M, B, 4, 5, 6), numbers(M, B, 2, 5, 6)], (0, 0))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
