@@ -220,7 +220,7 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
     buffers = engine.shared_buffers()
     used = {**buffers, **tensors} if buffers else tensors
     traced, written = torch.compiler.is_compiling(), engine.traits.written_buffers
-    marks = {name: None if traced else _mark(used[name]) for name in written if name in used}
+    marks = {name: None if traced else write_mark(used[name]) for name in written if name in used}
     if traced and not written:
         return tree.without_objects(_traced_call(engine, used, inputs)), {}
     if engine.traits.copy_per_member:
@@ -230,7 +230,7 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
         output, after = _call_with(engine, used, inputs)
     changed = {n: tensor for n, tensor in after.items() if n in used and tensor is not used[n]} if after else {}
     for name, mark in marks.items():
-        if name in after and (traced or _mark(after[name]) != mark):
+        if name in after and (traced or write_mark(after[name]) != mark):
             changed[name] = after[name]
     return tree.without_objects(output), changed
 
@@ -249,7 +249,7 @@ def _traced_call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> 
             register[key] = before
 
 
-def _mark(tensor: Tensor) -> Any:
+def write_mark(tensor: Tensor) -> Any:
     """Returns a value that changes when a tensor is written into. If that cannot be known, no two marks are equal."""
     if tensor.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return object()

@@ -25,7 +25,7 @@ from multitudes.engine.inputs import Inputs, axes, each_row, slot
 from multitudes.engine.kernels import Together
 from multitudes.engine.loop import output_axes
 from multitudes.engine.modules import plain_attention, under_autocast
-from multitudes.engine.state import Engine, call
+from multitudes.engine.state import Engine, call, write_mark
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
@@ -56,9 +56,9 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     buffers = engine.buffers()
-    with torch.no_grad():
-        for name, value in counts.items():  # in place, so that all members get them
-            buffers[name].copy_(value.expand_as(buffers[name]))
+    if counts:  # in place, so that all members get them
+        with torch.no_grad():
+            torch._foreach_copy_([buffers[n] for n in counts], [v.expand_as(buffers[n]) for n, v in counts.items()])
     if len(parts) == 1:
         return output
     columns = zip(*(tree.tensors(part) for part, _ in parts), strict=True)
@@ -111,8 +111,10 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     size = min(size, engine.members - at)
     chunk = slice(at, at + size)
     buffers = engine.buffers()
-    counts = engine.common_counts()
-    before = {name: value.clone() for name, value in counts.items()}
+    traced = torch.compiler.is_compiling()
+    with torch._C.DisableTorchFunction():  # reads that no mode need see
+        counts = engine.common_counts()
+        before = {} if traced else {name: write_mark(value) for name, value in counts.items()}
     split = engine.owned | engine.summed if per_member else engine.owned
     owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in split and n not in counts]
     stacked = {name: tensor if size == engine.members else tensor[chunk] for name, tensor in owned}
@@ -145,8 +147,8 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     with torch.no_grad():
         for name, value in zip(names, changed, strict=True):
             buffers[name][chunk].copy_(value)
-    traced = torch.compiler.is_compiling()
-    moved = {n: v for n, v in counts.items() if n not in names and (traced or not torch.equal(v, before[n]))}
+    with torch._C.DisableTorchFunction():
+        moved = {n: v for n, v in counts.items() if n not in names and (traced or write_mark(v) != before[n])}
     return tree.refill(structure[0], outputs), moved
 
 

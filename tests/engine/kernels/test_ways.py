@@ -23,7 +23,7 @@ THERE = replace(HERE, device="cuda", dtype=torch.bfloat16, channels_last=True)
 def no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTITUDES_CACHE", str(tmp_path))
     monkeypatch.setattr(ways, "_measured", {})
-    monkeypatch.setattr(ways, "_chosen", {})
+    monkeypatch.setattr(ways, "_answers", {})
     monkeypatch.setattr(ways, "_read", [])
 
 
@@ -43,7 +43,7 @@ def test_what_was_measured_counts(tmp_path: Path) -> None:
     assert fastest(HERE) == "grouped"
     assert (tmp_path / "convolutions.json").exists()
     ways._measured.clear()
-    ways._chosen.clear()
+    ways._answers.clear()
     ways._read.clear()
     assert fastest(THERE) == "each"
     assert fastest(replace(THERE, rows=64)) == "grouped"

@@ -3,7 +3,7 @@
 Inside vmap, a convolution whose kernel belongs to members can be computed as
 
 - ``grouped``: one convolution with M times the groups, channels of members beside each other,
-- ``product``: one batched matrix product, if the kernel has one pixel and channels come last,
+- ``product``: one batched matrix product, if the kernel has one pixel, without padding, and channels come last,
 - ``block``: one plain convolution with a block-diagonal kernel: M times the arithmetic, no groups,
 - ``each``: one convolution per member.
 
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.engine.kernels.ways import Convolution, fastest
+from multitudes.engine.kernels.products import can_be_an_operator, product_of_rows
+from multitudes.engine.kernels.ways import way_of
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
@@ -61,9 +62,8 @@ def convolution_of_members(
     if dims[0] is None and groups == 1:
         y = convolution(x, kernel.flatten(0, 1), None if bias is None else bias.flatten(), *how)
         return y.unflatten(1, (members, kernel.shape[1])), 1
-    given = x.unsqueeze(1).expand(-1, members, *x.shape[1:]) if dims[0] is None else x.movedim(dims[0], 1)  # [B, M, C, ...]
-    way = fastest(Convolution.of(given, kernel, *how))
-    return WAYS[way](given, kernel, bias, *how)
+    given = second(x, dims[0], members)
+    return WAYS[way_of(given, kernel, *how)](given, kernel, bias, *how)
 
 
 @torch.library.register_vmap("multitudes::convolution", lib=_library)  # type: ignore[untyped-decorator]
@@ -105,12 +105,23 @@ def block(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Te
 
 
 def product(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
-    """Runs one batched matrix product over pixels, whose channels lie together. Returns ``[M, B, K, ...]``."""
-    pixels = x.movedim(1, 0).movedim(2, -1)  # [M, B, ..., C]
-    weights = kernel.flatten(2).mT
-    rows = pixels.flatten(1, -2)
-    y = torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weights)
-    return y.unflatten(1, pixels.shape[1:-1]).movedim(-1, 2), 0
+    """Runs one batched matrix product over pixels, whose channels lie together. Returns the result and its member axis."""
+    steps, weights = how[0], kernel.flatten(2)
+    if any(step > 1 for step in steps):
+        x = x[(slice(None),) * 3 + tuple(slice(None, None, step) for step in steps)]
+    if x.is_cuda and can_be_an_operator(x, kernel):
+        return product_beside(x, weights, bias), 1
+    front = x.movedim(1, 0).movedim(2, -1)  # [M, B, ..., C]
+    rows = front.flatten(1, -2)
+    y = torch.bmm(rows, weights.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weights.mT)
+    return y.unflatten(1, front.shape[1:-1]).movedim(-1, 2), 0
+
+
+def product_beside(x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """Runs the same product where channels of members stay beside each other. Returns ``[B, M, K, ...]``."""
+    pixels = x.movedim((1, 2), (-2, -1))  # [B, ..., M, C]
+    y = product_of_rows(pixels.flatten(0, -3).contiguous(), weights.squeeze(-1)).unflatten(0, pixels.shape[:-2])
+    return (y if bias is None else y + bias).movedim((-2, -1), (1, 2))
 
 
 WAYS = {"grouped": grouped, "each": each, "block": block, "product": product}
@@ -124,7 +135,16 @@ def channels_last(x: Tensor) -> bool:
 
 def first(x: Tensor, dim: int | None, members: int) -> Tensor:
     """Moves the member axis to the front; a tensor without one is expanded."""
+    if dim == 0:
+        return x
     return x.unsqueeze(0).expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def second(x: Tensor, dim: int | None, members: int) -> Tensor:
+    """Moves the member axis behind the first axis; a tensor without one is expanded."""
+    if dim == 1:
+        return x
+    return x.unsqueeze(1).expand(-1, members, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
 
 
 def beside(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multitudes.engine.kernels.convolution import beside, first, in_rows
+from multitudes.engine.kernels.convolution import beside, first, in_rows, second
 from multitudes.errors import RunError
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
@@ -37,7 +37,7 @@ def linear_of_members(members: int, dims: Sequence[Any], x: Tensor, weight: Tens
         if bias is None or dims[2] is None:
             return y, 0
         return y + _before_last(bias.movedim(dims[2], 0), y.ndim), 0
-    weight = weight.movedim(dims[1], 0)
+    weight = first(weight, dims[1], members)
     bias = None if bias is None else first(bias, dims[2], members)
     if weight.ndim == 2:  # a vector per member
         y = (first(x, dims[0], members) * _before_last(weight, x.ndim + (dims[0] is None))).sum(-1)
@@ -45,7 +45,7 @@ def linear_of_members(members: int, dims: Sequence[Any], x: Tensor, weight: Tens
     if dims[0] is None:
         y = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(-1, weight.shape[:2]), y.ndim - 1
-    x = x.movedim(dims[0], 0)
+    x = first(x, dims[0], members)
     rows = x.unsqueeze(1) if x.ndim == 2 else x.flatten(1, -2)
     y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
     return (y.squeeze(1) if x.ndim == 2 else y.unflatten(1, x.shape[1:-1])), 0
@@ -128,7 +128,7 @@ def batch_norm_of_members(
         rows = first(x, dims[0], members)
         y = F.batch_norm(in_rows(rows), mean, variance, weight, bias, *how)
         return y.unflatten(0, rows.shape[:2]), 0
-    given = x.unsqueeze(1).expand(-1, members, *x.shape[1:]) if dims[0] is None else x.movedim(dims[0], 1)
+    given = second(x, dims[0], members)
     flat = [
         None if t is None else first(t, dim, members).reshape(-1)
         for t, dim in zip((mean, variance, weight, bias), dims[1:5], strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from multitudes.engine.kernels.convolution import WAYS
+from multitudes.engine.kernels.convolution import WAYS, beside, second
 from multitudes.engine.kernels.ways import Convolution
 from multitudes.engine.seeds import kept_randomness
 
@@ -31,8 +31,12 @@ def milliseconds(convolution: Convolution, repeats: int = 7) -> dict[str, float]
 
 
 def _call(one: Convolution, way: str) -> Callable[[], None]:
-    """Returns a run of a convolution in a way, on inputs in the layout in which this way takes them without a copy."""
-    front = way in ("each", "product")
+    """Returns a run of a convolution in a way.
+
+    On a CPU, inputs have the layout in which this way takes them without a copy. Elsewhere channels of members lie beside each
+    other, in the input and the result, as most layers of a network have them.
+    """
+    front = one.device == "cpu" and way in ("each", "product")
     lead = (one.members, one.rows) if front else (one.rows, one.members)
     make = {"dtype": one.dtype, "device": one.device}
     if one.channels_last:
@@ -54,7 +58,9 @@ def _call(one: Convolution, way: str) -> Callable[[], None]:
 
     def run() -> None:
         with torch.set_grad_enabled(one.trains):
-            y, _ = WAYS[way](x, kernel, None, *how)
+            y, dim = WAYS[way](x, kernel, None, *how)
+            if one.device != "cpu":
+                y = beside(second(y, dim, one.members))
             if one.trains:
                 torch.autograd.grad(y, (x, kernel), _like(y))
 

@@ -29,6 +29,10 @@ from multitudes.engine.kernels.layers import (
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
 
+is_wrapped = functorch.is_functorch_wrapped_tensor
+
+HALF, SINGLE = (torch.float16, torch.bfloat16), (torch.float32,)
+
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""
 
@@ -53,7 +57,7 @@ class Together(TorchFunctionMode):
     def __init__(self, dtype: torch.dtype | None = None, device: str = "cpu", noise: bool = False) -> None:
         super().__init__()
         self.dtype = dtype
-        self.device = device
+        self.policy = {} if dtype is None else ON_CPU if device == "cpu" else ON_CUDA
         self.noise = noise
 
     def __torch_function__(
@@ -63,17 +67,16 @@ class Together(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:  # a function of functions: the rules apply inside it
                 return _attention_inside(*args, **kwargs)
-        if self.dtype is not None:
-            what = (ON_CPU if self.device == "cpu" else ON_CUDA).get(getattr(func, "__name__", ""))
+        if self.dtype is not None and (what := self.policy.get(getattr(func, "__name__", ""))) is not None:
             if what == LOWERED:
-                args, kwargs = _cast(args, kwargs, (torch.float32,), self.dtype)
-            elif what is not None:
+                args, kwargs = _cast(args, kwargs, SINGLE, self.dtype)
+            else:
                 given = (args[0] if args else kwargs["input"]).dtype if what == KEPT else None
-                args, kwargs = _cast(args, kwargs, (torch.float16, torch.bfloat16), torch.float32)
+                args, kwargs = _cast(args, kwargs, HALF, torch.float32)
                 if given is not None:
                     return func(*args, **kwargs).to(given)
-        if func in RULES:
-            return RULES[func](*args, **kwargs)
+        if (rule := RULES.get(func)) is not None:
+            return rule(*args, **kwargs)
         if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten":
             return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
         if self.noise and func in DROPOUTS:
@@ -85,11 +88,13 @@ def _cast(
     args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[torch.dtype, ...], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def cast(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(cast(one) for one in value) if any(isinstance(one, Tensor) for one in value) else value
-        return value.to(dtype) if isinstance(value, Tensor) and value.dtype in given else value
+        if isinstance(value, Tensor):
+            return value.to(dtype) if value.dtype in given else value
+        if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
+            return type(value)(cast(one) for one in value)
+        return value
 
-    return tuple(cast(value) for value in args), {name: cast(value) for name, value in kwargs.items()}
+    return tuple([cast(value) for value in args]), {name: cast(value) for name, value in kwargs.items()} if kwargs else kwargs
 
 
 def _convolution(axes: int) -> Callable[..., Tensor]:
@@ -184,28 +189,21 @@ def _average_pool(input: Tensor, output_size: Any) -> Tensor:
 
 def _now(operator: Any, plain: Callable[..., Tensor], of_members: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
     """Runs an operator's rule at once. The dispatcher would find it too, and take as long as a small layer for that."""
-    level, members, values, dims = None, 0, [], []
-    for value in args:
-        dim = None
-        if isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
-            own = functorch.maybe_get_level(value)
-            if not functorch.is_batchedtensor(value) or (level is not None and own != level):
+    current, members = functorch.maybe_current_level(), 0
+    dims: list[Any] = [None] * len(args)
+    values = list(args)
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor) and is_wrapped(value):
+            if not functorch.is_batchedtensor(value) or functorch.maybe_get_level(value) != current:
                 return operator(*args)  # another transform of torch.func around us, or in the network
-            level, dim = own, functorch.maybe_get_bdim(value)
-            value = functorch.get_unwrapped(value)
-            members = value.shape[dim]
-        values.append(value)
-        dims.append(dim)
-    if level is None:
+            dims[i], values[i] = functorch.maybe_get_bdim(value), functorch.get_unwrapped(value)
+            if is_wrapped(values[i]):
+                return operator(*args)
+            members = values[i].shape[dims[i]]
+    if current is None or not members:
         return plain(*args)
-    if level != functorch.maybe_current_level() or any(_wrapped(value) for value in values):
-        return operator(*args)
     y, dim = of_members(members, dims, *values)
-    return functorch._add_batch_dim(y, dim, level)
-
-
-def _wrapped(value: Any) -> bool:
-    return isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value)
+    return functorch._add_batch_dim(y, dim, current)
 
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class Convolution:
     @property
     def possible(self) -> tuple[str, ...]:
         """The ways in which it can run."""
-        pixelwise = math.prod(self.kernel) == 1 and set(self.stride) == {1} and not any(self.padding) and self.groups == 1
+        pixelwise = math.prod(self.kernel) == 1 and not any(self.padding) and self.groups == 1
         ways = ("product",) if pixelwise and self.channels_last else ()
         return (*ways, "grouped", "each", *(("block",) if self.groups == 1 else ()))
 
@@ -85,13 +86,26 @@ def _known(size: int) -> int:
     return size if isinstance(size, int) else int(getattr(size.node, "hint", 0) or 0)
 
 
-_chosen: dict[Convolution, str] = {}
-"""What `fastest` has answered before: calls ask for each convolution."""
+_answers: dict[tuple[Any, ...], str] = {}
+"""What `way_of` has answered before: calls ask for each convolution."""
 _measured: dict[str, str] = {}
 _read: list[str] = []
 """The file from which measurements were read, once it was."""
 _forced: list[str] = []
 _met: list[dict[str, Convolution]] = []
+
+
+def way_of(x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> str:
+    """Returns the way in which x ``[B, M, C, ...]`` and kernels ``[M, K, C / groups, ...]`` run."""
+    if _met or _forced or torch.compiler.is_compiling():
+        return fastest(Convolution.of(x, kernel, stride, padding, dilation, groups))
+    trains = torch.is_grad_enabled() and (x.requires_grad or kernel.requires_grad)
+    how = (*stride, *padding, *dilation, groups)
+    key = (x.shape, kernel.shape, x.stride(2), how, x.dtype, x.device.type, trains)
+    way = _answers.get(key)
+    if way is None:
+        way = _answers[key] = fastest(Convolution.of(x, kernel, stride, padding, dilation, groups))
+    return way
 
 
 def fastest(convolution: Convolution) -> str:
@@ -100,12 +114,8 @@ def fastest(convolution: Convolution) -> str:
         _met[-1][convolution.key()] = convolution
     if _forced and _forced[-1] in convolution.possible:
         return _forced[-1]
-    way = _chosen.get(convolution)
-    if way is None:
-        known = _known_ways().get(convolution.key()) if convolution.device != "cpu" else None
-        way = known if known in convolution.possible else _rule_of_thumb(convolution)
-        _chosen[convolution] = way
-    return way
+    known = _known_ways().get(convolution.key()) if convolution.device != "cpu" else None
+    return known if known in convolution.possible else _rule_of_thumb(convolution)
 
 
 def _rule_of_thumb(convolution: Convolution) -> str:
@@ -145,7 +155,7 @@ def met() -> Iterator[dict[str, Convolution]]:
 def remember(ways: dict[str, str]) -> None:
     """Keeps measured ways, by key: for this process, and on disk if that can be written."""
     _known_ways().update(ways)
-    _chosen.clear()
+    _answers.clear()
     with contextlib.suppress(OSError):
         stored = _stored()
         stored.setdefault(_machine(), {}).update(ways)
