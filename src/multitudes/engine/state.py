@@ -194,15 +194,20 @@ class Engine:
         self.channels_last = any(is_channels_last(p[0] if n in self.owned else p) for n, p in self.parameters().items())
 
     def common_counts(self) -> dict[str, Tensor]:
-        """Returns copies of the buffers in `uniform` (counters and index tables) without the member axis, by name."""
+        """Returns copies of the buffers in `uniform` (counters and index tables) without the member axis, by name.
+
+        Counters of batches are left out in eval mode, where nothing reads or writes them.
+        """
+        buffers = self.buffers()
         if torch.compiler.is_compiling():
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
         else:
-            buffers = self.buffers()
             if any(buffers[n]._version != v for n, v in self.versions.items() if n not in self.drawn):
                 self.refresh()
             names = set(self.uniform) - self.drawn.keys()
-        return {name: buffer[0].clone() for name, buffer in self.buffers().items() if name in names}
+        if not self.template.training:
+            names = {name for name in names if not name.endswith("num_batches_tracked")}
+        return {name: buffers[name][0].clone() for name in buffers if name in names}
 
     def adopt(self, trial: Engine) -> None:
         """Takes over the traits and proofs of a trial engine with fewer members."""

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multitudes.engine.kernels import Together, products
-from multitudes.engine.kernels.convolution import WAYS, product, product_beside
-from multitudes.engine.kernels.products import product_of_rows
+from multitudes.engine.kernels.convolution import WAYS, beside, product, product_beside
+from multitudes.engine.kernels.products import product_of_pixels
 from multitudes.engine.kernels.ways import Convolution, forced
 
 M, B = 3, 2
@@ -96,23 +96,25 @@ def test_the_product_is_one_of_the_ways() -> None:
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["one wide gradient", "batched gradient"])
-def test_the_product_of_rows(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [[1, 1], [2, 2]], ids=str)
+def test_the_product_of_pixels(small: bool, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, gradients and second gradients; what a device runs in place of a batched product."""
     monkeypatch.setattr(products, "SMALL", 10**6 if small else 0)
     pixels = torch.randn(B, 5, 5, M, 4, dtype=torch.float64).movedim((-2, -1), (1, 2)).requires_grad_()
     kernel, bias = numbers(M, 6, 4, 1, 1).requires_grad_(), numbers(M, 6).requires_grad_()
-    y = product_beside(pixels, kernel.flatten(2), bias)
-    assert y.movedim((1, 2), (-2, -1)).is_contiguous()
-    other, dim = product(pixels, kernel, bias, [1, 1])
+    y = product_beside(pixels, kernel.flatten(2), bias, steps)
+    assert beside(y).is_contiguous(memory_format=torch.channels_last)
+    other, dim = product(pixels, kernel, bias, steps)
     torch.testing.assert_close(y, other.movedim(dim, 1))
     weights = torch.randn_like(y)
     wanted = torch.autograd.grad(other.movedim(dim, 1), (pixels, kernel, bias), weights)
     for a, b in zip(torch.autograd.grad(y, (pixels, kernel, bias), weights), wanted, strict=True):
         torch.testing.assert_close(a, b)
-    rows, own = numbers(3, M, 4).requires_grad_(), numbers(M, 2, 4).requires_grad_()
-    assert torch.autograd.gradcheck(product_of_rows, (rows, own))
-    assert torch.autograd.gradgradcheck(product_of_rows, (rows, own))
-    torch.library.opcheck(torch.ops.multitudes.product_of_rows, (rows, own))
+    x = torch.randn(2, 3, M * 4, dtype=torch.float64).movedim(-1, 1).requires_grad_()
+    own = numbers(M, 2, 4).requires_grad_()
+    assert torch.autograd.gradcheck(product_of_pixels, (x, own))
+    assert torch.autograd.gradgradcheck(product_of_pixels, (x, own))
+    torch.library.opcheck(torch.ops.multitudes.product_of_pixels, (x, own))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])

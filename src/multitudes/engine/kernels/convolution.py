@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.engine.kernels.products import can_be_an_operator, product_of_rows
+from multitudes.engine.kernels.products import can_be_an_operator, product_of_pixels
 from multitudes.engine.kernels.ways import way_of
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
@@ -107,21 +107,24 @@ def block(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Te
 def product(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
     """Runs one batched matrix product over pixels, whose channels lie together. Returns the result and its member axis."""
     steps, weights = how[0], kernel.flatten(2)
-    if any(step > 1 for step in steps):
-        x = x[(slice(None),) * 3 + tuple(slice(None, None, step) for step in steps)]
     if x.is_cuda and can_be_an_operator(x, kernel):
-        return product_beside(x, weights, bias), 1
+        return product_beside(x, weights, bias, steps), 1
+    x = x[(slice(None),) * 3 + tuple(slice(None, None, step) for step in steps)]
     front = x.movedim(1, 0).movedim(2, -1)  # [M, B, ..., C]
     rows = front.flatten(1, -2)
     y = torch.bmm(rows, weights.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weights.mT)
     return y.unflatten(1, front.shape[1:-1]).movedim(-1, 2), 0
 
 
-def product_beside(x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+def product_beside(x: Tensor, weights: Tensor, bias: Tensor | None, steps: list[int]) -> Tensor:
     """Runs the same product where channels of members stay beside each other. Returns ``[B, M, K, ...]``."""
-    pixels = x.movedim((1, 2), (-2, -1))  # [B, ..., M, C]
-    y = product_of_rows(pixels.flatten(0, -3).contiguous(), weights.squeeze(-1)).unflatten(0, pixels.shape[:-2])
-    return (y if bias is None else y + bias).movedim((-2, -1), (1, 2))
+    flat = beside(x)
+    if any(step > 1 for step in steps):
+        flat = flat[(slice(None),) * 2 + tuple(slice(None, None, step) for step in steps)]
+    flat = flat.movedim(1, -1).contiguous().movedim(-1, 1)
+    y = product_of_pixels(flat, weights.squeeze(-1))
+    y = y if bias is None else y + bias.reshape(1, -1, *(1 for _ in steps))
+    return y.unflatten(1, weights.shape[:2])
 
 
 WAYS = {"grouped": grouped, "each": each, "block": block, "product": product}
@@ -149,7 +152,7 @@ def second(x: Tensor, dim: int | None, members: int) -> Tensor:
 
 def beside(x: Tensor) -> Tensor:
     """Turns ``[B, M, C, ...]`` into ``[B, (M C), ...]``, channels last if they were."""
-    if not channels_last(x):
+    if not channels_last(x) or x.stride(1) == x.shape[2]:
         return x.flatten(1, 2)
     pixels = x.movedim((1, 2), (-2, -1))
     return pixels.flatten(-2).movedim(-1, 1)

@@ -1,12 +1,12 @@
-"""Matrix products of all members whose channels lie beside each other, without a copy.
+"""Products of pixels: 1 × 1 convolutions of all members whose channels lie beside each other, without a copy.
 
-``[N, M, C]`` times ``[M, K, C]`` gives ``[N, M, K]``: a row of a pixel holds the channels of all members, as grouped
-convolutions and BatchNorm have them. torch.bmm reads such rows, but puts members in front of its result, and every layer after
-it would copy that back.
+torch.bmm reads such pixels, but puts members in front of its result, and the layers after it would copy that back. Here the
+result is written where grouped convolutions and BatchNorm want it: ``[B, (M K), ...]``, channels last.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,28 +15,34 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
-_library.define("product_of_rows(Tensor rows, Tensor weights) -> Tensor")
+_library.define("product_of_pixels(Tensor x, Tensor weights) -> Tensor")
 
 SMALL = 2**19
 """Entries of the product of all members' inputs with all members' outputs up to which one wide product gives the gradient of
 weights faster than a batched one: that has few entries to compute, each a sum over all pixels."""
 
 
-@torch.library.impl(_library, "product_of_rows", "CompositeExplicitAutograd")
-def _(rows: Tensor, weights: Tensor) -> Tensor:
-    y = rows.new_empty(rows.shape[0], rows.shape[1], weights.shape[1])
-    torch.bmm(rows.transpose(0, 1), weights.mT, out=y.transpose(0, 1))
+@torch.library.impl(_library, "product_of_pixels", "CompositeExplicitAutograd")
+def _(x: Tensor, weights: Tensor) -> Tensor:
+    y = _result(x, weights)
+    torch.bmm(rows_of(x, len(weights)).transpose(0, 1), weights.mT, out=rows_of(y, len(weights)).transpose(0, 1))
     return y
 
 
-@torch.library.register_fake("multitudes::product_of_rows", lib=_library)  # type: ignore[untyped-decorator]
-def _(rows: Tensor, weights: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[0], rows.shape[1], weights.shape[1])
+@torch.library.register_fake("multitudes::product_of_pixels", lib=_library)  # type: ignore[untyped-decorator]
+def _result(x: Tensor, weights: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], *x.shape[2:], weights.shape[0] * weights.shape[1]).movedim(-1, 1)
 
 
-def product_of_rows(rows: Tensor, weights: Tensor) -> Tensor:
-    """Multiplies rows ``[N, M, C]`` by each member's weights ``[M, K, C]``. Returns ``[N, M, K]``."""
-    return torch.ops.multitudes.product_of_rows(rows, weights)
+def product_of_pixels(x: Tensor, weights: Tensor) -> Tensor:
+    """Multiplies each pixel of x ``[B, (M C), ...]`` by members' weights ``[M, K, C]``. Returns ``[B, (M K), ...]``."""
+    return torch.ops.multitudes.product_of_pixels(x, weights)
+
+
+def rows_of(x: Tensor, members: int) -> Tensor:
+    """Views ``[B, (M C), ...]``, channels last, as rows ``[N, M, C]``."""
+    pixels = x.movedim(1, -1)
+    return pixels.reshape(math.prod(pixels.shape[:-1]), members, x.shape[1] // members)
 
 
 def can_be_an_operator(*tensors: Tensor) -> bool:
@@ -51,11 +57,11 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    rows, weights = ctx.saved_tensors
-    needs_rows, needs_weights = ctx.needs_input_grad
-    gradient = gradient.contiguous()
-    of_rows = product_of_rows(gradient, weights.mT) if needs_rows else None
-    return of_rows, gradient_of_weights(rows, gradient) if needs_weights else None
+    x, weights = ctx.saved_tensors
+    needs_x, needs_weights = ctx.needs_input_grad
+    gradient = gradient.movedim(1, -1).contiguous().movedim(-1, 1)
+    of_x = product_of_pixels(gradient, weights.mT) if needs_x else None
+    return of_x, gradient_of_weights(rows_of(x, len(weights)), rows_of(gradient, len(weights))) if needs_weights else None
 
 
 def gradient_of_weights(rows: Tensor, gradient: Tensor) -> Tensor:
@@ -67,4 +73,4 @@ def gradient_of_weights(rows: Tensor, gradient: Tensor) -> Tensor:
     return wide.view(members, outputs, members, inputs).diagonal(dim1=0, dim2=2).movedim(-1, 0)
 
 
-torch.library.register_autograd("multitudes::product_of_rows", _backward, setup_context=_keep, lib=_library)
+torch.library.register_autograd("multitudes::product_of_pixels", _backward, setup_context=_keep, lib=_library)

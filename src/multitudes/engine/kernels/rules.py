@@ -28,6 +28,7 @@ from multitudes.engine.kernels.layers import (
     linear_of_members,
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
+from multitudes.engine.kernels.pointwise import POINTWISE, on_images
 
 is_wrapped = functorch.is_functorch_wrapped_tensor
 
@@ -77,8 +78,11 @@ class Together(TorchFunctionMode):
                     return func(*args, **kwargs).to(given)
         if (rule := RULES.get(func)) is not None:
             return rule(*args, **kwargs)
-        if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten":
-            return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
+        if torch.compiler.is_compiling():
+            if getattr(func, "__name__", "") == "unflatten":
+                return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
+            if func in POINTWISE and not kwargs and (result := on_images(POINTWISE[func], args)) is not None:
+                return result
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
