@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multitudes.engine.kernels import Together, products
-from multitudes.engine.kernels.convolution import WAYS, beside, product, product_beside
+from multitudes.engine.kernels.convolution import WAYS, beside, product, product_beside, without_groups
 from multitudes.engine.kernels.products import product_of_pixels
 from multitudes.engine.kernels.ways import Convolution, forced
 
@@ -93,6 +93,14 @@ def test_the_product_is_one_of_the_ways() -> None:
     assert Convolution.of(pixels, kernel, [1, 1], [0, 0], [1, 1], 1).possible[0] == "product"
     assert "product" in Convolution.of(pixels, kernel, [2, 2], [0, 0], [1, 1], 1).possible
     assert "product" not in Convolution.of(pixels, kernel, [1, 1], [1, 1], [1, 1], 1).possible
+
+
+def test_a_kernel_without_groups() -> None:
+    kernel, x = numbers(M, 6, 2, 3, 3), numbers(B, 4, 5, 5)
+    dense = without_groups(kernel, 2)
+    assert dense.shape == (M, 6, 4, 3, 3)
+    for own, wide in zip(kernel, dense, strict=True):
+        torch.testing.assert_close(F.conv2d(x, wide), F.conv2d(x, own, groups=2))
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["one wide gradient", "batched gradient"])

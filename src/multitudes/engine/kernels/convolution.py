@@ -21,6 +21,9 @@ from torch import Tensor
 from multitudes.engine.kernels.products import can_be_an_operator, product_of_pixels
 from multitudes.engine.kernels.ways import way_of
 
+FEW_GROUPS = 4
+"""Groups of one member up to which a GPU runs a convolution faster without them: bytes count there, not arithmetic."""
+
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
     "convolution(Tensor x, Tensor kernel, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)"
@@ -62,8 +65,18 @@ def convolution_of_members(
     if dims[0] is None and groups == 1:
         y = convolution(x, kernel.flatten(0, 1), None if bias is None else bias.flatten(), *how)
         return y.unflatten(1, (members, kernel.shape[1])), 1
+    if x.is_cuda and 1 < groups <= FEW_GROUPS and kernel.shape[2] > 1:
+        kernel, groups = without_groups(kernel, groups), 1
+        how = (stride, padding, dilation, groups)
     given = second(x, dims[0], members)
     return WAYS[way_of(given, kernel, *how)](given, kernel, bias, *how)
+
+
+def without_groups(kernel: Tensor, groups: int) -> Tensor:
+    """Returns kernels ``[M, K, C, ...]`` without groups for kernels ``[M, K, C / groups, ...]``: zeros between groups."""
+    own = kernel.unflatten(1, (groups, -1)).unsqueeze(3)  # [M, G, K / G, 1, C / G, ...]
+    on = torch.eye(groups, dtype=kernel.dtype, device=kernel.device).view(groups, 1, groups, 1, *(1 for _ in kernel.shape[3:]))
+    return (own * on).flatten(3, 4).flatten(1, 2)
 
 
 @torch.library.register_vmap("multitudes::convolution", lib=_library)  # type: ignore[untyped-decorator]
@@ -96,8 +109,7 @@ def each(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Ten
 def block(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
     """Runs one plain convolution with a block-diagonal kernel. Returns ``[B, M, K, ...]``."""
     members, width = kernel.shape[:2]
-    on = torch.eye(members, dtype=kernel.dtype, device=kernel.device).view(members, 1, members, *(1 for _ in kernel.shape[2:]))
-    wide = (kernel.unsqueeze(2) * on).flatten(0, 1).flatten(1, 2)
+    wide = without_groups(kernel.flatten(0, 1).unsqueeze(0), members).squeeze(0)
     if channels_last(x):
         wide = wide.contiguous(memory_format=torch.channels_last if wide.ndim == 4 else torch.contiguous_format)
     y = convolution(beside(x), wide, None if bias is None else bias.flatten(), *how)

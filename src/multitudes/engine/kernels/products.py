@@ -15,7 +15,9 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
-_library.define("product_of_pixels(Tensor x, Tensor weights) -> Tensor")
+_library.define(
+    "product_of_pixels(Tensor x, Tensor weights) -> Tensor", tags=(torch.Tag.flexible_layout,)
+)  # else inputs are copied
 
 SMALL = 2**19
 """Entries of the product of all members' inputs with all members' outputs up to which one wide product gives the gradient of
