@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 
+from benchmarks import page
 from benchmarks.speed import METHODS, NETWORKS, PRECISIONS, run
 
 THEIRS = ["tu_packed", "tu_packed_gamma2", "tu_masksembles", "tu_batchensemble"]
@@ -25,7 +27,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--tune", action="store_true", help="let ens.tune(x) choose")
     parser.add_argument("--out", default="results/speed.json")
-    run(parser.parse_args())
+    parser.add_argument("--page", action="store_true", help="write docs/performance.md from results/speed.json")
+    parser.add_argument("--check", action="store_true", help="check that docs/performance.md is current")
+    given = parser.parse_args()
+    if given.check:
+        sys.exit(not page.is_current())
+    page.write() if given.page else run(given)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ METHODS: dict[str, mt.Method] = {
     "multihead": mt.MultiHead(members=MEMBERS),
 }
 COMPACT = {"masksembles_compact": "masksembles", "mimo_compact": "mimo"}
+FROZEN = "_frozen"
+"""What follows the name of a method whose ensemble is frozen."""
 
 
 @dataclass
@@ -72,20 +74,21 @@ def _whole(y: Tensor, count: int) -> Tensor:
 
 def ours(name: str, make: Callable[..., nn.Module], x: Tensor, compiled: bool, tune: str) -> Contender:
     """Makes a contender of this library."""
-    method = METHODS[COMPACT.get(name, name)]
+    compact, frozen = name in COMPACT, name.endswith(FROZEN)
+    method = METHODS[COMPACT.get(name, name.removesuffix(FROZEN))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ens = mt.ensemble(make, method, x[:2].cpu(), seed=0).to(x.device)
         if x.ndim == 4 and x.device.type == "cuda":
             ens = ens.to(memory_format=torch.channels_last)
-        if name in COMPACT:
-            ens = ens.eval().compact().eval()
+        if compact or frozen:
+            ens = ens.eval().compact().eval() if compact else ens.eval().freeze()
             if x.ndim == 4 and x.device.type == "cuda":
                 ens = ens.to(memory_format=torch.channels_last)
         if tune:
             with precision(x.device.type, tune):
                 ens.tune(x)
-    prepared = ens.batch(x, torch.zeros(len(x), dtype=torch.long, device=x.device)) if name not in COMPACT else None
+    prepared = ens.batch(x, torch.zeros(len(x), dtype=torch.long, device=x.device)) if not (compact or frozen) else None
     run: Any = torch.compile(ens, dynamic=False) if compiled else ens
 
     def predict(x: Tensor) -> Tensor:
@@ -101,7 +104,7 @@ def ours(name: str, make: Callable[..., nn.Module], x: Tensor, compiled: bool, t
             return run(*prepared.inputs, **prepared.kwargs).flatten(0, 1), y
         return run(x).flatten(0, 1), _whole(y, ens.members)
 
-    return Contender(name, ens, predict, None if name in COMPACT else outputs)
+    return Contender(name, ens, predict, None if compact or frozen else outputs)
 
 
 def single(make: Callable[..., nn.Module], device: str, compiled: bool, images: bool) -> Contender:

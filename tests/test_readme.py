@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import re
 import runpy
@@ -110,6 +111,11 @@ def test_generated_files_are_current(name: str) -> None:
 
 def test_the_reliability_page_is_what_results_hold() -> None:
     assert run(ROOT / "benchmarks" / "reliability.py", "--check") == (0, "")
+
+
+def test_the_performance_page_is_what_results_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert importlib.import_module("benchmarks.page").is_current()
 
 
 def test_the_tabular_page_is_what_results_hold() -> None:

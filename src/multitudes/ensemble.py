@@ -66,6 +66,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.method = method
         self.is_compact = compact
+        self.is_frozen = False
         self.task = checked_task(task)
         self.seed = seed
         self.engine = engine
@@ -148,15 +149,15 @@ class Ensemble(nn.Module):
         if len(inputs) == 1 and not kwargs and is_packed(inputs[0]):
             self.call_form.refuse_packed(inputs[0])
         call = Inputs(*inputs, **kwargs)
-        if draws is not None and not self.method.draws:
-            raise InputError(f"{type(self.method).__name__} has no random draws: leave draws= out")
+        if draws is not None and (not self.method.draws or self.is_frozen):
+            raise InputError(f"{self._kind()} has no random draws: leave draws= out")
         if torch.compiler.is_compiling():
             return self.run_drawn(call, per_member, rows, draws)
         if self.training and draws is None and rows is None and not per_member:
             self._warn_once()
         with self.engine.lock:
             self._prove_for(per_member, rows is not None)
-            if self.method.draws and self.method.draws_by_shape:
+            if self.method.draws and self.method.draws_by_shape and not self.is_frozen:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             try:
                 return self.run_drawn(call, per_member, rows, draws)
@@ -164,6 +165,9 @@ class Ensemble(nn.Module):
                 if (reason := unlike_example(self, call, error, per_member)) is None:
                     raise
                 raise RunError(f"{CALL} {reason}") from error
+
+    def _kind(self) -> str:
+        return "a frozen ensemble" if self.is_frozen else type(self.method).__name__
 
     def _fit_draws(self, call: Inputs) -> None:
         """Draws again, from the same seeds, if draws depend on the shapes of the call and these have changed."""
@@ -203,10 +207,8 @@ class Ensemble(nn.Module):
 
         The first draws are the members'. Unless it was resampled, the ensemble continues like one made with `count` members.
         """
-        if not self.method.draws:
-            raise InputError(
-                f"{type(self.method).__name__} has no random draws: draws= is for methods such as MCDropout or EMP"
-            )
+        if not self.method.draws or self.is_frozen:
+            raise InputError(f"{self._kind()} has no random draws: draws= is for methods such as MCDropout or EMP")
         if self.method.draws_by_shape:
             with self.engine.lock:
                 self._fit_draws(Inputs(*inputs, **kwargs))
@@ -214,10 +216,8 @@ class Ensemble(nn.Module):
 
     def resample(self, seed: int | None = None) -> Ensemble:
         """Draws all members again, from `seed`; None takes a seed from the ensemble's generator."""
-        if not self.method.draws:
-            raise InputError(
-                f"{type(self.method).__name__} has no random draws: resample() is for methods that draw, such as MCDropout"
-            )
+        if not self.method.draws or self.is_frozen:
+            raise InputError(f"{self._kind()} has no random draws: resample() is for methods that draw, such as MCDropout")
         resample(self.engine, int(torch.randint(2**62, (), generator=self.generator)) if seed is None else seed)
         return self
 
@@ -403,6 +403,21 @@ class Ensemble(nn.Module):
         new.calibrator, new.class_axis = self.calibrator, self.class_axis
         return new
 
+    @undisturbed
+    def freeze(self, x: Any = None) -> Ensemble:
+        """Returns an ensemble for prediction that computes less in each call: BatchNorm is folded into the layers before it.
+
+        Its outputs are the same up to rounding. It takes inputs like `x`, with any number of rows; by default like the example
+        of the conversion. It cannot be trained or saved: keep the ensemble that it was made from.
+        """
+        from multitudes.files.export.freeze import freeze
+
+        if self.is_frozen:
+            raise InputError("this ensemble is frozen already: use it as it is")
+        device = next((tensor.device for _, tensor in named_tensors(self.template)), torch.device("cpu"))
+        given = Inputs.like(self._plan.example, device) if x is None else self._call(x)
+        return freeze(self, checked_example(self.template, given, self.engine.batch_axis, 3))
+
     def average(self, output: str | None = None, class_axis: int | None = None) -> Average:
         """Wraps the ensemble as a module that returns ``[B, K]``: the log of the mean probability, or for regression the mean.
 
@@ -457,7 +472,8 @@ class Ensemble(nn.Module):
     def train(self, mode: bool = True) -> Ensemble:
         """Sets training or eval mode. A compact ensemble refuses training mode."""
         if mode and self.is_compact:
-            raise RunError("a compact ensemble is for prediction only: train the original ensemble, then call compact() again")
+            what, how = ("frozen", "freeze") if self.is_frozen else ("compact", "compact")
+            raise RunError(f"a {what} ensemble is for prediction only: train the original ensemble, then call {how}() again")
         self.template.train(mode)
         self.training = mode
         return self

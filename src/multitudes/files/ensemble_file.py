@@ -60,6 +60,8 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
 
 def contents(ensemble: Ensemble) -> tuple[dict[str, Tensor], str]:
     """Returns what a file of an ensemble holds: its tensors on the CPU by name, and the JSON about it."""
+    if ensemble.is_frozen:
+        raise FileError("a frozen ensemble cannot be saved: save the one that it was made from, and freeze that after mt.load")
     extra = [n for n, part in ensemble.template.named_modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
     if extra:
         raise FileError(

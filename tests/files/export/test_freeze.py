@@ -1,0 +1,132 @@
+"""Frozen ensembles return what the ensemble returns, by every method, and are for prediction only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from laws import METHODS
+from torch import Tensor, nn
+from zoo import FIVE, ZOO, refusal
+
+import multitudes as mt
+from multitudes.files.export.freeze import FrozenNetwork
+
+PAIRS = [(name, case) for case in FIVE for name in METHODS if refusal(name, case, "member") is None]
+
+
+class Net(nn.Module):
+    """Convolutions with BatchNorm, and a residual."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.a, self.bn_a = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.b, self.bn_b = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.norm, self.head = nn.BatchNorm2d(width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns class scores. The last norm follows a sum, so it cannot be folded."""
+        x = self.bn_a(self.a(x)).relu()
+        return self.head(self.norm(x + self.bn_b(self.b(x)).relu()).mean((2, 3)))
+
+
+def made(method: mt.Method) -> mt.Ensemble:
+    """An ensemble whose norms have seen something."""
+    torch.manual_seed(0)
+    ens = mt.ensemble(Net(), method, torch.randn(2, 3, 8, 8), seed=0).eval()
+    for part in ens.template.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            for tensor, least in ((part.running_mean, -1.0), (part.running_var, 0.5), (part.weight, 0.5), (part.bias, -1.0)):
+                nn.init.uniform_(tensor, least, 2.0)  # type: ignore[arg-type]
+    return ens
+
+
+@pytest.fixture(name="ens")
+def _ens() -> mt.Ensemble:
+    return made(mt.Packed(members=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "case"), PAIRS, ids=lambda value: str(value))
+def test_every_method(name: str, case: str) -> None:
+    network = ZOO[case]
+    ens = mt.ensemble(network.model(), METHODS[name](), network.example(), seed=0, batch_axis=network.batch_axis).eval()
+    frozen = ens.freeze()
+    for rows in (1, 4):
+        call = network.example(rows, seed=rows)
+        with torch.no_grad():
+            wanted, found = (network.scores(one(*call.args, **call.kwargs)) for one in (ens, frozen))
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_norms_are_folded(ens: mt.Ensemble) -> None:
+    frozen, x = ens.freeze(), torch.randn(5, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), ens(x), rtol=1e-4, atol=1e-5)
+    assert isinstance(frozen.template, FrozenNetwork)
+    names = [str(node.target) for node in frozen.template.graph.graph.nodes if node.op == "call_function"]
+    assert sum("norm" in name for name in names) == 1
+    assert "2 BatchNorm layers are folded" in str(frozen.plan)
+    assert frozen.plan.counts is not None
+    assert frozen.plan.counts.parameters == sum(p.numel() for p in frozen.parameters())
+
+
+def test_predictions_are_the_same(ens: mt.Ensemble) -> None:
+    x, y = torch.randn(20, 3, 8, 8), torch.randint(4, (20,))
+    ens.calibrator = mt.calibrate(mt.predict(ens, x), y)
+    wanted, found = (mt.predict(one, x) for one in (ens, ens.freeze()))
+    torch.testing.assert_close(found.probs, wanted.probs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.mutual_information, wanted.mutual_information, rtol=1e-3, atol=1e-5)
+
+
+def test_every_executor_runs_it(ens: mt.Ensemble) -> None:
+    """The graph holds functions for which vmap has rules of our own, under autocast and in channels last too."""
+    frozen, x = ens.freeze(), torch.randn(5, 3, 8, 8)
+    frozen = frozen.to(memory_format=torch.channels_last)
+    assert "vmap" in frozen.plan.proven["eval"]
+    found = []
+    for executor in ("loop", "vmap"):
+        frozen.engine.picked["eval"] = executor
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            found.append(frozen(x.to(memory_format=torch.channels_last)))
+    torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=0.05)
+
+
+def test_what_a_frozen_ensemble_refuses(ens: mt.Ensemble, tmp_path: Path) -> None:
+    frozen = ens.freeze()
+    with pytest.raises(mt.InputError, match=r"frozen for inputs \[rows, 3, 8, 8\], not \[2, 3, 9, 9\]"):
+        frozen(torch.randn(2, 3, 9, 9))
+    with pytest.raises(mt.MultitudesError, match=r"train the original ensemble, then call freeze\(\) again"):
+        frozen.train()
+    with pytest.raises(mt.MultitudesError, match="cannot be saved"):
+        mt.save(frozen, tmp_path / "a.safetensors")
+    with pytest.raises(mt.InputError, match="frozen already"):
+        frozen.freeze()
+    assert not list(tmp_path.iterdir())
+
+
+def test_networks_that_cannot_be_frozen() -> None:
+    for case, text in (("branching", "cannot be frozen"), ("dict_output", "returns one tensor")):
+        network = ZOO[case]
+        ens = mt.ensemble(network.model(), mt.Deep(members=2), network.example(), seed=0).eval()
+        with pytest.raises(mt.MultitudesError, match=text):
+            ens.freeze()
+
+
+def test_draws_are_frozen() -> None:
+    ens = made(mt.MCDropout(members=3, p=0.3))
+    frozen, x = ens.freeze(), torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), ens(x), rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(frozen(x)[0], frozen(x)[1])
+    for call in (frozen.resample, lambda: frozen.draw(5, x)):
+        with pytest.raises(mt.InputError, match="a frozen ensemble has no random draws"):
+            call()
+
+
+def test_the_ensemble_stays_as_it_was(ens: mt.Ensemble) -> None:
+    before = {name: tensor.clone() for name, tensor in ens.state_dict().items()}
+    ens.freeze(torch.randn(2, 3, 8, 8))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ens.state_dict().items())
+    ens.train()
