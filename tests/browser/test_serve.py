@@ -168,7 +168,9 @@ g (float[B, 2] x) => (float[B, 8] mean, float[B, 8] variance, float[B, 2, 8] mem
     variance = Mul (mean, mean)
 }"""
 TOKENS = """<ir_version: 8, opset_import: ["": 17]>
-g (float[B, 4] x) => (float[B, 4] confidence, bool[B, 4] abstain) <float line = {0.3}> {
+g (float[B, 4] x) => (float[B, 1, 4] probs, float[B, 4] confidence, bool[B, 4] abstain)
+<float line = {0.3}, int64[1] axis = {1}> {
+    probs = Unsqueeze (x, axis)
     confidence = Identity (x)
     abstain = Less (x, line)
 }"""
@@ -201,6 +203,7 @@ def test_targets_are_shown_one_by_one(page: Any, tmp_path: Path) -> None:
 def test_tokens_say_on_how_many_it_abstains(page: Any, tmp_path: Path) -> None:
     rule = {"score": "confidence", "value": 0.3}
     answered(page, tmp_path, onnx.parser.parse_model(TOKENS), "[0.25, 0.5, 0.75, 0.5]", task="classes", threshold=rule)
+    assert page.locator(".answer h2").text_content() == "A sequence of 4"
     assert page.locator(".state").text_content() == "The ensemble abstains on 1 of 4: confidence is below 0.3"
     assert page.locator(".measures dt").all_text_contents() == ["Confidence, mean of 4"]
     assert page.locator(".measures dd").all_text_contents() == ["0.5"]

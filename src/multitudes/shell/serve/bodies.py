@@ -193,7 +193,8 @@ def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.
     from PIL import Image
 
     try:
-        image, notes = _on_white(_opened(file, index, left), index)
+        image, turned = _turned(_opened(file, index, left), index)
+        image, notes = _on_white(image, index)
         plain = image.convert("L" if own.shape[0] == 1 else "RGB")
     except Refused:
         raise
@@ -201,6 +202,7 @@ def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.
         raise Refused(413, f"image {index} is too large for what is left of the limit, {left} pixels") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise Refused(422, f"image {index} is no whole PNG or JPEG: {str(error)[:100] or type(error).__name__}") from None
+    notes = [*turned, *notes]
     size = plain.size
     wanted = (own.shape[2] or size[0], own.shape[1] or size[1])
     if wanted != size:
@@ -211,8 +213,8 @@ def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.
 
 
 def _opened(file: bytes, index: int, left: int) -> Any:
-    """Returns an image of Pillow, turned as its EXIF says; one that is too large is refused before it is decoded."""
-    from PIL import Image, ImageOps
+    """Returns an image of Pillow; one that is too large is refused before it is decoded."""
+    from PIL import Image
 
     image = Image.open(io.BytesIO(file), formats=FORMATS)
     width, height = image.size
@@ -221,11 +223,23 @@ def _opened(file: bytes, index: int, left: int) -> Any:
     if image.mode not in MODES:
         raise Refused(422, f"image {index} has pixels of kind {image.mode}: send one with 8 bits per channel")
     image.load()
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # a parser of TIFF raises whatever damage leads it to
-        raise Refused(422, f"image {index} has damaged EXIF, which may say how it is turned: write it without") from None
     return image
+
+
+def _turned(image: Any, index: int) -> tuple[Any, list[str]]:
+    """Returns an image turned as its EXIF says, and a note if that cannot be read."""
+    from PIL import ExifTags, Image
+
+    turn = Image.Transpose
+    turns = {
+        0: None, 1: None, 2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE, 6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90,
+    }  # fmt: skip
+    try:
+        own = turns[image.getexif().get(ExifTags.Base.Orientation, 1)]
+    except Exception:  # a parser of TIFF raises whatever damage leads it to
+        return image, [f"image {index} has damaged EXIF, which may say how it is turned: it was taken as it lies"]
+    return image if own is None else image.transpose(own), []
 
 
 def _on_white(image: Any, index: int) -> tuple[Any, list[str]]:
