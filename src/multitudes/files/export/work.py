@@ -65,6 +65,7 @@ def write_export(
     start = time.perf_counter()
     ensemble = _on_cpu(checked_ensemble(ensemble, "export"))
     target = _checked_path(path, precision, aot)
+    _check_numbers(ensemble, target)
     check_value("prefer", prefer, Prefer)
     with steps(f"exporting {type(ensemble.method).__name__}"):
         inputs = checked_example(ensemble.template, ensemble.call_form.inputs(example), ensemble.engine.batch_axis, ROWS)
@@ -129,6 +130,16 @@ def _checked_path(path: str | PathLike[str], precision: Precision, aot: bool) ->
     if target.suffix == ".onnx":
         onnx_file.check_installed()
     return target
+
+
+def _check_numbers(ensemble: Ensemble, target: Path) -> None:
+    """Refuses numbers for which onnxruntime has no operations."""
+    names = [name for name, tensor in named_tensors(ensemble.template) if tensor.dtype == torch.bfloat16]
+    if names and target.suffix == ".onnx":
+        raise InputError(
+            f"{names[0]} is bfloat16, for which onnxruntime has no operations: export ens.float() with an example of float32, and "
+            f"precision='float16' for a small file; or export to {target.with_suffix('.pt2')}"
+        )
 
 
 def _meaning(
