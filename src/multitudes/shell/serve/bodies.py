@@ -190,7 +190,7 @@ def from_images(files: Sequence[bytes], inputs: Sequence[Input], limits: Limits)
 
 def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.uint8], list[str], int]:
     """Returns an image as ``[C, H, W]`` of the input's size, notes on what was changed, and the pixels that it had."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         image, turned = _turned(_opened(file, index, left), index)
@@ -200,6 +200,8 @@ def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.
         raise
     except Image.DecompressionBombError:
         raise Refused(413, f"image {index} is too large for what is left of the limit, {left} pixels") from None
+    except UnidentifiedImageError:  # its text has an address of this process
+        raise Refused(422, f"image {index} is no whole PNG or JPEG") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise Refused(422, f"image {index} is no whole PNG or JPEG: {str(error)[:100] or type(error).__name__}") from None
     notes = [*turned, *notes]
