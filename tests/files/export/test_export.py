@@ -501,6 +501,38 @@ class Odd(nn.Module):
         return self.c(torch.einsum("bij,bjk->bik", rows, rows).amax(1))
 
 
+class Padded(nn.Module):
+    """Activations, padding and norms that torch leaves as single operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 8, 1)
+        self.norm, self.out = nn.RMSNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.hardswish(self.a(nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")))
+        y = nn.functional.pad(self.b(nn.functional.pad(y, (2, 0, 0, 2), mode="replicate")), (1, 0, 0, 1))
+        y = nn.functional.logsigmoid(self.c(nn.functional.pad(y, (1, 1, 1, 1), mode="circular")))
+        return self.out(self.norm(y.amax((2, 3))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [mt.Deep, mt.BatchEnsemble])
+def test_operations_without_tags_run_once_for_all_members(kind: Any) -> None:
+    torch.manual_seed(0)
+    ens = mt.ensemble(Padded(), kind(members=3), torch.randn(3, 3, 6, 6), seed=0).eval()
+    for name, parameter in ens.named_parameters():
+        if name == "norm.weight":
+            parameter.data.uniform_(0.5, 2.0)
+    example = mt.Inputs(torch.randn(3, 3, 6, 6))
+    members = AllMembers(work.member_graph(ens, example, small=False)[1], example.tensors())
+    assert not members.unrolled
+    for count in (1, 3, 17):
+        x = torch.randn(count, 3, 6, 6)
+        with torch.no_grad():
+            torch.testing.assert_close(members(x), ens(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_odd_operations_run_once_for_all_members(tmp_path: Path) -> None:
     torch.manual_seed(0)
