@@ -95,9 +95,10 @@ def normalise_layer(run: Run, step: Step) -> Value | None:
     if not any(vector is not None and vector.batched for vector in vectors.values()):
         return x.like(step.call(input=x.tensor))
     y = step.call(input=to_leading(x), **dict.fromkeys(vectors))
-    for vector, combine in zip(vectors.values(), (torch.mul, torch.add), strict=False):
+    for name, vector in vectors.items():
         if vector is not None:
-            y = combine(y, run.prepared(vector, f"aligned {x.rank}", functools.partial(_with_axes, vector, x.rank)))
+            own = run.prepared(vector, f"aligned {x.rank}", functools.partial(_with_axes, vector, x.rank))
+            y = y * own if name == "weight" else y + own
     return run.value(y, "leading")
 
 
