@@ -87,8 +87,12 @@ def test_images_are_chosen_and_dropped(page: Any, images: str, events: list[str]
     assert page.locator(".answer h2").all_text_contents() == [LABELS[label] for label in wanted["label"]]
     shown = page.locator(".answer").first.locator(".votes").first.locator("b").all_text_contents()
     assert [float(text.rstrip(" %")) for text in shown] == pytest.approx(sorted(100 * wanted["probs"][0])[::-1], abs=0.1)
-    votes = page.locator(".answer").first.locator(".votes").nth(1).locator("span").all_text_contents()
-    assert votes == [f"{m + 1}  {LABELS[k]}" for m, k in enumerate(wanted["member_probs"][0].argmax(1))]
+    for row, answer in enumerate(page.locator(".answer").all()):
+        votes = answer.locator(".votes").nth(1)
+        chosen = wanted["member_probs"][row].argmax(1)
+        assert votes.locator("span").all_text_contents() == [f"{m + 1}  {LABELS[k]}" for m, k in enumerate(chosen)]
+        shares = [float(text.strip("> %")) for text in votes.locator("b").all_text_contents()]
+        assert shares == pytest.approx(100 * wanted["member_probs"][row].max(1), abs=0.1)
     states = page.locator(".answer .state").all_text_contents()
     assert [text.startswith("The ensemble abstains") for text in states] == wanted["abstain"].tolist()
     assert page.locator(".answer img").count() == 2

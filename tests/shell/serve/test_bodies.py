@@ -105,6 +105,17 @@ def test_several_inputs_that_are_refused(ids: str, mask: str, says: str) -> None
         from_bytes(b"1234", IDS, LIMITS)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "int64", "uint64"])
+def test_the_largest_whole_number_and_the_next(kind: str) -> None:
+    """Also as floats, which have no 2**63 - 1, and as which JSON beyond 64 bits is read."""
+    own, bounds = [Input("x", (1,), kind)], np.iinfo(kind)
+    for value in (bounds.min, bounds.max):
+        assert from_json(f'{{"rows": [[{value}]]}}'.encode(), own, LIMITS)["x"].tolist() == [[value]]
+    for value in (bounds.max + 1, float(bounds.max + 1), bounds.min - 1, 2.0 * bounds.min - 1):
+        with pytest.raises(Refused, match=f"no {kind}|must be numbers"):
+            from_json(f'{{"rows": [[{value}]]}}'.encode(), own, LIMITS)
+
+
 def header(text: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 

@@ -20,6 +20,9 @@ FORMATS = ("PNG", "JPEG")
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 """Modes of Pillow with 8 bits for each channel, or fewer."""
 
+EXACT = 2**53
+"""From here on a float may stand for several whole numbers, such as those beyond 64 bits that JSON may hold."""
+
 
 class Refused(Exception):
     """A request that is not answered: the status of HTTP, and what is wrong."""
@@ -88,9 +91,10 @@ def _cast(array: NDArray[Any], own: Input) -> NDArray[Any]:
         return array
     if wanted.kind in "iu":
         bounds = np.iinfo(wanted)
-        below = array <= bounds.max if array.dtype.kind != "f" else array < float(bounds.max) + 1  # a float has no 2**63 - 1
         with np.errstate(invalid="ignore"):
-            fits = (array >= bounds.min) & below & (array == np.trunc(array))
+            fits = (array >= bounds.min) & (array <= bounds.max) & (array == np.trunc(array))
+            if array.dtype.kind == "f":
+                fits &= np.abs(array) < EXACT
         if not fits.all():
             raise Refused(422, f"row {_first(~fits)} of {own.name} has a number that is no {wanted}")
     with np.errstate(over="ignore", invalid="ignore"):
