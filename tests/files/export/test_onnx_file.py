@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from multitudes.files.export.onnx_file import Session, with_weights
+
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-
-from multitudes.files.export.onnx_file import Session, with_weights
 
 PRODUCT = """<ir_version: 8, opset_import: ["": 17]>
 g (float[B, 32] x) => (float[B, 16] y) <float[32, 16] w = {0}> { y = MatMul (x, w) }"""
