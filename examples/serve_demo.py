@@ -10,6 +10,7 @@ the validation set, whose uncertainty is also the reference for inputs that are 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 import multitudes as mt
@@ -49,7 +50,8 @@ def main() -> None:
     export(run, path)
     print(f"{run} as {path}: http://127.0.0.1:{given.port}, to stop it press Ctrl-C", flush=True)
     if not given.export_only:
-        serve(path, port=given.port)
+        with contextlib.suppress(KeyboardInterrupt):  # the server has answered all, and passes the signal on
+            serve(path, port=given.port)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import io
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,12 @@ def test_images_are_chosen_and_dropped(page: Any, images: str, events: list[str]
     assert page.locator(".answer h2").all_text_contents() == [LABELS[label] for label in wanted["label"]]
     shown = page.locator(".answer").first.locator(".votes").first.locator("b").all_text_contents()
     assert [float(text.rstrip(" %")) for text in shown] == pytest.approx(sorted(100 * wanted["probs"][0])[::-1], abs=0.1)
-    votes = page.locator(".answer").first.locator(".votes").nth(1).locator("span").all_text_contents()
-    assert votes == [f"{m + 1}  {LABELS[k]}" for m, k in enumerate(wanted["member_probs"][0].argmax(1))]
+    for row, answer in enumerate(page.locator(".answer").all()):
+        votes = answer.locator(".votes").nth(1)
+        chosen = wanted["member_probs"][row].argmax(1)
+        assert votes.locator("span").all_text_contents() == [f"{m + 1}  {LABELS[k]}" for m, k in enumerate(chosen)]
+        shares = [float(text.strip("> %")) for text in votes.locator("b").all_text_contents()]
+        assert shares == pytest.approx(100 * wanted["member_probs"][row].max(1), abs=0.1)
     states = page.locator(".answer .state").all_text_contents()
     assert [text.startswith("The ensemble abstains") for text in states] == wanted["abstain"].tolist()
     assert page.locator(".answer img").count() == 2
@@ -143,18 +148,36 @@ def test_rows_behind_a_token(page: Any, locked: str, events: list[str]) -> None:
     assert [event for event in events if "422" not in event] == []
 
 
-def test_a_regression(page: Any, tmp_path: Path, events: list[str]) -> None:
-    model = onnx.parser.parse_model(REGRESSION)
-    outputs = ["mean", "variance", "epistemic", "member_mean"]
-    describe(model, task="gaussian", outputs=outputs, labels=None, threshold=None, reference=None, members=2)
-    with running(saved(tmp_path, model)) as (port, _):
-        page.goto(f"http://127.0.0.1:{port}/")
-        page.locator("#pasting[open]").wait_for()
-        page.fill("#rows", "[1, 2]")
-        page.click("#predict")
-        page.locator(".answer").wait_for()
-        assert page.locator(".answer h2").text_content() == "8.5 ± 4.123"
-        assert page.locator(".answer .votes b").all_text_contents() == ["7", "10"]
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Serves a graph, once for all pages that ask it, and returns the address."""
+    with contextlib.ExitStack() as servers:
+
+        @functools.cache
+        def address(text: str, task: str, threshold: float | None = None) -> str:
+            model = onnx.parser.parse_model(text)
+            rule = None if threshold is None else {"score": "confidence", "value": threshold}
+            about: Any = {"labels": None, "reference": None, "members": 2, "task": task, "threshold": rule}
+            describe(model, outputs=[one.name for one in model.graph.output], **about)
+            port, _ = servers.enter_context(running(saved(tmp_path_factory.mktemp("graph"), model)))
+            return f"http://127.0.0.1:{port}/"
+
+        yield address
+
+
+def ask(page: Any, address: str, row: str) -> None:
+    """Asks a server on its page, and returns when it shows the answer."""
+    page.goto(address)
+    page.locator("#pasting[open]").wait_for()
+    page.fill("#rows", row)
+    page.click("#predict")
+    page.locator(".answer").wait_for()
+
+
+def test_a_regression(page: Any, served: Callable[..., str], events: list[str]) -> None:
+    ask(page, served(REGRESSION, "gaussian"), "[1, 2]")
+    assert page.locator(".answer h2").text_content() == "8.5 ± 4.123"
+    assert page.locator(".answer .votes b").all_text_contents() == ["7", "10"]
     assert events == []
 
 
@@ -168,26 +191,17 @@ g (float[B, 2] x) => (float[B, 8] mean, float[B, 8] variance, float[B, 2, 8] mem
     variance = Mul (mean, mean)
 }"""
 TOKENS = """<ir_version: 8, opset_import: ["": 17]>
-g (float[B, 4] x) => (float[B, 4] confidence, bool[B, 4] abstain) <float line = {0.3}> {
+g (float[B, 4] x) => (float[B, 1, 4] probs, float[B, 4] confidence, bool[B, 4] abstain)
+<float line = {0.3}, int64[1] axis = {1}> {
+    probs = Unsqueeze (x, axis)
     confidence = Identity (x)
     abstain = Less (x, line)
 }"""
 
 
-def answered(page: Any, folder: Path, model: Any, row: str, **about: Any) -> None:
-    """Asks a server of a graph on its page, and returns when it shows the answer."""
-    describe(model, outputs=[one.name for one in model.graph.output], labels=None, reference=None, members=2, **about)
-    with running(saved(folder, model)) as (port, _):
-        page.goto(f"http://127.0.0.1:{port}/")
-        page.locator("#pasting[open]").wait_for()
-        page.fill("#rows", row)
-        page.click("#predict")
-        page.locator(".answer").wait_for()
-
-
-def test_targets_are_shown_one_by_one(page: Any, tmp_path: Path) -> None:
+def test_targets_are_shown_one_by_one(page: Any, served: Callable[..., str]) -> None:
     """A mean over targets, whose units differ, would say nothing."""
-    answered(page, tmp_path, onnx.parser.parse_model(TARGETS), "[1, 1]", task="gaussian", threshold=None)
+    ask(page, served(TARGETS, "gaussian"), "[1, 1]")
     assert page.locator(".answer h2").text_content() == "8 targets"
     shown = page.locator(".targets dd").all_text_contents()
     assert shown[:2] == ["2 ± 2", "1000 ± 1000"]
@@ -198,9 +212,9 @@ def test_targets_are_shown_one_by_one(page: Any, tmp_path: Path) -> None:
     assert fits(page)
 
 
-def test_tokens_say_on_how_many_it_abstains(page: Any, tmp_path: Path) -> None:
-    rule = {"score": "confidence", "value": 0.3}
-    answered(page, tmp_path, onnx.parser.parse_model(TOKENS), "[0.25, 0.5, 0.75, 0.5]", task="classes", threshold=rule)
+def test_tokens_say_on_how_many_it_abstains(page: Any, served: Callable[..., str]) -> None:
+    ask(page, served(TOKENS, "classes", 0.3), "[0.25, 0.5, 0.75, 0.5]")
+    assert page.locator(".answer h2").text_content() == "A sequence of 4"
     assert page.locator(".state").text_content() == "The ensemble abstains on 1 of 4: confidence is below 0.3"
     assert page.locator(".measures dt").all_text_contents() == ["Confidence, mean of 4"]
     assert page.locator(".measures dd").all_text_contents() == ["0.5"]

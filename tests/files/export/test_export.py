@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -19,9 +20,12 @@ import multitudes as mt
 from multitudes import models
 from multitudes.files.export import factors, verify, work
 from multitudes.files.export.about import reference_of
+from multitudes.files.export.members import AllMembers
+from multitudes.files.export.norms import name_of
 from multitudes.files.export.onnx_file import Session
 from multitudes.files.export.outputs import Meaning
 from multitudes.files.export.seal import is_intact
+from multitudes.methods.layers.one_run import OneRun
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -80,7 +84,13 @@ class Convolutions(nn.Module):
 
 def bert() -> nn.Module:
     hf = pytest.importorskip("transformers")
-    settings = {"vocab_size": 200, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {
+        "vocab_size": 200,
+        "hidden_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "initializer_range": 0.3,
+    }
     config = hf.BertConfig(**settings, intermediate_size=96, max_position_embeddings=16, num_labels=4)
     return hf.BertForSequenceClassification(config)
 
@@ -102,33 +112,35 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
 
 
 def made(network: str, method: mt.Method, **options: Any) -> tuple[mt.Ensemble, Callable[[int], Any]]:
-    """An ensemble with BatchNorm statistics unlike those of a fresh network."""
+    """An ensemble with statistics, shifts and attention unlike those of a fresh network, in which some members are alike."""
     torch.manual_seed(0)
     make, inputs = NETWORKS[network]
     output = "logits" if network == "bert" else None
     ens = mt.ensemble(make(), method, inputs(3), seed=0, output=output, **options)
+    if network == "vit":
+        for parameter in ens.parameters():
+            parameter.data.mul_(3)  # as they start, attention is nearly the same for all
     for name, buffer in ens.named_buffers():
         if name.endswith("running_mean"):
             buffer.data.normal_()
         elif name.endswith("running_var"):
             buffer.data.uniform_(0.5, 2.0)
+        elif ".shift_" in name:
+            buffer.data.normal_(std=0.1)
     return ens.eval(), inputs
+
+
+def call_of(x: Any) -> mt.Inputs:
+    return x if isinstance(x, mt.Inputs) else mt.Inputs(x)
 
 
 def off(path: Path, ens: mt.Ensemble, x: Any) -> float:
     """The largest difference between the members' logits in a file and those of the ensemble."""
-    call = x if isinstance(x, mt.Inputs) else mt.Inputs(x)
+    call = call_of(x)
     session = Session(path.read_bytes())
     found = session(session.inputs, call.tensors())["member_logits"]
     with torch.no_grad():
         return float((found - ens(*call.args, **call.kwargs).transpose(0, 1)).abs().max())
-
-
-def on_inputs(path: Path) -> list[Any]:
-    """The operations of a file whose results depend on its inputs."""
-    graph = onnx.load(path).graph
-    known = {one.name for one in graph.input}
-    return [node for node in graph.node if known & set(node.input) and (known.update(node.output) or True)]
 
 
 def opened(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -255,42 +267,78 @@ def test_a_network_that_looks_at_values_is_refused(tmp_path: Path) -> None:
         mt.export(ens, torch.randn(3, 8), tmp_path / "a.onnx")
 
 
+METHODS = [kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")]
 GRID = [
-    *(("mlp", kind) for kind in (mt.Single, mt.MultiHead, mt.MIMO, mt.EMP, mt.SWAG, mt.Laplace)),
-    *(("unet", kind) for kind in (mt.Deep, mt.Masksembles, mt.BatchEnsemble, mt.TreeNet)),
-    *(("vit", kind) for kind in (mt.Packed, mt.MCDropout, mt.DropConnect)),
-    ("resnet", mt.ECMP),
+    *(("mlp", kind) for kind in (mt.Single, mt.MultiHead, mt.MIMO, mt.Masksembles, mt.Laplace, mt.SWAG)),
+    *(("unet", kind) for kind in (mt.Single, mt.Masksembles, mt.BatchEnsemble, mt.TreeNet, mt.MCDropout, mt.DropConnect)),
+    *(("unet", kind) for kind in (mt.EMP, mt.ECMP)),
+    ("vit", mt.Packed),
+    ("resnet", mt.Deep),
     ("convolutions", mt.Snapshot),
     ("bert", mt.Packed),
 ]
+"""Pairs of which files are written here."""
+FIVE = [network for network in NETWORKS if network != "convolutions"]
+OTHERS = [(n, kind) for n in FIVE for kind in METHODS if not issubclass(kind, OneRun) and (n, kind) not in GRID]
 
 
-def test_no_method_is_left_out() -> None:
-    ours = {kind for kind in mt.Method.all() if kind.__module__.startswith("multitudes.methods.")}
-    assert {kind for _, kind in GRID} == ours
+def named(one: Any) -> str:
+    return one if isinstance(one, str) else getattr(one, "__name__", str(one))
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, type[mt.Method]], Any]:
+    """Exports a pair, once for all tests that look at its file. Returns the ensemble, its inputs and the result."""
+
+    @functools.cache
+    def write(network: str, kind: type[mt.Method]) -> Any:
+        ens, inputs = made(network, kind())
+        path = tmp_path_factory.mktemp("pair") / "a.onnx"
+        return ens, inputs, mt.export(ens, inputs(2), path, outputs=["probs", "mutual_information", "member_logits"])
+
+    return write
+
+
+def test_no_method_and_no_network_is_left_out() -> None:
+    assert {kind for _, kind in GRID} == set(METHODS)
     assert {network for network, _ in GRID} == set(NETWORKS)
+    assert len({*GRID, *OTHERS}.intersection((n, kind) for n in FIVE for kind in METHODS)) >= 5 * 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("network", "kind"), GRID, ids=lambda one: one if isinstance(one, str) else one.__name__)
-def test_methods_and_networks(network: str, kind: type[mt.Method], tmp_path: Path) -> None:
-    """Each method and each network once: `python benchmarks/export.py` measures all pairs, at usual sizes."""
-    ens, inputs = made(network, kind())
-    result = mt.export(ens, inputs(2), tmp_path / "a.onnx", outputs=["probs", "mutual_information", "member_logits"])
+@pytest.mark.parametrize(("network", "kind"), GRID, ids=named)
+def test_files_of_pairs(network: str, kind: type[mt.Method], file_of: Callable[..., Any]) -> None:
+    ens, inputs, result = file_of(network, kind)
+    call = call_of(inputs(3))
+    assert ens.members == 1 or float(ens(*call.args, **call.kwargs).detach().std(0).min()) > 1e-3, "members are alike"
     assert {node.domain for node in onnx.load(result.path).graph.node} <= {"", "ai.onnx"}
     assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-4
     assert result.bytes <= 1.1 * result.tensor_bytes + 12_000  # operations and names, which small networks notice
     assert result.draws == (ens.members if ens.method.draws else 0)
-    assert "one graph" in result.form
+    assert result.form == "one graph for all members"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "kind"), OTHERS, ids=named)
+def test_members_of_all_other_pairs(network: str, kind: type[mt.Method]) -> None:
+    """The operations that a file would have: `python benchmarks/export.py` writes the files of all pairs, at usual sizes."""
+    ens, inputs = made(network, kind())
+    example = call_of(inputs(3))
+    members = AllMembers(work.member_graph(ens, example, small=False)[1], example.tensors())
+    for count in (1, 3, 17):
+        call = call_of(inputs(count))
+        with torch.no_grad():
+            wanted = ens(*call.args, **call.kwargs)
+            torch.testing.assert_close(members(*call.tensors()), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    assert not members.unrolled
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_weights_in_fewer_bits(precision: Any, tmp_path: Path) -> None:
-    ens, inputs = made("unet", mt.Deep(members=2))
+def test_weights_in_fewer_bits(precision: Any, tmp_path: Path, file_of: Callable[..., Any]) -> None:
+    ens, inputs, whole = file_of("unet", mt.TreeNet)
     data = TensorDataset(inputs(6), torch.randint(5, (6, 8, 8)))
-    whole = mt.export(ens, inputs(2), tmp_path / "a.onnx")
-    small = mt.export(ens, inputs(2), tmp_path / "b.onnx", precision=precision, data=data)
+    small = mt.export(ens, inputs(2), tmp_path / "b.onnx", outputs=whole.outputs, precision=precision, data=data)
     assert small.bytes < whole.bytes * (0.6 if precision == "float16" else 0.4)
     assert set(small.scores) == {"error", "nll"}
     before, after = small.scores["nll"]
@@ -351,10 +399,9 @@ def operations(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [mt.BatchEnsemble, mt.EMP])
-def test_vectors_around_layers_are_folded(kind: type[mt.Method], tmp_path: Path) -> None:
+def test_vectors_around_layers_are_folded(tmp_path: Path) -> None:
     """The factors of members, and the norms behind them; `prefer="size"` keeps shared kernels shared."""
-    ens, inputs = made("convolutions", kind(members=3))  # type: ignore[call-arg]
+    ens, inputs = made("convolutions", mt.BatchEnsemble(members=3))
     for prefer in ("speed", "size"):
         options: Any = {"prefer": prefer, "outputs": ["member_logits"]}
         result = mt.export(ens, inputs(1), tmp_path / f"{prefer}.onnx", **options)
@@ -362,12 +409,11 @@ def test_vectors_around_layers_are_folded(kind: type[mt.Method], tmp_path: Path)
         assert "BatchNormalization" not in operations(result.path)
     fast, small = (operations(tmp_path / f"{prefer}.onnx") for prefer in ("speed", "size"))
     assert fast.count("Mul") < small.count("Mul")
-    if kind is mt.BatchEnsemble:
-        assert fast.count("Mul") == 3  # before the layer with groups, and around the linear one
+    assert fast.count("Mul") == 3  # before the layer with groups, and around the linear one
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [mt.Single, mt.Deep, mt.MIMO])
+@pytest.mark.parametrize("kind", [mt.Deep, mt.MIMO])
 def test_ids_that_no_table_has_are_refused(kind: type[mt.Method], tmp_path: Path) -> None:
     """As by the ensemble: ONNX would count -1 from the end of the table."""
     network = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Linear(18, 4))
@@ -383,15 +429,22 @@ def test_ids_that_no_table_has_are_refused(kind: type[mt.Method], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_smallest_kernels_are_formed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_kernels_are_formed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for some kernels of members, the others have a product and a sum behind them."""
     ens, inputs = made("convolutions", mt.EMP(members=3))
-    products = []
+    example, products = mt.Inputs(inputs(3)), []
     for limit in (0, 3 * 4 * 12 * 3 * 9, 2**28):  # none; the first layer and the two smaller ones; all
         monkeypatch.setattr(factors, "LARGEST", limit)
-        result = mt.export(ens, inputs(1), tmp_path / "a.onnx", outputs=["member_logits"])
-        assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
-        products.append(sum(node.op_type == "Mul" for node in on_inputs(result.path)))
+        graph = work.member_graph(ens, example, small=False)[1]
+        known, count = set(graph.inputs), 0
+        for node in graph.graph.nodes:
+            if known & {before.name for before in node.all_input_nodes}:
+                known.add(node.name)
+                count += name_of(node) == "mul"
+        products.append(count)
+        members, x = AllMembers(graph, example.tensors()), inputs(17)
+        with torch.no_grad():
+            torch.testing.assert_close(members(x), ens(x), rtol=1e-4, atol=1e-5)
     assert products[0] > products[1] > products[2]
 
 
@@ -399,24 +452,20 @@ def test_the_smallest_kernels_are_formed_first(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("network", "kind", "more"),
     [("unet", mt.EMP, 3), ("unet", mt.TreeNet, 1), ("unet", mt.MCDropout, 14), ("mlp", mt.Masksembles, 4)],
-    ids=lambda one: getattr(one, "__name__", str(one)),
+    ids=named,
 )
-def test_graphs_are_short(network: str, kind: type[mt.Method], more: int, tmp_path: Path) -> None:
+def test_graphs_are_short(network: str, kind: type[mt.Method], more: int, file_of: Callable[..., Any]) -> None:
     """At most so many operations more than the single network: joins, pooling and shared layers keep the members' form."""
-    lengths = []
-    for method in (kind(), mt.Single()):
-        ens, inputs = made(network, method)
-        result = mt.export(ens, inputs(2), tmp_path / "a.onnx", outputs=["probs", "member_logits"])
-        assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
-        lengths.append(len(on_inputs(result.path)))
+    lengths = [len(operations(file_of(network, method)[2].path)) for method in (kind, mt.Single)]
     assert lengths[0] <= lengths[1] + more
 
 
 @pytest.mark.slow
-def test_masksembles_of_the_smallest_size(tmp_path: Path) -> None:
+def test_masksembles_of_the_smallest_size(tmp_path: Path, file_of: Callable[..., Any]) -> None:
     """Compacted they compute less, and hold more."""
-    ens, inputs = made("unet", mt.Masksembles(members=4))
-    fast, small = (mt.export(ens, inputs(2), tmp_path / "a.onnx", prefer=prefer) for prefer in ("speed", "size"))  # type: ignore[arg-type]
+    ens, inputs, fast = file_of("unet", mt.Masksembles)
+    small = mt.export(ens, inputs(2), tmp_path / "a.onnx", outputs=["member_logits"], prefer="size")
+    assert off(small.path, ens, inputs(3)) < 1e-5
     assert (fast.compacted, small.compacted) == (True, False)
     held = sum(
         tensor.numel() * tensor.element_size()
@@ -457,6 +506,38 @@ class Odd(nn.Module):
         y = nn.functional.pixel_shuffle(nn.functional.gelu(self.b(self.norm(self.a(x)))), 2)
         rows = self.mix(nn.functional.normalize(self.pool(y).flatten(2), dim=1))  # [B, 4, 4]
         return self.c(torch.einsum("bij,bjk->bik", rows, rows).amax(1))
+
+
+class Padded(nn.Module):
+    """Activations, padding and norms that torch leaves as single operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 8, 1)
+        self.norm, self.out = nn.RMSNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.hardswish(self.a(nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")))
+        y = nn.functional.pad(self.b(nn.functional.pad(y, (2, 0, 0, 2), mode="replicate")), (1, 0, 0, 1))
+        y = nn.functional.logsigmoid(self.c(nn.functional.pad(y, (1, 1, 1, 1), mode="circular")))
+        return self.out(self.norm(y.amax((2, 3))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [mt.Deep, mt.BatchEnsemble])
+def test_operations_without_tags_run_once_for_all_members(kind: Any) -> None:
+    torch.manual_seed(0)
+    ens = mt.ensemble(Padded(), kind(members=3), torch.randn(3, 3, 6, 6), seed=0).eval()
+    for name, parameter in ens.named_parameters():
+        if name == "norm.weight":
+            parameter.data.uniform_(0.5, 2.0)
+    example = mt.Inputs(torch.randn(3, 3, 6, 6))
+    members = AllMembers(work.member_graph(ens, example, small=False)[1], example.tensors())
+    assert not members.unrolled
+    for count in (1, 3, 17):
+        x = torch.randn(count, 3, 6, 6)
+        with torch.no_grad():
+            torch.testing.assert_close(members(x), ens(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

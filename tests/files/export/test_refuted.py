@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import multitudes as mt
 from multitudes import data
 from multitudes.files.export import verify
+from multitudes.files.export.onnx_file import Session
 
 pytest.importorskip("onnxruntime")
 
@@ -103,3 +104,27 @@ def test_rows_that_depend_on_each_other(tmp_path: Path) -> None:
 
     with pytest.raises(mt.InputError, match="rows beside it"):
         load_graph(tmp_path / "batch.onnx")
+
+
+def test_numbers_without_operations_are_refused(tmp_path: Path) -> None:
+    x = torch.randn(3, 5).bfloat16()
+    ens = mt.ensemble(nn.Linear(5, 3).bfloat16(), mt.Deep(members=2), x, seed=0).eval()
+    with pytest.raises(mt.InputError, match=r"weight is bfloat16.*export ens\.float\(\)"):
+        mt.export(ens, x, tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_half_precision_rounds_more(tmp_path: Path) -> None:
+    """Onnxruntime and PyTorch round at other places: such a network was refused as a graph that differs."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (nn.Linear(64, 64), nn.ReLU())]
+    x = torch.randn(3, 64).half()
+    ens = mt.ensemble(nn.Sequential(*layers, nn.LayerNorm(64)).half(), mt.Deep(members=2), x, seed=0).eval()
+    written = mt.export(ens, x, tmp_path / "a.onnx", outputs=["member_logits"])
+    assert verify.NEAR < written.difference < 0.01
+
+
+def test_errors_of_onnxruntime_are_told() -> None:
+    with pytest.raises(mt.RunError, match=r"onnxruntime cannot load the graph: .*Export to \.pt2"):
+        Session(b"no graph")

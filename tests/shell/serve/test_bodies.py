@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from multitudes.shell.serve.bodies import Refused, from_bytes, from_images, from_json
 from multitudes.shell.serve.description import Input
@@ -105,6 +105,17 @@ def test_several_inputs_that_are_refused(ids: str, mask: str, says: str) -> None
         from_bytes(b"1234", IDS, LIMITS)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "int64", "uint64"])
+def test_the_largest_whole_number_and_the_next(kind: str) -> None:
+    """Also as floats, which have no 2**63 - 1, and as which JSON beyond 64 bits is read."""
+    own, bounds = [Input("x", (1,), kind)], np.iinfo(kind)
+    for value in (bounds.min, bounds.max):
+        assert from_json(f'{{"rows": [[{value}]]}}'.encode(), own, LIMITS)["x"].tolist() == [[value]]
+    for value in (bounds.max + 1, float(bounds.max + 1), bounds.min - 1, 2.0 * bounds.min - 1):
+        with pytest.raises(Refused, match=f"no {kind}|must be numbers"):
+            from_json(f'{{"rows": [[{value}]]}}'.encode(), own, LIMITS)
+
+
 def header(text: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 
@@ -193,8 +204,8 @@ def png(width: int, height: int, colours: int = 2, **chunks: bytes) -> bytes:
     ("files", "says"),
     [
         ([], "no rows"),
-        ([b""], "image 0 is no whole PNG or JPEG"),
-        ([picture(), b"GIF89a"], "image 1 is no whole"),
+        ([b""], "image 0 is no whole PNG or JPEG$"),
+        ([picture(), b"GIF89a"], "image 1 is no whole PNG or JPEG$"),  # no address of the process
         ([picture()[:60]], "image 0 is no whole"),
         ([picture(form="JPEG")[:-100]], "image 0 is no whole"),
         ([png(60, 60)], "too large"),
@@ -203,7 +214,6 @@ def png(width: int, height: int, colours: int = 2, **chunks: bytes) -> bytes:
         ([picture(size=(40, 40)), picture(size=(40, 40))], "image 1 of 40 × 40 pixels is too large"),
         ([picture()] * 5, "at most 4"),
         ([png(4, 3, 3, PLTE=b"123", tRNS=bytes(300))], "image 0 is no whole"),
-        ([png(4, 3, eXIf=b"no EXIF")], "image 0 has damaged EXIF"),
     ],
 )
 def test_images_that_are_refused(files: list[bytes], says: str) -> None:
@@ -247,16 +257,45 @@ def test_transparent_pixels_are_white(inputs: Any) -> None:
     assert from_images([written(opaque)], inputs, LIMITS)[1] == []
 
 
+@pytest.mark.parametrize("way", range(9))
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_images_are_turned_as_they_say(form: str) -> None:
+def test_images_are_turned_as_they_say(form: str, way: int) -> None:
     """A picture taken with the camera on its side: the network sees it as the page shows it."""
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees, clockwise
-    image = Image.new("L", (3, 4))
-    image.paste(255, (0, 0, 3, 2))
-    arrays, notes = from_images([written(image, form, exif=exif)], GREY, LIMITS)
-    np.testing.assert_allclose(arrays["x"][0, 0], [[0, 0, 1, 1]] * 3, atol=0.1)
+    exif[0x0112] = way
+    image = Image.new("L", (16, 16))
+    image.paste(200, (0, 0, 8, 8))
+    image.paste(90, (8, 0, 16, 8))
+    file = written(image, form, exif=exif)
+    with Image.open(io.BytesIO(file)) as opened:
+        wanted = np.asarray(ImageOps.exif_transpose(opened))
+    arrays, notes = from_images([file], [Input("x", (1, None, None), "uint8")], LIMITS)
+    np.testing.assert_array_equal(arrays["x"][0, 0], wanted)
     assert notes == []
+
+
+def tags(*entries: tuple[int, int, bytes]) -> bytes:
+    """EXIF by hand: the tag, the type and the four bytes of each entry."""
+    head = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries))
+    return head + b"".join(struct.pack("<HHI", tag, kind, 1) + value for tag, kind, value in entries) + bytes(4)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_damaged_exif_loses_at_most_the_turn(form: str) -> None:
+    """Pixels are whole, so that they are answered; a turn that cannot be read is told."""
+    image = Image.new("L", (3, 4), 255)
+    turn = (0x0112, 3, struct.pack("<HH", 6, 0))
+    wide = [Input("x", (1, None, None), "uint8")]
+    for exif, shape, said in (
+        (tags((0x0100, 2, b"a\0\0\0"), turn), (3, 4), 0),  # a width that is text, which Pillow cannot write again
+        (tags((0x0112, 2, b"6\0\0\0")), (4, 3), 1),
+        (tags((0x0112, 3, b"\x63\0\0\0")), (4, 3), 1),
+    ):
+        arrays, notes = from_images([written(image, form, exif=exif)], wide, LIMITS)
+        assert arrays["x"].shape[2:] == shape
+        assert len(notes) == said
+        assert all("taken as it lies" in note for note in notes)
+    assert "damaged EXIF" in from_images([png(4, 3, eXIf=b"no EXIF")], wide, LIMITS)[1][0]
 
 
 def test_pixels_of_sixteen_bits_are_refused() -> None:

@@ -18,6 +18,8 @@ from multitudes.files.export.trace import MemberGraph
 
 IGNORED = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "_assert_async")
 """Operations that only check their inputs."""
+ELEMENTWISE = ("where", "hardswish", "log_sigmoid")
+"""Operations on each element that have no tag of such; `where` has none if one side is a number."""
 
 
 class AllMembers(nn.Module):
@@ -130,7 +132,7 @@ def apply(run: Run, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     values = values_in([args, kwargs])
     if not any(value.batched for value in values) and step.name != "embedding":
         return _wrapped(target(*plain(args), **plain(kwargs)))
-    elementwise = torch.Tag.pointwise in target.tags or step.name == "where"  # which has no tag if one side is a number
+    elementwise = torch.Tag.pointwise in target.tags or step.name in ELEMENTWISE
     rule = RULES.get(step.name) or (pointwise if elementwise else None)
     result = None if rule is None else rule(run, step)
     if result is not None:

@@ -179,6 +179,16 @@ def _quantised(array: Any, summed: int | None) -> tuple[Any, Any]:
     return np.round(array / scale).astype(np.int8), scale.astype(np.float32)
 
 
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Makes onnxruntime's errors, which have a class each and no common one, errors of ours in a with-block."""
+    try:
+        yield
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise RunError(f"onnxruntime cannot {what} the graph: {first.strip()[:300]}. Export to .pt2 instead") from error
+
+
 class Session:
     """A run of an ONNX model in onnxruntime, on the CPU."""
 
@@ -186,8 +196,9 @@ class Session:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        options.log_severity_level = 4
+        with _told("load"):
+            self.session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         self.inputs = [one.name for one in self.session.get_inputs()]
         self.outputs = [one.name for one in self.session.get_outputs()]
 
@@ -197,5 +208,6 @@ class Session:
 
         given = dict(zip(names, tensors, strict=True))
         feed = {name: given[name].detach().cpu().numpy() for name in self.inputs}
-        found = self.session.run(None, feed)
+        with _told("run"):
+            found = self.session.run(None, feed)
         return {name: torch.from_numpy(np.asarray(array)) for name, array in zip(self.outputs, found, strict=True)}

@@ -85,19 +85,20 @@ def _scaled(run: Run, x: Value, step: Step, vectors: dict[str, Value]) -> Value:
     return run.value(to_leading(x) * scale + shift, "leading")
 
 
-@rule("layer_norm")
+@rule("layer_norm", "rms_norm")
 def normalise_layer(run: Run, step: Step) -> Value | None:
-    """LayerNorm over the last axes; members' weights are multiplied after it."""
+    """LayerNorm or RMSNorm over the last axes; members' weights are multiplied after it."""
     x, axes = step["input"], len(step["normalized_shape"])
     if x.form in PACKED and PACKED[x.form] >= x.rank - axes:
         x = x.like(to_leading(x), "leading")
-    weight, bias = step["weight"], step["bias"]
-    if not any(vector is not None and vector.batched for vector in (weight, bias)):
+    vectors = {name: step[name] for name in ("weight", "bias") if name in step.names}
+    if not any(vector is not None and vector.batched for vector in vectors.values()):
         return x.like(step.call(input=x.tensor))
-    y = step.call(input=to_leading(x), weight=None, bias=None)
-    for vector, combine in ((weight, torch.mul), (bias, torch.add)):
+    y = step.call(input=to_leading(x), **dict.fromkeys(vectors))
+    for name, vector in vectors.items():
         if vector is not None:
-            y = combine(y, run.prepared(vector, f"aligned {x.rank}", functools.partial(_with_axes, vector, x.rank)))
+            own = run.prepared(vector, f"aligned {x.rank}", functools.partial(_with_axes, vector, x.rank))
+            y = y * own if name == "weight" else y + own
     return run.value(y, "leading")
 
 
@@ -248,9 +249,14 @@ def _joined_channels(run: Run, parts: list[Value]) -> Value:
     return run.value(torch.cat(sources, 1).index_select(1, torch.cat(places, 1).flatten()), "channels")
 
 
-@rule("constant_pad_nd")
-def pad(run: Run, step: Step) -> Value:
-    """Pads the last axes."""
-    x, padded = step["self"], len(step["pad"]) // 2
-    kept = x if x.form not in PACKED or padded < x.rank - PACKED[x.form] else x.like(to_leading(x), "leading")
-    return kept.like(F.pad(kept.tensor, list(step["pad"]), "constant", step["value"]))
+@rule("constant_pad_nd", "pad")
+def pad(run: Run, step: Step) -> Value | None:
+    """Pads the last axes, by a number or by entries of the tensor; the latter is for images and rows of them alone."""
+    x, padded, mode = step["self"], len(step["pad"]) // 2, step.arguments.get("mode", "constant")
+    if mode != "constant":
+        if padded > x.rank - 2:
+            return None
+        kept = x if x.form in PACKED else x.like(to_rows(x), "rows")
+    else:
+        kept = x if x.form not in PACKED or padded < x.rank - PACKED[x.form] else x.like(to_leading(x), "leading")
+    return kept.like(F.pad(kept.tensor, list(step["pad"]), mode, step["value"]))

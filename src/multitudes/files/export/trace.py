@@ -79,7 +79,7 @@ def traced(module: nn.Module, inputs: Inputs, batch_axis: Any, what: str) -> Exp
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise RunError(
             f"{what} cannot be exported: {first.strip()} An exported graph has one path of operations for every batch size: "
-            "remove ifs on values, .item() and sizes fixed to those of the example"
+            "remove ifs on values, .item() and sizes fixed to those of the example; instead of len(x), write x.shape[0]"
         ) from error
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multitudes.engine.inputs import Inputs, count_rows, take_rows
+from multitudes.engine.modules import named_tensors
 from multitudes.engine.selected_output import output_of
 from multitudes.ensemble import Ensemble
 from multitudes.errors import RunError
@@ -19,6 +20,8 @@ from multitudes.prediction.values import CLASSES
 
 NEAR = 1e-4
 """Largest difference that rounding in single precision explains, relative to the largest value of an output, at least 1."""
+STEPS = 8
+"""The same in steps of a network's own numbers, if these have fewer bits."""
 TIE = 1e-3
 """Members whose two best classes are nearer than this may vote either way."""
 SIZES = (1, 3, 5)
@@ -83,7 +86,7 @@ def compare(ensemble: Ensemble, run: Runner, inputs: Inputs, meaning: Meaning, o
 
     An answer that is not a number where the ensemble's is one is always refused.
     """
-    axis, largest = ensemble.engine.batch_axis, 0.0
+    axis, largest, near = ensemble.engine.batch_axis, 0.0, _near(ensemble)
     for size in SIZES:
         rows = take_rows(inputs, axis, torch.arange(size) % count_rows(inputs, axis))
         prediction = live_prediction(ensemble, rows, meaning, output)
@@ -100,7 +103,7 @@ def compare(ensemble: Ensemble, run: Runner, inputs: Inputs, meaning: Meaning, o
                     "written. With precision=, leave that out; otherwise please report this"
                 )
             off = _difference(value, found[name], _clear(prediction, meaning, name))
-            limit = NEAR * max(1.0, float(value.double().abs().max())) if value.numel() else NEAR
+            limit = near * max(1.0, float(value.double().abs().max())) if value.numel() else near
             if strict and not off <= limit:
                 raise RunError(
                     f"the exported graph differs from the ensemble by {off:.2g} in {name} for {size} rows, over {limit:.2g}:"
@@ -108,6 +111,12 @@ def compare(ensemble: Ensemble, run: Runner, inputs: Inputs, meaning: Meaning, o
                 )
             largest = max(largest, off)
     return largest
+
+
+def _near(ensemble: Ensemble) -> float:
+    """Returns the largest difference that rounding explains: two programs round half precision at other places."""
+    kinds = {tensor.dtype for _, tensor in named_tensors(ensemble.template) if tensor.dtype in (torch.float16, torch.bfloat16)}
+    return max([NEAR, *(STEPS * torch.finfo(kind).eps for kind in kinds)])
 
 
 def _difference(expected: Tensor, found: Tensor, clear: Tensor | None) -> float:

@@ -65,6 +65,7 @@ def write_export(
     start = time.perf_counter()
     ensemble = _on_cpu(checked_ensemble(ensemble, "export"))
     target = _checked_path(path, precision, aot)
+    _check_numbers(ensemble, target)
     check_value("prefer", prefer, Prefer)
     with steps(f"exporting {type(ensemble.method).__name__}"):
         inputs = checked_example(ensemble.template, ensemble.call_form.inputs(example), ensemble.engine.batch_axis, ROWS)
@@ -131,6 +132,16 @@ def _checked_path(path: str | PathLike[str], precision: Precision, aot: bool) ->
     return target
 
 
+def _check_numbers(ensemble: Ensemble, target: Path) -> None:
+    """Refuses numbers for which onnxruntime has no operations."""
+    names = [name for name, tensor in named_tensors(ensemble.template) if tensor.dtype == torch.bfloat16]
+    if names and target.suffix == ".onnx":
+        raise InputError(
+            f"{names[0]} is bfloat16, for which onnxruntime has no operations: export ens.float() with an example of float32, "
+            f"and precision='float16' for a small file; or export to {target.with_suffix('.pt2')}"
+        )
+
+
 def _meaning(
     ensemble: Ensemble,
     inputs: Inputs,
@@ -181,12 +192,8 @@ class Graph:
 
 def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, small: bool = False) -> Graph:
     """Traces a member, and makes one graph of all members and their uncertainty; if `small`, with as few bytes as can be."""
-    smaller = compacted(ensemble, small)
     step("the graph of one member")
-    if smaller is not None and not small and not pays(trace_member(smaller, inputs, None)):
-        smaller = None
-    used = ensemble if smaller is None else smaller
-    graph = _member(used, inputs, small)
+    used, graph = member_graph(ensemble, inputs, small)
     step("the graph of all members")
     tensors, axis = inputs.tensors(), ensemble.engine.batch_axis
     all_members = AllMembers(graph, tensors)
@@ -196,7 +203,7 @@ def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, small: bool = Fa
     except RunError as error:
         if used.members == 1:
             raise
-        all_members = AllMembers(_member(used, inputs, small), tensors, in_turn=True)
+        all_members = AllMembers(member_graph(ensemble, inputs, small)[1], tensors, in_turn=True)
         program = traced(Outputs(all_members, meaning), inputs, axis, what)
         form = f"one member after another, since {_first_line(error)}"
     if all_members.unrolled:
@@ -206,17 +213,23 @@ def build(ensemble: Ensemble, inputs: Inputs, meaning: Meaning, small: bool = Fa
         inputs=_input_names(ensemble, inputs),
         outputs=meaning.outputs,
         form=form,
-        compacted=smaller is not None,
+        compacted=used is not ensemble,
         tensor_bytes=sum(buffer.numel() * buffer.element_size() for buffer in all_members.buffers()),
     )
 
 
-def _member(ensemble: Ensemble, inputs: Inputs, small: bool) -> MemberGraph:
-    """Traces a member, and folds norms and members' vectors into its layers."""
-    graph = trace_member(ensemble, inputs, None)
+def member_graph(ensemble: Ensemble, inputs: Inputs, small: bool) -> tuple[Ensemble, MemberGraph]:
+    """Traces a member, of the compacted ensemble where that pays, and folds norms and members' vectors into its layers.
+
+    Returns the ensemble whose member it is too.
+    """
+    smaller = compacted(ensemble, small)
+    graph = None if smaller is None else trace_member(smaller, inputs, None)
+    if smaller is None or graph is None or not (small or pays(graph)):
+        smaller, graph = ensemble, trace_member(ensemble, inputs, None)
     fold_norms(graph)
     fold_factors(graph, merge=not small)
-    return graph
+    return smaller, graph
 
 
 def _first_line(error: Exception) -> str:

@@ -20,6 +20,9 @@ FORMATS = ("PNG", "JPEG")
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 """Modes of Pillow with 8 bits for each channel, or fewer."""
 
+EXACT = 2**53
+"""From here on a float may stand for several whole numbers, such as those beyond 64 bits that JSON may hold."""
+
 
 class Refused(Exception):
     """A request that is not answered: the status of HTTP, and what is wrong."""
@@ -88,9 +91,10 @@ def _cast(array: NDArray[Any], own: Input) -> NDArray[Any]:
         return array
     if wanted.kind in "iu":
         bounds = np.iinfo(wanted)
-        below = array <= bounds.max if array.dtype.kind != "f" else array < float(bounds.max) + 1  # a float has no 2**63 - 1
         with np.errstate(invalid="ignore"):
-            fits = (array >= bounds.min) & below & (array == np.trunc(array))
+            fits = (array >= bounds.min) & (array <= bounds.max) & (array == np.trunc(array))
+            if array.dtype.kind == "f":
+                fits &= np.abs(array) < EXACT
         if not fits.all():
             raise Refused(422, f"row {_first(~fits)} of {own.name} has a number that is no {wanted}")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -190,17 +194,21 @@ def from_images(files: Sequence[bytes], inputs: Sequence[Input], limits: Limits)
 
 def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.uint8], list[str], int]:
     """Returns an image as ``[C, H, W]`` of the input's size, notes on what was changed, and the pixels that it had."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        image, notes = _on_white(_opened(file, index, left), index)
+        image, turned = _turned(_opened(file, index, left), index)
+        image, notes = _on_white(image, index)
         plain = image.convert("L" if own.shape[0] == 1 else "RGB")
     except Refused:
         raise
     except Image.DecompressionBombError:
         raise Refused(413, f"image {index} is too large for what is left of the limit, {left} pixels") from None
+    except UnidentifiedImageError:  # its text has an address of this process
+        raise Refused(422, f"image {index} is no whole PNG or JPEG") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise Refused(422, f"image {index} is no whole PNG or JPEG: {str(error)[:100] or type(error).__name__}") from None
+    notes = [*turned, *notes]
     size = plain.size
     wanted = (own.shape[2] or size[0], own.shape[1] or size[1])
     if wanted != size:
@@ -211,8 +219,8 @@ def _pixels(file: bytes, own: Input, index: int, left: int) -> tuple[NDArray[np.
 
 
 def _opened(file: bytes, index: int, left: int) -> Any:
-    """Returns an image of Pillow, turned as its EXIF says; one that is too large is refused before it is decoded."""
-    from PIL import Image, ImageOps
+    """Returns an image of Pillow; one that is too large is refused before it is decoded."""
+    from PIL import Image
 
     image = Image.open(io.BytesIO(file), formats=FORMATS)
     width, height = image.size
@@ -221,11 +229,23 @@ def _opened(file: bytes, index: int, left: int) -> Any:
     if image.mode not in MODES:
         raise Refused(422, f"image {index} has pixels of kind {image.mode}: send one with 8 bits per channel")
     image.load()
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # a parser of TIFF raises whatever damage leads it to
-        raise Refused(422, f"image {index} has damaged EXIF, which may say how it is turned: write it without") from None
     return image
+
+
+def _turned(image: Any, index: int) -> tuple[Any, list[str]]:
+    """Returns an image turned as its EXIF says, and a note if that cannot be read."""
+    from PIL import ExifTags, Image
+
+    turn = Image.Transpose
+    turns = {
+        0: None, 1: None, 2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE, 6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90,
+    }  # fmt: skip
+    try:
+        own = turns[image.getexif().get(ExifTags.Base.Orientation, 1)]
+    except Exception:  # a parser of TIFF raises whatever damage leads it to
+        return image, [f"image {index} has damaged EXIF, which may say how it is turned: it was taken as it lies"]
+    return image if own is None else image.transpose(own), []
 
 
 def _on_white(image: Any, index: int) -> tuple[Any, list[str]]:

@@ -29,9 +29,12 @@ def patient(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def _look(self) -> None:
-            """Closes the connection if its state has not changed for too long."""
+            """Closes the connection if its state has not changed for too long.
+
+            The request that was seen is kept: were only its id, a later one could have the same.
+            """
             asked = self.cycle is not None and not self.cycle.response_complete
-            seen = (id(self.cycle), asked)
+            seen = (self.cycle, asked)
             if seen != self._seen:
                 self._seen, self._since = seen, self.loop.time()
             if self.loop.time() - self._since > (3 if asked else 1) * seconds:

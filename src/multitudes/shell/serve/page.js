@@ -128,7 +128,7 @@ function heading(answer, row) {
   const dense = probs !== undefined && shape(probs).length > 1;
   const each = answer.mean ? targets(answer, row) : [];
   let text = "Answer";
-  if (dense) text = `A map of ${shape(probs).slice(1).join(" × ")}`;
+  if (dense) text = `${shape(probs).length > 2 ? "A map" : "A sequence"} of ${shape(probs).slice(1).join(" × ")}`;
   else if (about.task === "multilabel" && probs) text = distribution(probs).map((value, index) => value >= 0.5 ? labelled(index) : "").filter(Boolean).join(", ") || "no label";
   else if (probs !== undefined) { const values = distribution(probs); text = labelled(values.indexOf(Math.max(...values))); }
   else if (each.length) text = each.length > 1 ? `${each.length} targets` : each[0];
