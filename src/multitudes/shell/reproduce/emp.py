@@ -182,7 +182,7 @@ SMALL_SETS = ("bostonHousing", "concrete", "energy", "yacht")
 FEW_EPOCHS = (
     "At small, EMP and ECMP are ahead of dropout on Boston, as in the paper, but not on Concrete, Energy and Yacht. A tenth of "
     "the epochs is 800 steps of Adam at 0.001 on Yacht and 4,000 on Concrete: errors of all methods are far above the paper's "
-    "best, so networks have not converged. Full has the paper's 4,000 epochs and was not run: that it closes the gap is not shown."
+    "best, so networks have not converged. Full has the paper's 4,000 epochs and was not run: it may close the gap."
 )
 SHORTER = {
     "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse", "defocus_blur": "Defoc", "glass_blur": "Glass",
