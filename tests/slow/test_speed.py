@@ -52,6 +52,6 @@ def test_packed_ensembles_cost_about_one_network() -> None:
 
 def test_compact_ensembles() -> None:
     mimo = mt.ensemble(resnet18(), mt.MIMO(members=3), X[:2], seed=0).eval().compact()
-    assert times_of_single(mimo, X) < 1.5
+    assert times_of_single(mimo, X[:4], turns=3) < 1.6
     masks = mt.ensemble(resnet18(), mt.Masksembles(members=4, scale=2.0), X[:2], seed=0).eval()
-    assert times_of_single(masks.compact(), X) < times_of_single(masks, X) * 1.15
+    assert times_of_single(masks.compact(), X[:4], turns=3) < times_of_single(masks, X[:4], turns=3) * 1.2

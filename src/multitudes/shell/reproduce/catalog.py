@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from multitudes.errors import InputError
-from multitudes.shell.reproduce import emp, masksembles, mimo, packed, supplement
+from multitudes.shell.reproduce import emp, masksembles, mimo, ours, packed, supplement
 from multitudes.shell.reproduce.item import SCALES, Item
 from multitudes.shell.typed import unknown_name
 
@@ -18,10 +18,13 @@ PAPERS = {
     "mimo": "Havasi et al., Training independent subnetworks for robust prediction, ICLR 2021, "
     "https://arxiv.org/abs/2010.06610",
     "emp": "Chang et al., Ensemble Model Patching, 2019, https://arxiv.org/abs/1905.09453",
+    "ours": "comparisons of all methods that no paper has",
 }
-"""The papers by their names in the shell."""
+"""The papers by their names in the shell, and what is ours."""
 
-ITEMS: dict[str, Item] = {item.name: item for paper in (masksembles, packed, supplement, mimo, emp) for item in paper.ITEMS}
+ITEMS: dict[str, Item] = {
+    item.name: item for paper in (masksembles, packed, supplement, mimo, emp, ours) for item in paper.ITEMS
+}
 """All items by name."""
 
 
