@@ -298,7 +298,7 @@ def run(arguments: Any) -> None:
     torch.backends.cudnn.benchmark = True
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     grid = itertools.product(arguments.networks, arguments.compiled, arguments.precisions, arguments.modes, arguments.batches)
     for network, compiled, how, mode, batch in grid:
         start = time.perf_counter()
