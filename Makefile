@@ -23,8 +23,7 @@ runs/demo/report.html:
 	@$(MAKE) demo
 
 test: lint  ## what every change must pass: at most 4 minutes on 2 cores
-	$(TESTS) -m pytest -q -n $(WORKERS) --doctest-modules src
-	$(TESTS) -m pytest -n $(WORKERS) -m "not slow and not gpu"
+	$(TESTS) -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu" --doctest-modules src tests
 
 test-full: $(ready)  ## all tests that are marked slow
 	$(TESTS) -m pytest -n $(WORKERS) --dist worksteal --durations 20 -m "slow and not gpu"
