@@ -133,6 +133,11 @@ def test_draws_are_frozen() -> None:
 
 def test_the_ensemble_stays_as_it_was(ens: mt.Ensemble) -> None:
     before = {name: tensor.clone() for name, tensor in ens.state_dict().items()}
-    ens.freeze(torch.randn(2, 3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        wanted = ens(x)
+    ens.train()  # its norms would learn in a call
+    ens.template.get_submodule("bn_a").eval()
+    torch.testing.assert_close(ens.freeze(x)(x), wanted, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in ens.state_dict().items())
-    ens.train()
+    assert ens.training and not ens.template.get_submodule("bn_a").training

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from multitudes.engine.kernels.products import can_be_an_operator, product_of_pixels
-from multitudes.engine.kernels.ways import way_of
+from multitudes.engine.kernels.ways import HALF, way_of
 
 FEW_GROUPS = 4
-"""Groups of one member up to which a GPU runs a convolution faster without them: bytes count there, not arithmetic."""
+"""Groups of one member up to which a GPU runs a convolution in half precision without them: bytes count, not arithmetic."""
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
@@ -65,7 +65,7 @@ def convolution_of_members(
     if dims[0] is None and groups == 1:
         y = convolution(x, kernel.flatten(0, 1), None if bias is None else bias.flatten(), *how)
         return y.unflatten(1, (members, kernel.shape[1])), 1
-    if x.is_cuda and 1 < groups <= FEW_GROUPS and kernel.shape[2] > 1:
+    if x.is_cuda and x.dtype in HALF and 1 < groups <= FEW_GROUPS and kernel.shape[2] > 1:
         kernel, groups = without_groups(kernel, groups), 1
         how = (stride, padding, dilation, groups)
     given = second(x, dims[0], members)

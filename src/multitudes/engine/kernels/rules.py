@@ -29,10 +29,11 @@ from multitudes.engine.kernels.layers import (
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
 from multitudes.engine.kernels.pointwise import POINTWISE, on_images
+from multitudes.engine.kernels.ways import HALF
 
 is_wrapped = functorch.is_functorch_wrapped_tensor
 
-HALF, SINGLE = (torch.float16, torch.bfloat16), (torch.float32,)
+SINGLE = (torch.float32,)
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""

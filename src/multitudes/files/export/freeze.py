@@ -19,6 +19,7 @@ from multitudes.conversion.plan import Plan
 from multitudes.engine.inputs import Inputs, axes, fresh_inputs, take_rows
 from multitudes.engine.loop import run_loop
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.outcome import restored
 from multitudes.engine.proof.smaller import LARGE
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
@@ -37,7 +38,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     """Returns the frozen ensemble, for calls like `inputs` with any number of rows."""
     used = compacted(ensemble, small=False) if ensemble.engine.summed else None
     used = ensemble if used is None else used
-    with torch.no_grad():
+    with torch.no_grad(), restored(used.template, "eval"):
         wanted = run_loop(used.engine, fresh_inputs(inputs))
     if not isinstance(wanted, Tensor):
         raise InputError("freeze() needs a network that returns one tensor: convert it with ensemble(..., output=...)")
