@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
 
 import multitudes as mt
 from multitudes import models
@@ -78,3 +80,27 @@ def test_under_autocast() -> None:
         found, wanted = torch.compile(ens, backend="aot_eager", fullgraph=True)(x), ens(x)
     assert found.dtype == wanted.dtype == torch.bfloat16
     torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.slow
+def test_activations_of_modules_are_images_of_all_members() -> None:
+    """With four axes, for which the compiler knows channels last."""
+    parts = [(nn.Conv2d(3, 4, 1), nn.ReLU()), (nn.Conv2d(4, 4, 1), nn.SiLU()), (nn.Conv2d(4, 4, 1), nn.GELU())]
+    net = nn.Sequential(*(layer for part in parts for layer in part), nn.Flatten(), nn.Linear(64, 2))
+    ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(2, 3, 4, 4)).to(memory_format=torch.channels_last).eval()
+    ens.prove_later(["vmap"])
+    ens.engine.picked.update(eval="vmap")
+    axes: dict[str, int] = {}
+
+    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        found = {str(node.target): node.meta["val"].ndim for node in graph.graph.nodes if node.op == "call_function"}
+        axes.update(
+            {name.split(".")[1]: ndim for name, ndim in found.items() if name.split(".")[1] in ("relu", "silu", "gelu")}
+        )
+        return make_boxed_func(graph.forward)
+
+    x = torch.randn(3, 3, 4, 4).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found = torch.compile(ens, backend=aot_autograd(fw_compiler=keep))(x)
+        torch.testing.assert_close(found, ens(x), rtol=1e-4, atol=1e-5)
+    assert axes == {"relu": 4, "silu": 4, "gelu": 4}

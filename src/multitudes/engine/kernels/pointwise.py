@@ -7,7 +7,7 @@ stores the result in another order, and copies it before the next convolution.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,11 +32,17 @@ POINTWISE: dict[Any, str] = {
 """Functions that a network may call, and the names of what runs in their place."""
 
 
-def on_images(name: str, args: tuple[Any, ...]) -> Tensor | None:
+DEFAULTS = {"inplace": False, "approximate": "none"}
+"""Arguments that modules pass to these functions though they change nothing."""
+
+
+def on_images(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Runs a pointwise operation on images of one shape ``[B, C, H, W]``. Returns None for other arguments."""
     count = _FUNCTIONS[name][1]
     alike = len(args) == count and all(isinstance(t, Tensor) and t.ndim == 4 for t in args)
     if not alike or any(t.shape != args[0].shape for t in args):
+        return None
+    if any(key not in DEFAULTS or value != DEFAULTS[key] for key, value in kwargs.items()):
         return None
     return getattr(torch.ops.multitudes, name)(*args)
 

@@ -82,7 +82,7 @@ class Together(TorchFunctionMode):
         if torch.compiler.is_compiling():
             if getattr(func, "__name__", "") == "unflatten":
                 return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
-            if func in POINTWISE and not kwargs and (result := on_images(POINTWISE[func], args)) is not None:
+            if func in POINTWISE and (result := on_images(POINTWISE[func], args, kwargs)) is not None:
                 return result
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
