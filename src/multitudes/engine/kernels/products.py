@@ -20,8 +20,8 @@ _library.define(
 )  # else inputs are copied
 
 SMALL = 2**19
-"""Entries of the product of all members' inputs with all members' outputs up to which one wide product gives the gradient of
-weights faster than a batched one: that has few entries to compute, each a sum over all pixels."""
+"""The gradient of weights is one wide product ``[(M K), (M C)]`` if that has at most so many entries, else a batched one. A
+batched product of few entries, each a sum over all pixels, leaves most of a GPU idle."""
 
 
 @torch.library.impl(_library, "product_of_pixels", "CompositeExplicitAutograd")

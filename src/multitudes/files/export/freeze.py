@@ -31,7 +31,7 @@ from multitudes.files.export.norms import NORM, fold_norms, name_of
 from multitudes.files.export.trace import MemberGraph, trace_member
 
 TOLERANCE = 1e-4
-"""Largest difference of outputs, as a share of the largest output, that rounding of folded weights explains."""
+"""Largest difference of outputs that rounding explains, as a share of the largest output."""
 
 
 def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
@@ -88,7 +88,8 @@ class FrozenNetwork(nn.Module):
             if tensor.ndim != len(sizes) or any(b is not None and a != b for a, b in zip(tensor.shape, sizes, strict=True)):
                 wanted = ", ".join("rows" if size is None else str(size) for size in sizes)
                 raise InputError(
-                    f"this ensemble is frozen for inputs [{wanted}], not {list(tensor.shape)}: freeze it with such an input"
+                    f"this ensemble is frozen for inputs [{wanted}], not {list(tensor.shape)}: freeze the original ensemble "
+                    "with such an input, ens.freeze(x)"
                 )
         return self.graph(*[tensor for tensor, read in zip(tensors, self.read, strict=True) if read])
 
