@@ -39,23 +39,29 @@ def test_an_item_writes_rows_and_figures_and_is_not_computed_twice(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("packed/table-7", "smoke", "", ""), "did you mean 'packed/table-"),
-        (("packed/table-1", "smal", "", ""), "did you mean 'small'"),
-        (("mimo/table-4", "small", "", ""), "mimo/table-4 has no --scale small: it has full"),
-        (("packed/table-1", "small", "a", ""), "not whole numbers"),
-        (("packed/table-1", "small", "", "swag"), "no row of packed/table-1 has such a label"),
-        (("masksembles/fig-3", "small", "", "single"), "leave out --only"),
+        (("packed/table-7", "smoke", "", ()), "did you mean 'packed/table-"),
+        (("packed/table-1", "smal", "", ()), "did you mean 'small'"),
+        (("mimo/table-4", "small", "", ()), "mimo/table-4 has no --scale small: it has full"),
+        (("packed/table-1", "small", "a", ()), "not whole numbers"),
+        (("packed/table-1", "small", "", ("swag",)), "no row of packed/table-1 has such a label"),
+        (("masksembles/fig-3", "small", "", ("single",)), "leave out --only"),
     ],
 )
-def test_mistakes_are_answered(words: tuple[str, str, str, str], answer: str) -> None:
+def test_mistakes_are_answered(words: tuple[str, str, str, tuple[str, ...]], answer: str) -> None:
     with pytest.raises(InputError, match=answer):
         check(*words)
 
 
 def test_rows_are_chosen_by_their_labels() -> None:
-    wanted = check("packed/table-1", "small", "0-2", "packed, deep")
+    wanted = check("packed/table-1", "small", "0-2", ("packed", "deep ensembles, c10"))
     assert wanted.seeds == (0, 1, 2)
-    assert all("Packed" in label or "Deep" in label for label in wanted.item.at("small").rows)
+    chosen = wanted.item.at("small").rows
+    assert any("Packed" in label for label in chosen) and any("Deep" in label for label in chosen)
+    assert all("Packed" in label or label.startswith("Deep Ensembles, C10") for label in chosen)
+
+
+def test_a_whole_label_names_its_row_alone() -> None:
+    assert check("mimo/fig-6", "small", "", ("ρ = 0",)).item.at("small").rows == ("ρ = 0",)
 
 
 def test_a_refusal_does_not_import_torch() -> None:

@@ -37,21 +37,28 @@ class Wanted:
         return [f"what differs from the paper: {differs}"] if differs else []
 
 
-def check(name: str, scale: str, seeds: str, only: str) -> Wanted:
+def check(name: str, scale: str, seeds: str, only: Sequence[str]) -> Wanted:
     """Checks what was typed, before torch is imported."""
     item = find_item(name)
     if scale not in SCALES:
         raise typed.unknown_name("--scale", scale, SCALES)
     at = item.at(scale)
-    parts = [part.lower() for part in typed.split_list(only)]
+    parts = [part.strip().lower() for part in only if part.strip()]
     if parts:
         if not item.rows:
             raise InputError(f"{name} is computed at once: leave out --only")
-        labels = [label for label in at.rows or item.rows if any(part in label.lower() for part in parts)]
+        every = at.rows or tuple(item.rows)
+        labels = [label for label in every if any(_means(part, label, every) for part in parts)]
         if not labels:
-            raise InputError(f"--only {only}: no row of {name} has such a label. There are {'; '.join(at.rows or item.rows)}")
+            raise InputError(f"--only {' --only '.join(only)}: no row of {name} has such a label. There are {'; '.join(every)}")
         item = replace(item, scales={**item.scales, scale: replace(at, rows=tuple(labels))})
     return Wanted(item, scale, tuple(typed.seeds(seeds)) if seeds else None)
+
+
+def _means(part: str, label: str, labels: Sequence[str]) -> bool:
+    """Whether a text names a label: it is the label, or is a part of it and no label itself ("ρ = 0" is not "ρ = 0.2")."""
+    whole = part in (one.lower() for one in labels)
+    return label.lower() == part if whole else part in label.lower()
 
 
 def listed(results: Path) -> list[dict[str, Any]]:
@@ -129,7 +136,9 @@ def reproduce(
         str, typer.Option(help="smoke (seconds), small (minutes on a GPU), full (the paper's protocol)")
     ] = "smoke",
     seeds: Annotated[str, typer.Option(help="seeds, with commas or as a range; default: the item's")] = "",
-    only: Annotated[str, typer.Option(help="rows whose label holds one of these texts, with commas; default: all")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="rows of this label, or whose label holds this text; several: --only A --only B")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder for rows and figures; default: runs/reproduce, of --list and --page: results")
     ] = None,
@@ -158,7 +167,7 @@ def reproduce(
         items = listed(out or Path("results"))
         print_json(items) if as_json else Console().print(list_table(items))
         return
-    wanted = check(name, scale, seeds, only)
+    wanted = check(name, scale, seeds, only or ())
     results, folder = run(
         wanted, out=out or Path("runs/reproduce"), runs=runs, workers=workers, ray=ray, ray_address=ray_address, force=force,
         root=root, quiet=as_json,

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from multitudes import data
 from multitudes.data.corruptions.corrupt import NAMES
 from multitudes.data.corruptions.published import STANDARD
@@ -44,6 +46,13 @@ def by_kind(paper: PaperRecipe, names: Mapping[str, type[Method]]) -> dict[str, 
 def shortened(entry: Entry, epochs: int) -> Entry:
     """Returns an entry whose recipe has fewer epochs, with milestones and warm-up at the same fractions of the run."""
     return replace(entry, recipe=replace(entry.recipe, **rescaled(entry.recipe, epochs)))
+
+
+def on_gpu(entry: Entry) -> Entry:
+    """Returns an entry that is trained in bfloat16, channels last and compiled, if there is a GPU."""
+    if not torch.cuda.is_available():
+        return entry
+    return replace(entry, recipe=replace(entry.recipe, precision="bf16", channels_last=True, compile=True))
 
 
 def at_smoke(entry: Entry, network: Mapping[str, Any] = TINY, **changes: Any) -> Entry:
@@ -92,7 +101,9 @@ def image_job(
         )  # fmt: skip
     read = {"cifar10": data.cifar10, "cifar100": data.cifar100}[kind]
     train, test = read("train", root), read("test", root)
-    own = dict(rows) if scale == "full" or epochs is None else {name: shortened(one, epochs) for name, one in rows.items()}
+    own = dict(rows)
+    if scale == "small":
+        own = {name: on_gpu(one if epochs is None else shortened(one, epochs)) for name, one in rows.items()}
     more = {}
     if shifted and scale == "full":
         more["shifts"] = _published(kind, root)

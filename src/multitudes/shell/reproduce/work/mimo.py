@@ -180,7 +180,7 @@ def fig_5(job: str, scale: str, root: Root) -> Job:
     """A WideResNet on CIFAR: the number of subnetworks."""
     base = _wide(job, scale)
     rows = {f"m{m}": base.with_method(replace(base.method, members=m)) for m in MEMBERS}
-    return image_job(job, rows, scale, root, epochs=30, about="Fig. 5 of MIMO.")
+    return image_job(job, rows, scale, root, epochs=20, about="Fig. 5 of MIMO.")
 
 
 def draw_fig_5(results: Sequence[Result]) -> dict[str, Figure]:
@@ -214,13 +214,12 @@ def fig_6(job: str, scale: str, root: Root) -> Job:
             for rho in RHOS
         }
         return imagenet_job(paper, own, root, about="Fig. 6 of MIMO.")
-    entry = find("mimo/cifar100").entry(MIMO)
-    base = entry if scale == "full" else replace(entry, model="resnet18", recipe=replace(entry.recipe, batch=128, warmup=0.0))
+    base = _wide("cifar100", scale)
     if job == "rho":
         rows = {f"rho{rho:g}": base.with_method(MIMO(members=2, rho=rho)) for rho in RHOS}
     else:
         rows = {f"repeat{n}": base.with_method(MIMO(members=2, repeat=n)) for n in REPEATS}
-    return image_job("cifar100", rows, scale, root, epochs=30, about="Fig. 6 of MIMO.")
+    return image_job("cifar100", rows, scale, root, epochs=20, about="Fig. 6 of MIMO.")
 
 
 def draw_fig_6(results: Sequence[Result]) -> dict[str, Figure]:
