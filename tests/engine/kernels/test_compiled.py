@@ -83,9 +83,10 @@ def test_under_autocast() -> None:
 
 
 @pytest.mark.slow
-def test_activations_of_modules_are_images_of_all_members() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_activations_of_modules_are_images_of_all_members(in_place: bool) -> None:
     """With four axes, for which the compiler knows channels last."""
-    parts = [(nn.Conv2d(3, 4, 1), nn.ReLU()), (nn.Conv2d(4, 4, 1), nn.SiLU()), (nn.Conv2d(4, 4, 1), nn.GELU())]
+    parts = [(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=in_place)), (nn.Conv2d(4, 4, 1), nn.SiLU()), (nn.Conv2d(4, 4, 1), nn.GELU())]
     net = nn.Sequential(*(layer for part in parts for layer in part), nn.Flatten(), nn.Linear(64, 2))
     ens = mt.ensemble(net, mt.Deep(members=M), torch.randn(2, 3, 4, 4)).to(memory_format=torch.channels_last).eval()
     ens.prove_later(["vmap"])

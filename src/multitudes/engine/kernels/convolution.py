@@ -64,7 +64,7 @@ def convolution_of_members(
     kernel = first(kernel, dims[1], members)
     if dims[0] is None and groups == 1:
         y = convolution(x, kernel.flatten(0, 1), None if bias is None else bias.flatten(), *how)
-        return y.unflatten(1, (members, kernel.shape[1])), 1
+        return by_member(y, members), 1
     if x.is_cuda and x.dtype in HALF and 1 < groups <= FEW_GROUPS and kernel.shape[2] > 1:
         kernel, groups = without_groups(kernel, groups), 1
         how = (stride, padding, dilation, groups)
@@ -96,7 +96,7 @@ def grouped(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[
     stride, padding, dilation, groups = how
     flat = None if bias is None else bias.flatten()
     y = convolution(beside(x), kernel.flatten(0, 1), flat, stride, padding, dilation, groups * x.shape[1])
-    return y.unflatten(1, kernel.shape[:2]), 1
+    return by_member(y, len(kernel)), 1
 
 
 def each(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
@@ -108,12 +108,12 @@ def each(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Ten
 
 def block(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
     """Runs one plain convolution with a block-diagonal kernel. Returns ``[B, M, K, ...]``."""
-    members, width = kernel.shape[:2]
+    members = len(kernel)
     wide = without_groups(kernel.flatten(0, 1).unsqueeze(0), members).squeeze(0)
     if channels_last(x):
         wide = wide.contiguous(memory_format=torch.channels_last if wide.ndim == 4 else torch.contiguous_format)
     y = convolution(beside(x), wide, None if bias is None else bias.flatten(), *how)
-    return y.unflatten(1, (members, width)), 1
+    return by_member(y, members), 1
 
 
 def product(x: Tensor, kernel: Tensor, bias: Tensor | None, *how: Any) -> tuple[Tensor, int]:
@@ -136,7 +136,7 @@ def product_beside(x: Tensor, weights: Tensor, bias: Tensor | None, steps: list[
     flat = flat.movedim(1, -1).contiguous().movedim(-1, 1)
     y = product_of_pixels(flat, weights.squeeze(-1))
     y = y if bias is None else y + bias.reshape(1, -1, *(1 for _ in steps))
-    return y.unflatten(1, weights.shape[:2])
+    return by_member(y, len(weights))
 
 
 WAYS = {"grouped": grouped, "each": each, "block": block, "product": product}
@@ -162,8 +162,25 @@ def second(x: Tensor, dim: int | None, members: int) -> Tensor:
     return x.unsqueeze(1).expand(-1, members, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
 
 
+def by_member(x: Tensor, members: int) -> Tensor:
+    """Turns ``[B, (M C), ...]`` into ``[B, M, C, ...]``. `beside` turns that back at no cost, forward or backward."""
+    if torch.compiler.is_compiling():
+        return x.unflatten(1, (members, -1))
+    rows, channels, *image = x.shape
+    view = x.view(rows, members, channels // members, *image)
+    view.multitudes_beside = x  # type: ignore[attr-defined]
+    return view
+
+
+def known_beside(x: Tensor) -> Tensor | None:
+    """Returns the tensor ``[B, (M C), ...]`` of which x ``[B, M, C, ...]`` is a view by `by_member`; None if it is not."""
+    return getattr(x, "multitudes_beside", None)
+
+
 def beside(x: Tensor) -> Tensor:
     """Turns ``[B, M, C, ...]`` into ``[B, (M C), ...]``, channels last if they were."""
+    if (known := known_beside(x)) is not None:
+        return known
     if not channels_last(x) or x.stride(1) == x.shape[2]:
         return x.flatten(1, 2)
     pixels = x.movedim((1, 2), (-2, -1))

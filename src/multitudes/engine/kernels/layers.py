@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multitudes.engine.kernels.convolution import beside, first, in_rows, second
+from multitudes.engine.kernels.convolution import beside, by_member, first, in_rows, second
 from multitudes.errors import RunError
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
@@ -134,7 +134,7 @@ def batch_norm_of_members(
         for t, dim in zip((mean, variance, weight, bias), dims[1:5], strict=True)
     ]
     y = F.batch_norm(beside(given), flat[0], flat[1], flat[2], flat[3], *how)
-    return y.unflatten(1, (members, given.shape[2])), 1
+    return by_member(y, members), 1
 
 
 def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None, dims: Sequence[int | None]) -> Tensor:

@@ -1,28 +1,32 @@
 """Pointwise operations of all members on images ``[B, (M C), H, W]``, the shape in which convolutions take them.
 
-Only for compiled calls. There vmap would give these operations five axes, for which the compiler knows no channels last: it
-stores the result in another order, and copies it before the next convolution.
+Under vmap these operations would have five axes. A compiler knows no channels last for five: it stores the result in another
+order, and copies it before the next convolution. Without a compiler every change between four axes and five takes as long as
+a small layer, forward and backward.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch as functorch
 
-from multitudes.engine.kernels.convolution import beside, channels_last, second
+from multitudes.engine.kernels.convolution import beside, by_member, channels_last, known_beside, second
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 
-_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int]] = {
-    "relu": (torch.relu, 1), "silu": (F.silu, 1), "gelu": (F.gelu, 1), "hardswish": (F.hardswish, 1),
-    "add": (torch.add, 2), "mul": (torch.mul, 2),
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None, int]] = {
+    "relu": (torch.relu, torch.relu_, 1), "silu": (F.silu, partial(F.silu, inplace=True), 1),
+    "hardswish": (F.hardswish, partial(F.hardswish, inplace=True), 1), "gelu": (F.gelu, None, 1),
+    "add": (torch.add, Tensor.add_, 2), "mul": (torch.mul, Tensor.mul_, 2),
 }  # fmt: skip
-"""What runs for all members, by name, and how many tensors it takes."""
+"""What runs for all members, by name: the function, the one that changes its first tensor, and how many tensors they take."""
 
 POINTWISE: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", F.silu: "silu", F.gelu: "gelu", F.hardswish: "hardswish",
@@ -31,20 +35,60 @@ POINTWISE: dict[Any, str] = {
 }  # fmt: skip
 """Functions that a network may call, and the names of what runs in their place."""
 
+IN_PLACE: dict[Any, str] = {
+    F.relu_: "relu", torch.relu_: "relu", Tensor.relu_: "relu",
+    Tensor.add_: "add", Tensor.__iadd__: "add", operator.iadd: "add",
+    Tensor.mul_: "mul", Tensor.__imul__: "mul", operator.imul: "mul",
+}  # fmt: skip
+"""The same for functions that change their first tensor."""
 
-DEFAULTS = {"inplace": False, "approximate": "none"}
+READS_NO_INPUT = ("relu", "add")
+"""Operations whose gradients do not need their inputs, which may change afterwards."""
+
+NAMES = {**POINTWISE, **IN_PLACE}
+DEFAULTS = {"approximate": "none"}
 """Arguments that modules pass to these functions though they change nothing."""
 
 
-def on_images(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def on_images(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Runs a pointwise operation on images of one shape ``[B, C, H, W]``. Returns None for other arguments."""
-    count = _FUNCTIONS[name][1]
-    alike = len(args) == count and all(isinstance(t, Tensor) and t.ndim == 4 for t in args)
-    if not alike or any(t.shape != args[0].shape for t in args):
+    name, in_place = NAMES[func], func in IN_PLACE
+    plain, changing, count = _FUNCTIONS[name]
+    if len(args) != count:
         return None
-    if any(key not in DEFAULTS or value != DEFAULTS[key] for key, value in kwargs.items()):
+    for key, value in kwargs.items():
+        if key == "inplace":
+            in_place = bool(value)
+        elif key not in DEFAULTS or value != DEFAULTS[key]:
+            return None
+    shape = getattr(args[0], "shape", ())
+    if len(shape) != 4 or any(not isinstance(t, Tensor) or t.shape != shape or t.dtype != args[0].dtype for t in args):
         return None
-    return getattr(torch.ops.multitudes, name)(*args)
+    if torch.compiler.is_compiling():
+        if in_place and name not in READS_NO_INPUT:
+            return None
+        result: Tensor = getattr(torch.ops.multitudes, name)(*args)
+        if in_place:
+            args[0].copy_(result)  # for those who read it later; the compiler drops it if there are none
+        return result
+    return _now(changing if in_place else plain, args, in_place)
+
+
+def _now(function: Any, args: tuple[Tensor, ...], in_place: bool) -> Tensor | None:
+    """Runs a function at once on the images of which all arguments are views. Returns None if they are not."""
+    level, flat = functorch.maybe_current_level(), []
+    if level is None:
+        return None
+    for tensor in args:
+        if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != level:
+            return None
+        own = functorch.get_unwrapped(tensor)
+        image = known_beside(own)
+        if image is None or functorch.maybe_get_bdim(tensor) != 1:
+            return None
+        flat.append(image)
+    y = function(*flat)
+    return args[0] if in_place else functorch._add_batch_dim(by_member(y, own.shape[1]), 1, level)
 
 
 def _define(name: str, function: Callable[..., Tensor], count: int) -> None:
@@ -61,5 +105,5 @@ def _define(name: str, function: Callable[..., Tensor], count: int) -> None:
     torch.library.register_vmap(f"multitudes::{name}", of_members, lib=_library)
 
 
-for _name, (_function, _count) in _FUNCTIONS.items():
+for _name, (_function, _, _count) in _FUNCTIONS.items():
     _define(_name, _function, _count)

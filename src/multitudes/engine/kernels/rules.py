@@ -28,7 +28,7 @@ from multitudes.engine.kernels.layers import (
     linear_of_members,
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
-from multitudes.engine.kernels.pointwise import POINTWISE, on_images
+from multitudes.engine.kernels.pointwise import NAMES, on_images
 from multitudes.engine.kernels.ways import HALF
 
 is_wrapped = functorch.is_functorch_wrapped_tensor
@@ -79,11 +79,10 @@ class Together(TorchFunctionMode):
                     return func(*args, **kwargs).to(given)
         if (rule := RULES.get(func)) is not None:
             return rule(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            if getattr(func, "__name__", "") == "unflatten":
-                return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
-            if func in POINTWISE and (result := on_images(POINTWISE[func], args, kwargs)) is not None:
-                return result
+        if func in NAMES and (result := on_images(func, args, kwargs)) is not None:
+            return result
+        if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten":
+            return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
