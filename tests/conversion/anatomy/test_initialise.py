@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -247,12 +248,15 @@ def test_a_layer_whose_reset_fails_starts_at_the_scale_of_the_given_one() -> Non
     assert 0.5 < float(fresh.detach().std() / layer.weight.detach().std()) < 2, "a reset that failed has left nothing behind"
 
 
-def test_the_spectral_norm_of_fresh_weights_is_one() -> None:
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["new", "hook"])
+def test_the_spectral_norm_of_fresh_weights_is_one(wrap: Any) -> None:
     """Its singular vectors are those of the member's weight: in eval mode nothing would improve stale ones."""
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+    layer = wrap(nn.Linear(16, 16))
     ens = mt.ensemble(nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)).eval(), mt.Deep(members=3), torch.randn(2, 16), seed=0)
     for m in range(3):
-        weight = ens.member(m).eval()[0].weight.detach()
+        member = ens.member(m).eval()
+        member(torch.randn(2, 16))  # a hook writes the weight before each call
+        weight = member[0].weight.detach()
         assert abs(float(torch.linalg.matrix_norm(weight, 2)) - 1) < 0.1
 
 
@@ -341,3 +345,14 @@ def test_few_numbers_do_not_show_another_start() -> None:
     net = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
     nn.init.normal_(net[0].bias, std=1e-5)  # type: ignore[arg-type]
     assert "deviation of the given" in reinitialised(net, 0)[1]["0.bias"]
+
+
+def test_an_identity_is_no_draw() -> None:
+    """A spatial transformer's last bias is the identity, by hand; a layer's own initialiser would turn it into noise."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    net[2].weight.data.zero_()
+    net[2].bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))
+    ens = mt.ensemble(net, mt.Deep(members=3), torch.randn(2, 4), seed=0, task="regression")
+    bias = ens.get_parameter("2.bias")
+    assert torch.equal(bias, net[2].bias.expand_as(bias))
+    assert not torch.equal(ens.get_parameter("0.bias")[0], ens.get_parameter("0.bias")[1])

@@ -53,7 +53,7 @@ class ParameterReads(TorchFunctionMode):
                 self.owners.setdefault(id(parameter), (join_name(name, key), []))[1].append(layer)
             if layer is not part:
                 continue
-            part.register_forward_pre_hook(lambda module, _: self.running.append(module))
+            part.register_forward_pre_hook(lambda module, _: self.running.append(module), prepend=True)  # before its own hooks
             part.register_forward_hook(self._leave)
 
     def _leave(self, _: Any, args: Any, output: Any) -> None:
