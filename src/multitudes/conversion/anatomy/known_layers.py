@@ -143,7 +143,7 @@ def is_parametrized(layer: nn.Module) -> bool:
 
 
 def norm_hook(layer: nn.Module) -> Any:
-    """Returns the hook of `torch.nn.utils.weight_norm` or `spectral_norm` that writes a layer's weight before a call, or None."""
+    """Returns the hook of `torch.nn.utils.weight_norm` or `spectral_norm` that writes a layer's weight; None without one."""
     hooks = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, (WeightNorm, SpectralNorm))]
     return next((hook for hook in hooks if hook.name == "weight"), None)
 
@@ -153,7 +153,9 @@ def without_norm(name: str, layer: nn.Module) -> str | None:
     place, hook = f"model.get_submodule({name!r})", norm_hook(layer)
     if hook is not None:
         return f"torch.nn.utils.remove_{'weight' if isinstance(hook, WeightNorm) else 'spectral'}_norm({place})"
-    return f"torch.nn.utils.parametrize.remove_parametrizations({place}, 'weight')" if hasattr(layer, "parametrizations") else None
+    return (
+        f"torch.nn.utils.parametrize.remove_parametrizations({place}, 'weight')" if hasattr(layer, "parametrizations") else None
+    )
 
 
 def product_of(layer: nn.Module) -> Product | None:

@@ -58,9 +58,7 @@ class Together(TorchFunctionMode):
     steps   runs recurrent layers step by step, which takes longer than the loop over members does
     """
 
-    def __init__(
-        self, dtype: torch.dtype | None = None, device: str = "cpu", noise: bool = False, steps: bool = False
-    ) -> None:
+    def __init__(self, dtype: torch.dtype | None = None, device: str = "cpu", noise: bool = False, steps: bool = False) -> None:
         super().__init__()
         self.steps = steps
         self.dtype = dtype
