@@ -420,11 +420,11 @@ class EvoNorm(nn.Module):
 class Gated(nn.Module):
     """Its gate is a matrix by hand, and its first weights are numpy's."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 16, gates: int = 4) -> None:
         super().__init__()
         self.first, self.norm, self.head = nn.Conv2d(3, width, 3), EvoNorm(width), nn.Linear(24, 5)
         self.first.weight.data = torch.from_numpy(np.random.default_rng(0).normal(0, 0.2, (width, 3, 3, 3)).astype(np.float32))
-        self.middle, self.gate = nn.Linear(width, 24), nn.Parameter(torch.randn(24, 4))
+        self.middle, self.gate = nn.Linear(width, 24), nn.Parameter(torch.randn(24, gates))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.middle(self.norm(self.first(x)).mean((2, 3))).relu()
