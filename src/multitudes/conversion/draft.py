@@ -255,9 +255,18 @@ def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:
         plain = run_in_training(draft.given.structure, draft.given.seed)
         set_once, written = set_once | plain.set_once, written | (plain.written - run.written)
     reasons = {}
+    for name in sorted(run.replaced - written if draft.method.members > 1 else ()):
+        key = name.rpartition(".")[2]
+        reasons[owning_module(name)] = (
+            f"forward puts another tensor in place of its {key} in training mode, which members cannot keep: write into it, as "
+            f"in with torch.no_grad(): self.{key}.copy_(new), and set self.{key}.requires_grad_(False) in the constructor"
+        )
     for name in sorted(written):
         bounded = getattr(draft.network.get_submodule(owning_module(name)), "max_norm", None) is not None
-        instead = "compute with a changed copy (torch.nn.utils.parametrize), or set requires_grad_(False) if it does not train"
+        instead = (
+            "compute with a changed copy (torch.nn.utils.parametrize), or if it does not train, set requires_grad_(False) and "
+            f"write by self.{name.rpartition('.')[2]}.copy_(new)"
+        )
         reasons[owning_module(name)] = (
             f"forward writes into its {name.rpartition('.')[2]} in training mode, and that would be lost for members: "
             f"{'set its max_norm to None' if bounded else instead}"

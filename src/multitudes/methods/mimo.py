@@ -73,7 +73,10 @@ class MIMO(Method):
                     "it is the first layer, and the last before an output: put a layer between them, as slots need heads"
                 )
             elif name in reads.both:
-                reasons[name] = "it reads the input and, in another call, hidden activations: give each call its own layer"
+                reasons[name] = (
+                    "it reads the input and, in another call, hidden activations: give each call its own layer; in a "
+                    "recurrence, put a layer before it"
+                )
             elif others := _tied(structure.model, layer) & structure.order.keys() - reads.first:
                 reasons[name] = (
                     f"its weight is tied to {min(others)}, which reads no input: give each its own weight "
@@ -81,7 +84,8 @@ class MIMO(Method):
                 )
             elif name in elsewhere:
                 reasons[name] = (
-                    "its weight is read outside the layer's own forward, where the weights of all slots would be seen"
+                    "its weight is read outside the layer's own forward, where the weights of all slots would be seen: give "
+                    "each use its own weight, or use another method, such as MultiHead"
                 )
         return reasons
 

@@ -435,3 +435,22 @@ def test_vectors_and_matrices_by_hand_follow_the_width() -> None:
     """Axes of one entry are none; the axis that a product sums over is as wide as what it multiplies."""
     thin = mt.resize(Gated(), 0.5, torch.randn(2, 3, 8, 8), seed=0)
     assert (thin.norm.gamma.shape, thin.gate.shape) == ((1, 8, 1, 1), (12, 4))
+
+
+class Fixed(nn.Module):
+    """A width stands as a number in forward, as in many tutorials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 16, 3), nn.Linear(16 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.adaptive_avg_pool2d(self.first(x).relu(), 2)
+        return self.head(h.view(-1, 16 * 4))
+
+
+def test_a_width_in_forward_is_named() -> None:
+    with pytest.raises(
+        mt.ConversionError, match=r"Fixed\.forward has .*write h\.flatten\(1\) in place of h\.view\(-1, 16 \* 4\)"
+    ):
+        mt.resize(Fixed(), 0.5, torch.randn(2, 3, 8, 8))
