@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from multitudes.conversion.anatomy.structure import Structure, last_layers
+from multitudes.conversion.resize.audit import width_of
 from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import is_known, recipe_of, timm_architecture, timm_recipe
 from multitudes.conversion.resize.pruning import ADVICE, is_transformers
@@ -100,7 +101,8 @@ def _stream(structure: Structure) -> str:
     """Says what to do where the output is a residual stream, to which many layers add; "" elsewhere."""
     model, ends, layers = structure.model, last_layers(structure)[0], structure.layers()
     without_head = layers[0] in ends or getattr(model, "num_classes", None) == 0 or 2 * len(ends) > len(layers)
-    if len(ends) < 3 or not without_head:
+    outputs = {size for shape in structure.output_shapes.values() for size in shape}
+    if len(ends) < 3 or not without_head or not all(width_of(model.get_submodule(end)) in outputs for end in ends):
         return ""
     name = timm_architecture(model)
     head = (
