@@ -356,3 +356,22 @@ def test_an_identity_is_no_draw() -> None:
     bias = ens.get_parameter("2.bias")
     assert torch.equal(bias, net[2].bias.expand_as(bias))
     assert not torch.equal(ens.get_parameter("0.bias")[0], ens.get_parameter("0.bias")[1])
+
+
+def test_forget_gates_start_where_their_author_set_them() -> None:
+    """An LSTM's own initialiser draws all biases; many authors then fill a quarter of them with 1."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+            self.lstm.bias_ih_l0.data[8:16].fill_(1.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    ens = mt.ensemble(Gated(), mt.Deep(members=2), torch.randn(2, 5, 4), seed=0)
+    one, other = ens.get_parameter("lstm.bias_ih_l0").detach()
+    assert bool((one[8:16] == 1).all()) and bool((other[8:16] == 1).all())
+    assert not torch.equal(one[:8], other[:8]) and not torch.equal(one[16:], other[16:])
+    assert "a value of many" in ens.plan.init["lstm.bias_ih_l0"]

@@ -106,7 +106,7 @@ class _Start:
         """Whether a rule, which has written this tensor, may initialise it."""
         given = self.given[name]
         if self.chosen is not None:
-            right = self.chosen[name] == rule
+            right = self.chosen[name].partition(",")[0] == rule
         elif given.is_meta or given.numel() < 2 or not given.is_floating_point() or not _some(given).isfinite().all():
             right = True
         elif is_constant(tensor) and not is_constant(given):
@@ -308,10 +308,22 @@ def _run(
         fits = written and full not in rules and start.fits(full, rule, tensor)
         wrote |= written and full not in rules
         if fits:
-            rules[full] = rule
+            rules[full] = rule + _keep_by_hand(tensor, start.given[full])
         else:
             tensor.copy_(before[n])
     return wrote
+
+
+def _keep_by_hand(tensor: Tensor, given: Tensor) -> str:
+    """Keeps the entries of a vector that were set by hand, as the forget gates of an LSTM to 1: many have the same value."""
+    if given.ndim != 1 or given.shape != tensor.shape or given.is_meta or given.dtype not in (torch.float32, torch.float64):
+        return ""
+    values, counts = given.detach().unique(return_counts=True)
+    kept = torch.isin(given, values[counts >= max(4, given.numel() / 8)])
+    if not kept.any() or kept.all():
+        return ""
+    tensor[kept] = given.detach()[kept].to(tensor)
+    return ", but for entries with a value of many"
 
 
 def _has_nan(tensor: Tensor) -> bool:
