@@ -269,3 +269,22 @@ def test_what_forward_puts_in_place_of_a_parameter_is_not_lost_in_silence() -> N
         member(X)
         torch.testing.assert_close(ens.get_parameter("codes")[m], member.get_parameter("codes"))
     assert not torch.equal(ens.get_parameter("codes"), before)
+
+
+class SlowCopy(nn.Module):
+    """Its second half is a frozen copy of the first, as in BYOL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = nn.Linear(6, 5), nn.Linear(6, 5).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.online(x), self.target(x)
+
+
+def test_members_that_own_frozen_parameters_alone_are_refused() -> None:
+    """All were equal: a frozen parameter starts as it is given."""
+    with pytest.raises(mt.ConversionError, match=r"all members of TreeNet would be equal.* of target"):
+        mt.ensemble(SlowCopy(), mt.TreeNet(branch_at="target"), X)
+    ens = mt.ensemble(SlowCopy(), mt.Deep(members=2), X, seed=0)
+    assert not torch.equal(ens(X)[0][0], ens(X)[0][1])
