@@ -303,10 +303,10 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
     trains = {name: p.requires_grad for name, p in draft.network.named_parameters()}
     own = [trains[name] for name in owned | layout.summed if name in trains]
     if method.members > 1 and draft.given.factory is None and own and not any(own) and any(trains.values()):
+        modules = listed(sorted({owning_module(name) for name in owned if name in trains}))
         raise ConversionError(
             f"all members of {type(method).__name__} would be equal: of this {draft.plan.model} they would own parameters that "
-            f"do not train, of {listed(sorted({owning_module(n) for n in owned if n in trains}))}. Use a method for any network: "
-            "mt.Deep(members=4)"
+            f"do not train, of {modules}. Use a method for any network: mt.Deep(members=4)"
         )
     converted = {name for name in map(owning_module, owned) if not isinstance(draft.network.get_submodule(name), Formed)}
     return replace(
