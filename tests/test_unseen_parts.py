@@ -234,3 +234,57 @@ def test_an_embedding_with_max_norm_is_refused_and_runs_without() -> None:
         mt.ensemble(net, mt.Deep(members=2), ids, seed=0)
     net[0].max_norm = None
     mt.ensemble(net, mt.Deep(members=2), ids, seed=0).train()(ids).sum().backward()
+
+
+class Codebook(nn.Module):
+    """A codebook of moving averages, as in VQ-VAE: by another parameter at each step, or by writing into a frozen one."""
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.read, self.head, self.codes = nn.Linear(6, 16), nn.Linear(16, 3), nn.Parameter(torch.randn(5, 16))
+        self.replaces = replaces
+        self.codes.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.read(x)
+        chosen = F.one_hot(torch.cdist(h, self.codes).argmin(-1), 5).to(h)
+        if self.training:
+            moved = (0.9 * self.codes + 0.1 * chosen.T @ h).detach()
+            if self.replaces:
+                self.codes = nn.Parameter(moved, requires_grad=False)
+            else:
+                self.codes.copy_(moved)
+        return self.head(h + (chosen @ self.codes - h).detach())
+
+
+def test_what_forward_puts_in_place_of_a_parameter_is_not_lost_in_silence() -> None:
+    """The refusal says how to write it, and then every member has a codebook of its own."""
+    for method in (mt.Deep(members=3), mt.BatchEnsemble(members=3)):
+        with pytest.raises(mt.ConversionError, match=r"in place of its codes .*with torch\.no_grad\(\): self\.codes\.copy_"):
+            mt.ensemble(Codebook(replaces=True), method, X, seed=0)
+    ens = mt.ensemble(Codebook(replaces=False), mt.Deep(members=3), X, seed=0).train()
+    members, before = [ens.member(m).train() for m in range(3)], ens.get_parameter("codes").clone()
+    ens(X)
+    for m, member in enumerate(members):
+        member(X)
+        torch.testing.assert_close(ens.get_parameter("codes")[m], member.get_parameter("codes"))
+    assert not torch.equal(ens.get_parameter("codes"), before)
+
+
+class SlowCopy(nn.Module):
+    """Its second half is a frozen copy of the first, as in BYOL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = nn.Linear(6, 5), nn.Linear(6, 5).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.online(x), self.target(x)
+
+
+def test_members_that_own_frozen_parameters_alone_are_refused() -> None:
+    """All were equal: a frozen parameter starts as it is given."""
+    with pytest.raises(mt.ConversionError, match=r"all members of TreeNet would be equal.* of target"):
+        mt.ensemble(SlowCopy(), mt.TreeNet(branch_at="target"), X)
+    ens = mt.ensemble(SlowCopy(), mt.Deep(members=2), X, seed=0)
+    assert not torch.equal(ens(X)[0][0], ens(X)[0][1])

@@ -203,3 +203,65 @@ def test_lines_to_type_name_this_network_s_layers() -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), sn(nn.Linear(8, 3)))
     with pytest.raises(mt.ConversionError, match=r"remove_parametrizations\(model\.get_submodule\('2'\), 'weight'\)"):
         mt.ensemble(net, mt.EMP(), X)
+
+
+class Spectral(nn.Module):
+    """A convolution in Fourier space: complex weights ``[in, out, modes]`` in an einsum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width, 3, dtype=torch.cfloat) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        modes = torch.fft.rfft(x)
+        kept = torch.einsum("bix,iox->box", modes[..., :3], self.weight)
+        return torch.fft.irfft(F.pad(kept, (0, modes.shape[-1] - 3)), n=x.shape[-1])
+
+
+class FNO(nn.Module):
+    """A Fourier neural operator in one dimension."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.lift, self.spectral, self.beside = nn.Conv1d(1, width, 1), Spectral(width), nn.Conv1d(width, width, 1)
+        self.head = nn.Conv1d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        return self.head(F.gelu(self.spectral(x) + self.beside(x)))
+
+
+class Quaternion(nn.Module):
+    """A convolution whose kernel is put together of four parameters, times a constant."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.r, self.i, self.j, self.k = (nn.Parameter(torch.randn(outputs // 4, inputs // 4, 3)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, i, j, k = (part * 0.3 for part in (self.r, self.i, self.j, self.k))
+        rows = ([r, -i, -j, -k], [i, r, -k, j], [j, k, r, -i], [k, -j, i, r])
+        return F.conv1d(x, torch.cat([torch.cat(row, 1) for row in rows], 0), padding=1)
+
+
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=3), mt.Masksembles(members=3)], ids=str)
+def test_einsum_tells_the_channels_of_a_weight(method: mt.Method) -> None:
+    """Factors of a spectral convolution were of the size of its weight, since the last two axes were taken for channels."""
+    x = torch.randn(3, 1, 8, generator=torch.Generator().manual_seed(0))
+    ens = mt.ensemble(FNO(), method, x, seed=0, task="regression").eval()
+    assert "spectral" in converted(ens)
+    if isinstance(method, mt.BatchEnsemble):
+        assert ens.get_parameter("spectral.weight_alpha").shape == (3, 12, 1, 3)
+        assert ens.get_parameter("spectral.weight_gamma").shape == (3, 1, 12, 3)
+    for m in range(3):
+        torch.testing.assert_close(ens.member(m).eval()(x), ens(x)[m])
+
+
+def test_kernels_that_are_put_together_have_factors() -> None:
+    """One for each input and output channel of a parameter, and none for the places of the kernel."""
+    x = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(Quaternion(4, 8), nn.ReLU(), Quaternion(8, 8), nn.Flatten(), nn.Linear(64, 3))
+    ens = mt.ensemble(net, mt.BatchEnsemble(members=3), x, seed=0).eval()
+    assert ens.get_parameter("2.r_alpha").shape == (3, 1, 2, 1) and ens.get_parameter("2.k_gamma").shape == (3, 2, 1, 1)
+    torch.testing.assert_close(ens(x), torch.stack([ens.member(m).eval()(x) for m in range(3)]))
+    assert not torch.allclose(ens(x)[0], ens(x)[1])

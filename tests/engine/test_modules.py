@@ -25,18 +25,13 @@ def scripted() -> nn.Module:
 REFUSALS = {
     "scripted": (lambda: nn.Sequential(nn.Linear(4, 6), scripted()), "(?s)1 .*scripted"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3)), "(?s)0 .*lazy.*2 .*lazy"),
-    "old weight norm": (
-        lambda: nn.Sequential(nn.Linear(4, 6), torch.nn.utils.weight_norm(nn.Linear(6, 3))),
-        r"(?s)1 .*parametrizations\.weight_norm",
-    ),
     "two at once": (
-        lambda: nn.Sequential(nn.LazyLinear(6), torch.nn.utils.spectral_norm(nn.Linear(6, 3))),
-        r"(?s)1 .*parametrizations\.spectral_norm.*0 .*lazy",
+        lambda: nn.Sequential(nn.LazyLinear(6), scripted()),
+        "(?s)1 .*scripted.*0 .*lazy",
     ),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_modules_that_cannot_be_converted_are_refused(kind: str) -> None:
     """By name, with what to use instead; a lazy module is taken after its first call."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS, TRANSPOSED, channel_axis, product_of
+from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS, TRANSPOSED, channel_axis, product_of, without_norm
 from multitudes.conversion.anatomy.structure import own_tensors
 from multitudes.engine.converted import converted_class
 from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
@@ -53,7 +53,7 @@ class ChannelCut:
 def cuttable(layer: nn.Module) -> bool:
     """Whether single channels can be removed from a layer: its type is torch's, and it has no groups or parametrizations."""
     plain = isinstance(layer, (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)) and product_of(layer) is not None
-    return plain and getattr(layer, "groups", 1) == 1 and not hasattr(layer, "parametrizations")
+    return plain and getattr(layer, "groups", 1) == 1 and without_norm("", layer) is None
 
 
 def width(layer: Any, reads: bool) -> int:

@@ -37,7 +37,7 @@ from multitudes.engine.modules import (
 )
 from multitudes.engine.seeds import member_seed
 from multitudes.engine.state import SEEDS, Engine
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError, InputError, listed
 from multitudes.method import Given, Layout, Method
 from multitudes.terminal import step
 
@@ -255,9 +255,18 @@ def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:
         plain = run_in_training(draft.given.structure, draft.given.seed)
         set_once, written = set_once | plain.set_once, written | (plain.written - run.written)
     reasons = {}
+    for name in sorted(run.replaced - written if draft.method.members > 1 else ()):
+        key = name.rpartition(".")[2]
+        reasons[owning_module(name)] = (
+            f"forward puts another tensor in place of its {key} in training mode, which members cannot keep: write into it, as "
+            f"in with torch.no_grad(): self.{key}.copy_(new), and set self.{key}.requires_grad_(False) in the constructor"
+        )
     for name in sorted(written):
         bounded = getattr(draft.network.get_submodule(owning_module(name)), "max_norm", None) is not None
-        instead = "compute with a changed copy (torch.nn.utils.parametrize), or set requires_grad_(False) if it does not train"
+        instead = (
+            "compute with a changed copy (torch.nn.utils.parametrize), or if it does not train, set requires_grad_(False) and "
+            f"write by self.{name.rpartition('.')[2]}.copy_(new)"
+        )
         reasons[owning_module(name)] = (
             f"forward writes into its {name.rpartition('.')[2]} in training mode, and that would be lost for members: "
             f"{'set its max_norm to None' if bounded else instead}"
@@ -290,6 +299,14 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
         raise ConversionError(
             f"{type(method).__name__} knows no layer of this {draft.plan.model}, so all members would be equal. Use a method "
             "for any network: mt.Deep(members=4)"
+        )
+    trains = {name: p.requires_grad for name, p in draft.network.named_parameters()}
+    own = [trains[name] for name in owned | layout.summed if name in trains]
+    if method.members > 1 and draft.given.factory is None and own and not any(own) and any(trains.values()):
+        modules = listed(sorted({owning_module(name) for name in owned if name in trains}))
+        raise ConversionError(
+            f"all members of {type(method).__name__} would be equal: of this {draft.plan.model} they would own parameters that "
+            f"do not train, of {modules}. Use a method for any network: mt.Deep(members=4)"
         )
     converted = {name for name in map(owning_module, owned) if not isinstance(draft.network.get_submodule(name), Formed)}
     return replace(

@@ -330,6 +330,6 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
 def shared_write(name: str) -> str:
     """Error message for a shared buffer that members would set to different values."""
     return (
-        f"buffer {name} is shared, but each member's forward sets it to a different value: "
-        "let each member own the layer (leave it out of keep=), or put the layer into eval mode"
+        f"{name} is shared, but each member's forward sets it to a different value: use a method whose members own it, such as "
+        "mt.Deep(members=4), without keep= on its layer; or put the layer into eval mode"
     )

@@ -42,11 +42,12 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, or a chunk at a time. Shape: ``[M, B, ...]``."""
     guard = plain_attention() if engine.has_attention and not torch.compiler.is_compiling() else contextlib.nullcontext()
     slots = bool(engine.summed) and per_member  # one network behind all slots: vmap itself draws its noise once
-    together = _together(inputs, noise=engine.shares and engine.template.training and not slots)
     coupled_names = engine.shared_norms if per_member and not slots else engine.traits.coupled
     if slots:
         coupled_names = coupled_names.union(engine.traits.slot_norms)  # `|=` of frozensets does not compile in torch 2.11
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
+    noise = engine.shares and engine.template.training and not slots
+    together = _together(inputs, noise, steps=bool(norms))  # where the loop is right, it is faster for recurrent layers
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     attention = sdpa_kernel(SDPBackend.MATH) if norms else contextlib.nullcontext()  # vmap must run: fused kernels have no rule
     padding = PaddedRows() if per_member and _has_padding(engine.template) else contextlib.nullcontext()
@@ -65,10 +66,10 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     return tree.refill(output, [torch.cat(column) for column in columns])
 
 
-def _together(inputs: Inputs, noise: bool) -> Together:
+def _together(inputs: Inputs, noise: bool, steps: bool) -> Together:
     """Returns the mode with the rules of layers; under autocast it casts as autocast does."""
     device = _device_type(inputs)
-    return Together(torch.get_autocast_dtype(device) if under_autocast(device) else None, device, noise)
+    return Together(torch.get_autocast_dtype(device) if under_autocast(device) else None, device, noise, steps)
 
 
 def _without_autocast(together: Together, inputs: Inputs) -> Any:

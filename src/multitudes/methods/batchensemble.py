@@ -10,7 +10,7 @@ set of statistics over the rows of all members.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,6 +33,7 @@ from multitudes.conversion.anatomy.known_layers import (
     weight_of,
     without_fast_path,
 )
+from multitudes.conversion.anatomy.parameter_reads import Roles
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine.converted import Formed, check_names, convert_layer
 from multitudes.engine.draws import bake_parameters, run_with
@@ -73,7 +74,8 @@ class BatchEnsemble(Method):
         for name in layers_by_name(given.structure):
             scale(new.get_submodule(name))
         for name, keys in formed_weights(given.structure).items():
-            scale_weights(new.get_submodule(name), keys)
+            roles = given.structure.weight_roles
+            scale_weights(new.get_submodule(name), {key: roles.get(join_name(name, key)) for key in keys})
         without_fast_path(new, Scaled)
         return new
 
@@ -271,18 +273,23 @@ def factor_names(network: nn.Module) -> set[str]:
     return {join_name(name, key) for name, part in scaled for key in part.factors()}
 
 
-def scale_weights(layer: Any, keys: Sequence[str]) -> None:
-    """Adds factors of one to these weights of a module, in place. Its other tensors keep their names."""
-    check_names(layer, [f"{key}_{kind}" for key in keys for kind in ("alpha", "gamma")])
-    for key in keys:
+def scale_weights(layer: Any, roles: Mapping[str, Roles | None]) -> None:
+    """Adds factors of one to these weights of a module, in place. Its other tensors keep their names.
+
+    `roles` are those of the weights' axes in products: where they are not known, a weight is a matrix or a stack of matrices.
+    """
+    check_names(layer, [f"{key}_{kind}" for key in roles for kind in ("alpha", "gamma")])
+    for key, role in roles.items():
         weight = layer._parameters[key]
-        shape = list(weight.shape)
-        outputs, inputs = (0, 1) if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) else (weight.ndim - 2, weight.ndim - 1)
-        spread = range(2, weight.ndim) if outputs == 0 else ()
+        kernel = isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) or (role is not None and role.kernel)
+        inputs, outputs = (1, 0) if kernel else (weight.ndim - 1, weight.ndim - 2)
+        if role is not None and role.inputs is not None and role.outputs is not None and {*role[:2]} != {-1, -2} and not kernel:
+            inputs, outputs = role.inputs % weight.ndim, role.outputs % weight.ndim
+        spread = range(2, weight.ndim) if kernel else ()
         for kind, summed in (("alpha", outputs), ("gamma", inputs)):
-            sizes = [1 if axis == summed or axis in spread else size for axis, size in enumerate(shape)]
+            sizes = [1 if axis == summed or axis in spread else size for axis, size in enumerate(weight.shape)]
             layer.register_parameter(f"{key}_{kind}", nn.Parameter(weight.new_ones(sizes)))
-    convert_layer(layer, ScaledWeights, formed_keys=tuple(keys))
+    convert_layer(layer, ScaledWeights, formed_keys=tuple(roles))
 
 
 def scale(layer: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.formed_weights import formed_weights, layers_by_name, mostly_shared, shared_matrices
-from multitudes.conversion.anatomy.known_layers import is_parametrized, restore_layer, without_fast_path
+from multitudes.conversion.anatomy.known_layers import is_parametrized, norm_hook, restore_layer, weight_of, without_fast_path
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
 from multitudes.engine.converted import Formed
@@ -171,8 +171,12 @@ class ConnectedComputed(Connected):
     @property
     def weight(self) -> Tensor:
         """The masked weight W ∘ mask / (1 − p)."""
-        computed: Tensor = super().weight  # type: ignore[misc]
+        computed: Tensor = vars(self)["weight"] if "weight" in vars(self) else super().weight  # type: ignore[misc]
         return self._masked("weight", computed)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        vars(self)["weight"] = value  # by the hook of torch.nn.utils.weight_norm
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer with its masked weight."""
@@ -181,6 +185,8 @@ class ConnectedComputed(Connected):
     def bake(self) -> None:
         """Turns the layer into a plain one without parametrizations, with the masked weight as its parameter."""
         layer: Any = self
+        if norm_hook(layer) is not None:
+            self.weight = weight_of(layer)
         weight, made_of = self.weight, type(layer)
         remove_draws(layer)
         layer.__class__ = made_of
@@ -196,5 +202,8 @@ def connect(layer: Any, p: float, keys: Sequence[str], kind: type[Connected]) ->
     shapes = {key: getattr(layer, key).shape if kind is ConnectedComputed else stored_weight(layer, key).shape for key in keys}
     device = next(layer.parameters()).device
     more = {"formed_keys": tuple(keys)} if kind is ConnectedWeights else {}
+    computed = vars(layer).pop("weight", None)  # by a hook, which will set the property of that name
     make_drawing(layer, kind, replaced=tuple(keys), p=p, shapes=shapes, **more)
+    if computed is not None:
+        layer.weight = computed
     add_draws(layer, {_mask(key): torch.ones(shape, dtype=torch.bool, device=device) for key, shape in shapes.items()})

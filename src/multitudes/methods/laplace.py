@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multitudes.conversion.anatomy.known_layers import without_norm
 from multitudes.conversion.anatomy.structure import Structure, heads
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
@@ -73,7 +74,7 @@ class Laplace(OneRun, Method):
         """Refuses a last layer that is not linear, or that is tied."""
         name = self._head(structure)
         part = structure.model.get_submodule(name)
-        if not isinstance(part, nn.Linear) or hasattr(part, "parametrizations"):
+        if not isinstance(part, nn.Linear) or without_norm(name, part) is not None:
             return {name: f"Laplace takes a last layer nn.Linear, and this is a {type(part).__name__}: use MultiHead or SWAG"}
         tied = one_run.tied_parts(structure.model)
         held = [key for key, other in structure.model.named_parameters(remove_duplicate=False) if other is part.weight]

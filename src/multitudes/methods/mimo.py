@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.input_reads import InputReads, input_reads, is_additive
-from multitudes.conversion.anatomy.known_layers import pads_as_tensorflow, taught_name
+from multitudes.conversion.anatomy.known_layers import pads_as_tensorflow, taught_name, without_norm
 from multitudes.conversion.anatomy.structure import Structure, heads, last_layers
 from multitudes.engine import tree
 from multitudes.engine.converted import convert_layer
@@ -73,7 +73,10 @@ class MIMO(Method):
                     "it is the first layer, and the last before an output: put a layer between them, as slots need heads"
                 )
             elif name in reads.both:
-                reasons[name] = "it reads the input and, in another call, hidden activations: give each call its own layer"
+                reasons[name] = (
+                    "it reads the input and, in another call, hidden activations: give each call its own layer; in a "
+                    "recurrence, put a layer before it"
+                )
             elif others := _tied(structure.model, layer) & structure.order.keys() - reads.first:
                 reasons[name] = (
                     f"its weight is tied to {min(others)}, which reads no input: give each its own weight "
@@ -81,7 +84,8 @@ class MIMO(Method):
                 )
             elif name in elsewhere:
                 reasons[name] = (
-                    "its weight is read outside the layer's own forward, where the weights of all slots would be seen"
+                    "its weight is read outside the layer's own forward, where the weights of all slots would be seen: give "
+                    "each use its own weight, or use another method, such as MultiHead"
                 )
         return reasons
 
@@ -200,11 +204,8 @@ def _obstacle(name: str, layer: nn.Module, call: tuple[Any, Any]) -> str | None:
         return f"the {kind} would need slots inside its recurrence: put an nn.Linear before it"
     if isinstance(layer, nn.MultiheadAttention):
         return "attention on the raw input is no sum over slots: put an nn.Linear before it"
-    if hasattr(layer, "parametrizations"):
-        return (
-            "its weight is parametrized, so it is no sum over slots: first torch.nn.utils.parametrize.remove_parametrizations("
-            f"model.get_submodule({name!r}), 'weight')"
-        )
+    if (line := without_norm(name, layer)) is not None:
+        return f"its weight is computed, so it is no sum over slots: first {line}"
     unusual = [key for key in ("max_norm", "sparse", "scale_grad_by_freq") if getattr(layer, key, None)]
     if unusual:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -247,12 +248,15 @@ def test_a_layer_whose_reset_fails_starts_at_the_scale_of_the_given_one() -> Non
     assert 0.5 < float(fresh.detach().std() / layer.weight.detach().std()) < 2, "a reset that failed has left nothing behind"
 
 
-def test_the_spectral_norm_of_fresh_weights_is_one() -> None:
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["new", "hook"])
+def test_the_spectral_norm_of_fresh_weights_is_one(wrap: Any) -> None:
     """Its singular vectors are those of the member's weight: in eval mode nothing would improve stale ones."""
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+    layer = wrap(nn.Linear(16, 16))
     ens = mt.ensemble(nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3)).eval(), mt.Deep(members=3), torch.randn(2, 16), seed=0)
     for m in range(3):
-        weight = ens.member(m).eval()[0].weight.detach()
+        member = ens.member(m).eval()
+        member(torch.randn(2, 16))  # a hook writes the weight before each call
+        weight = member[0].weight.detach()
         assert abs(float(torch.linalg.matrix_norm(weight, 2)) - 1) < 0.1
 
 
@@ -341,3 +345,33 @@ def test_few_numbers_do_not_show_another_start() -> None:
     net = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
     nn.init.normal_(net[0].bias, std=1e-5)  # type: ignore[arg-type]
     assert "deviation of the given" in reinitialised(net, 0)[1]["0.bias"]
+
+
+def test_an_identity_is_no_draw() -> None:
+    """A spatial transformer's last bias is the identity, by hand; a layer's own initialiser would turn it into noise."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    net[2].weight.data.zero_()
+    net[2].bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))
+    ens = mt.ensemble(net, mt.Deep(members=3), torch.randn(2, 4), seed=0, task="regression")
+    bias = ens.get_parameter("2.bias")
+    assert torch.equal(bias, net[2].bias.expand_as(bias))
+    assert not torch.equal(ens.get_parameter("0.bias")[0], ens.get_parameter("0.bias")[1])
+
+
+def test_forget_gates_start_where_their_author_set_them() -> None:
+    """An LSTM's own initialiser draws all biases; many authors then fill a quarter of them with 1."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+            self.lstm.bias_ih_l0.data[8:16].fill_(1.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    ens = mt.ensemble(Gated(), mt.Deep(members=2), torch.randn(2, 5, 4), seed=0)
+    one, other = ens.get_parameter("lstm.bias_ih_l0").detach()
+    assert bool((one[8:16] == 1).all()) and bool((other[8:16] == 1).all())
+    assert not torch.equal(one[:8], other[:8]) and not torch.equal(one[16:], other[16:])
+    assert "a value of many" in ens.plan.init["lstm.bias_ih_l0"]

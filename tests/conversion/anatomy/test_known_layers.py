@@ -88,3 +88,28 @@ def test_attention_is_known_as_a_whole() -> None:
     """Its output projection is no layer beside it."""
     layer = nn.TransformerEncoderLayer(8, 2, 12)
     assert [name for name, _ in known_layers(layer)] == ["self_attn", "linear1", "linear2"]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("method", [mt.Deep(members=3), mt.BatchEnsemble(members=3), mt.DropConnect(members=3)], ids=str)
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_weights_that_hooks_compute(norm: str, method: mt.Method) -> None:
+    """The authors of WaveNet, TCN and SNGAN norm weights by hooks. Factors and masks act on the computed weight.
+
+    On the stored one, the norm would cancel what is common to an output channel.
+    """
+    torch.manual_seed(0)
+    wrap = getattr(nn.utils, norm)
+    net = nn.Sequential(wrap(nn.Linear(4, 12)), nn.ReLU(), wrap(nn.Linear(12, 12)), nn.ReLU(), nn.Linear(12, 3)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    ens = mt.ensemble(net, method, x, seed=0).eval()
+    with torch.no_grad():
+        for name, parameter in ens.named_parameters():  # as after a step: what a hook wrote before is old
+            parameter.mul_(1.1 if name.endswith(("_g", "gamma")) else 1.0)
+    members = [ens.member(m).eval()(x) for m in range(3)]
+    torch.testing.assert_close(ens(x), torch.stack(members))
+    assert not torch.allclose(members[0], members[1])
+    ens.train()
+    ens.loss(x, torch.tensor([0, 1, 2, 0, 1]), nn.functional.cross_entropy).backward()
+    dead = [n for n, p in ens.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not dead

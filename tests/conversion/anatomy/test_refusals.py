@@ -35,18 +35,6 @@ def scripted() -> nn.Module:
         return torch.jit.script(nn.Linear(4, 6))
 
 
-def old_weight_norm() -> nn.Module:
-    """A layer whose weight an old-style hook computes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.nn.utils.weight_norm(nn.Linear(4, 6))
-
-
-def old_spectral_norm() -> nn.Module:
-    """The same with the largest singular value."""
-    return torch.nn.utils.spectral_norm(nn.Linear(4, 6))
-
-
 def sparse() -> nn.Module:
     """A layer whose weight is stored sparsely."""
     layer = nn.Linear(4, 6)
@@ -58,8 +46,6 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "lazy": (lazy, "LazyLinear", "run the model once"),
     "quantised": (quantised, "Linear", "quantise the members afterwards"),
     "scripted": (scripted, "RecursiveScriptModule", "Python module"),
-    "weight_norm": (old_weight_norm, "Linear", "torch.nn.utils.parametrizations.weight_norm"),
-    "spectral_norm": (old_spectral_norm, "Linear", "torch.nn.utils.parametrizations.spectral_norm"),
     "sparse": (sparse, "Linear", "make it dense"),
 }
 
@@ -84,7 +70,7 @@ def test_refused_by_name(kind: str, method: mt.Method) -> None:
 
 def test_all_are_named_at_once() -> None:
     """One error for everything that stands against a conversion; no line says to share what cannot run."""
-    model = nn.Sequential(old_weight_norm(), sparse(), nn.Linear(6, 6), quantised())
+    model = nn.Sequential(scripted(), sparse(), nn.Linear(6, 6), quantised())
     with pytest.raises(mt.ConversionError, match="Sequential") as caught:
         mt.ensemble(model, mt.Deep(), torch.zeros(2, 4))
     assert {line.split()[0][0] for line in str(caught.value).splitlines()[1:]} == {"0", "1", "3"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.conversion.anatomy.structure import observe
 from multitudes.conversion.resize import counts
 from multitudes.conversion.resize.counts import changed_counts
 
@@ -392,9 +394,9 @@ def test_kinds_of_torch_s_layers_have_their_channels(in_code: bool) -> None:
     """Weights and running statistics of own convolutions and norms follow the width; taps of a kernel do not."""
     x = mt.Inputs(torch.randn(2, 3, 8, 8))
     every = set(own_layers(8).state_dict())
-    assert list(changed_counts(own_layers(32), own_layers(16), x, 0.5, every if in_code else set())) == []
+    assert list(changed_counts(observe(own_layers(32), x), own_layers(16), 0.5, every if in_code else set())) == []
     wide, fewer_taps = nn.Sequential(OwnConv(3, 8, 3, padding=1)), nn.Sequential(OwnConv(3, 8, 1))
-    assert any("0.weight" in text for text in changed_counts(wide, fewer_taps, x, 0.5, every))
+    assert any("0.weight" in text for text in changed_counts(observe(wide, x), fewer_taps, 0.5, every))
 
 
 def test_linear_layers_of_other_libraries_have_channels() -> None:
@@ -402,3 +404,53 @@ def test_linear_layers_of_other_libraries_have_channels() -> None:
     for module, axes in (("torch_geometric.nn.dense.linear", {0, 1}), ("somewhere.else", set())):
         kind = type("Linear", (nn.Module,), {"__module__": module})
         assert counts._channel_axes(kind(), "convs.0.lin.weight") == axes
+
+
+class EvoNorm(nn.Module):
+    """A norm by hand: its scales are ``[1, C, 1, 1]``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma, self.v = (nn.Parameter(torch.ones(1, width, 1, 1)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.v * x) / (x.std((1, 2, 3), keepdim=True) + 1e-5) * self.gamma
+
+
+class Gated(nn.Module):
+    """Its gate is a matrix by hand, and its first weights are numpy's."""
+
+    def __init__(self, width: int = 16, gates: int = 4) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Conv2d(3, width, 3), EvoNorm(width), nn.Linear(24, 5)
+        self.first.weight.data = torch.from_numpy(np.random.default_rng(0).normal(0, 0.2, (width, 3, 3, 3)).astype(np.float32))
+        self.middle, self.gate = nn.Linear(width, 24), nn.Parameter(torch.randn(24, gates))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.middle(self.norm(self.first(x)).mean((2, 3))).relu()
+        return self.head(h * (h @ self.gate).softmax(-1).amax(-1, keepdim=True))
+
+
+def test_vectors_and_matrices_by_hand_follow_the_width() -> None:
+    """Axes of one entry are none; the axis that a product sums over is as wide as what it multiplies."""
+    thin = mt.resize(Gated(), 0.5, torch.randn(2, 3, 8, 8), seed=0)
+    assert (thin.norm.gamma.shape, thin.gate.shape) == ((1, 8, 1, 1), (12, 4))
+
+
+class Fixed(nn.Module):
+    """A width stands as a number in forward, as in many tutorials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 16, 3), nn.Linear(16 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.adaptive_avg_pool2d(self.first(x).relu(), 2)
+        return self.head(h.view(-1, 16 * 4))
+
+
+def test_a_width_in_forward_is_named() -> None:
+    with pytest.raises(
+        mt.ConversionError, match=r"Fixed\.forward has .*write h\.flatten\(1\) in place of h\.view\(-1, 16 \* 4\)"
+    ):
+        mt.resize(Fixed(), 0.5, torch.randn(2, 3, 8, 8))

@@ -304,3 +304,22 @@ def test_complex_weights_stay_complex_and_modes_stay() -> None:
 def test_a_factory_that_fails_at_a_ratio_is_told_what_to_round() -> None:
     with pytest.raises(mt.ConversionError, match=r"fails at ratio 0\.3: AssertionError.*4 \* round\(16 \* ratio\)"):
         mt.resize(lambda ratio: Sines(round(32 * ratio)), 0.3, TOKENS)
+
+
+class Sums(nn.Module):
+    """Widths in code, beside numbers that are part of a sum: four columns of an embedding, and five more inputs."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        inputs = 4 * width + 5
+        self.embed, self.first, self.second = nn.Embedding(10, width), nn.Linear(inputs, 32), nn.Linear(32, 16)
+        self.gate, self.head = nn.Linear(inputs, 12), nn.Linear(16 + 12, 3)
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        x = torch.cat([self.embed(ids).flatten(1), numbers], 1)
+        return self.head(torch.cat([self.second(self.first(x).relu()), self.gate(x).sigmoid()], 1))
+
+
+def test_numbers_in_sums_are_no_widths() -> None:
+    thin = mt.resize(Sums(), 0.5, (torch.zeros(2, 4, dtype=torch.long), torch.randn(2, 5)), seed=0)
+    assert [tuple(p.shape) for p in (thin.embed.weight, thin.first.weight, thin.second.weight)] == [(10, 3), (16, 17), (8, 16)]

@@ -23,6 +23,7 @@ Tensors that start as copies of each other, as a target network or a stored star
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from multitudes.conversion.anatomy.structure import is_norm, own_tensors
 from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, join_name, named_parts, named_tensors
@@ -104,11 +106,13 @@ class _Start:
         """Whether a rule, which has written this tensor, may initialise it."""
         given = self.given[name]
         if self.chosen is not None:
-            right = self.chosen[name] == rule
+            right = self.chosen[name].partition(",")[0] == rule
         elif given.is_meta or given.numel() < 2 or not given.is_floating_point() or not _some(given).isfinite().all():
             right = True
         elif is_constant(tensor) and not is_constant(given):
             right = given.ndim < 2 and self.learnt is not False
+        elif _repeats(given) and not _repeats(tensor):  # an identity, say, and a trained tensor repeats no values
+            right = False
         else:
             right = bool(self.learnt) or (self.learnt is None and given.ndim < 2) or _same_scale(tensor, given)
         if not right:
@@ -133,9 +137,14 @@ class _Start:
         return not weights or max(inputs) < 4 * min(inputs) or max(deviations) > 1.2 * min(deviations)
 
 
+def _repeats(values: Tensor) -> bool:
+    """Whether most values of a tensor occur more than once. In a short format drawn values repeat too."""
+    some = _some(values.detach())
+    return some.dtype in (torch.float32, torch.float64) and 2 * len(some.unique()) <= len(some)
+
+
 def _is_table(values: Tensor) -> bool:
-    some = _some(values)
-    if 2 * len(some.unique()) <= len(some):
+    if _repeats(values):
         return True
     steps = values.diff(dim=-1) if values.ndim and values.shape[-1] >= 6 else values.new_zeros(0)  # by chance 1 of 360
     return bool(steps.numel()) and bool((steps > 0).all() or (steps < 0).all())
@@ -192,6 +201,7 @@ def reinitialised(
         for name, part in parts:
             if isinstance(part, ParametrizationList):
                 _start_parametrization(name, part, rules)
+            _start_spectral_norm(part)
             if isinstance(part, _NormBase) and not _is_frozen(part):
                 part.reset_running_stats()
                 rules.update((join_name(name, key), "reset_running_stats") for key, b in part._buffers.items() if b is not None)
@@ -246,6 +256,15 @@ def _start_parametrization(name: str, part: ParametrizationList, rules: dict[str
             rules[join_name(name, "0.base")] = rules[join_name(name, "original")] = "an orthogonal matrix, drawn anew"
 
 
+def _start_spectral_norm(part: nn.Module) -> None:
+    """Finds the singular vectors of a fresh weight anew, which the hook of `torch.nn.utils.spectral_norm` keeps as buffers."""
+    for hook in part._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm) and not getattr(part, f"{hook.name}_u").is_meta:
+            hook = copy.copy(hook)
+            hook.n_power_iterations = 15
+            hook.compute_weight(part, do_power_iteration=True)
+
+
 def _with_values_of(model: nn.Module, names: Collection[str]) -> nn.Module:
     """Copies a model with clones of the tensors that these modules hold; all others are on the meta device."""
     wanted = {id(tensor) for name in names for tensor in own_tensors(model.get_submodule(name)).values()}
@@ -289,10 +308,22 @@ def _run(
         fits = written and full not in rules and start.fits(full, rule, tensor)
         wrote |= written and full not in rules
         if fits:
-            rules[full] = rule
+            rules[full] = rule + _keep_by_hand(tensor, start.given[full])
         else:
             tensor.copy_(before[n])
     return wrote
+
+
+def _keep_by_hand(tensor: Tensor, given: Tensor) -> str:
+    """Keeps the entries of a vector that were set by hand, as the forget gates of an LSTM to 1: many have the same value."""
+    if given.ndim != 1 or given.shape != tensor.shape or given.is_meta or given.dtype not in (torch.float32, torch.float64):
+        return ""
+    values, counts = given.detach().unique(return_counts=True)
+    kept = torch.isin(given, values[counts >= max(4, given.numel() / 8)])
+    if not kept.any() or kept.all():
+        return ""
+    tensor[kept] = given.detach()[kept].to(tensor)
+    return ", but for entries with a value of many"
 
 
 def _has_nan(tensor: Tensor) -> bool:

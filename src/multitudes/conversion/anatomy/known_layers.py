@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from multitudes.engine.modules import inside
 
@@ -122,7 +124,9 @@ def computes_weight(layer: nn.Module) -> bool:
 
 def weight_of(layer: Any) -> Tensor:
     """Returns the weight that a known layer multiplies with, computed from its parameters."""
-    name = taught_name(layer)
+    hook, name = norm_hook(layer), taught_name(layer)
+    if hook is not None:  # what it wrote into the layer is as old as the last call
+        return hook.compute_weight(layer, *([False] if isinstance(hook, SpectralNorm) else []))
     return layer.weight if name is None else TAUGHT[name](layer)
 
 
@@ -134,8 +138,24 @@ def plain_class(layer: nn.Module) -> type[nn.Module]:
 
 
 def is_parametrized(layer: nn.Module) -> bool:
-    """Whether a layer computes its weight, and nothing else, by torch's parametrizations."""
-    return list(getattr(layer, "parametrizations", ())) == ["weight"]
+    """Whether a layer computes its weight, and nothing else, by torch's parametrizations or the hooks that came before them."""
+    return list(getattr(layer, "parametrizations", ())) == ["weight"] or norm_hook(layer) is not None
+
+
+def norm_hook(layer: nn.Module) -> Any:
+    """Returns the hook of `torch.nn.utils.weight_norm` or `spectral_norm` that writes a layer's weight; None without one."""
+    hooks = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, (WeightNorm, SpectralNorm))]
+    return next((hook for hook in hooks if hook.name == "weight"), None)
+
+
+def without_norm(name: str, layer: nn.Module) -> str | None:
+    """Returns what to type so that a layer of this name holds its weight, and computes none; None if it does."""
+    place, hook = f"model.get_submodule({name!r})", norm_hook(layer)
+    if hook is not None:
+        return f"torch.nn.utils.remove_{'weight' if isinstance(hook, WeightNorm) else 'spectral'}_norm({place})"
+    return (
+        f"torch.nn.utils.parametrize.remove_parametrizations({place}, 'weight')" if hasattr(layer, "parametrizations") else None
+    )
 
 
 def product_of(layer: nn.Module) -> Product | None:
@@ -270,7 +290,8 @@ def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
     """
     kind = type(layer).made_of[1]
     requires_grad = any(p.requires_grad for p in layer.parameters())
-    if is_parametrized(layer):  # torch's own function would take the weight from the class that all copies share
+    hook = norm_hook(layer)
+    if hook is None and is_parametrized(layer):  # torch's own function would use the class that all copies share
         kind = kind.__bases__[0]
         del layer.parametrizations
     if (name := taught_name(layer)) is not None and TAUGHT[name] is not _own_weight:
@@ -282,6 +303,9 @@ def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
         if "Scaled" in name:
             del layer.gain
     layer.__class__ = kind
+    if hook is not None:
+        (remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm)(layer)
+        layer.weight.requires_grad_(requires_grad)
     stored = layer._parameters.get("weight")
     requires_grad = requires_grad if stored is None else stored.requires_grad
     layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=requires_grad)

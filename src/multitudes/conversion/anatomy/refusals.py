@@ -38,11 +38,6 @@ def _of_module(module: nn.Module) -> str | None:
         return "a scripted module cannot be copied; give the Python module that was scripted"
     if ".quantized" in type(module).__module__:
         return "its weights are packed for quantised arithmetic; convert first, quantise the members afterwards"
-    for hook in module._forward_pre_hooks.values():
-        kind = type(hook).__name__
-        if kind in ("WeightNorm", "SpectralNorm"):
-            new = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}[kind]
-            return f"the hook of torch.nn.utils.{new} cannot be copied; use torch.nn.utils.parametrizations.{new}"
     return None
 
 

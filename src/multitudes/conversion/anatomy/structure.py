@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from multitudes.conversion.anatomy.graph import outputs_first, walk
-from multitudes.conversion.anatomy.parameter_reads import ParameterReads
+from multitudes.conversion.anatomy.parameter_reads import ParameterReads, Roles
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, cast_advice, fresh_inputs
 from multitudes.engine.listening import Quick
@@ -74,6 +74,8 @@ class Structure:
     """Modules whose forward calls a dropout function with a rate above 0; dropout modules do not count."""
     summed_axes: dict[str, int | None]
     """Parameters that are factors of products and nothing else, and the axis that these sum over (`ParameterReads`)."""
+    weight_roles: dict[str, Roles]
+    """How products use the axes of parameters, where it is known (`ParameterReads`)."""
     tables: set[str]
     """Parameters whose rows are looked up, as those of nn.Embedding."""
     weight_nodes: set[Any]
@@ -272,6 +274,7 @@ def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
         read_elsewhere=reading.read_elsewhere,
         functional_dropout=reading.functional_dropout,
         summed_axes=reading.summed_axes(),
+        weight_roles=reading.weight_roles(),
         tables=reading.tables,
         weight_nodes=reading.weight_nodes,
         takes_tensor=order.keys() - other_first,

@@ -32,6 +32,8 @@ class TrainingRun:
     """Parameters that the first call sets, and later ones do not: they start by the first batch."""
     written: frozenset[str] = frozenset()
     """Parameters that every call writes into, such as those of a slow copy."""
+    replaced: frozenset[str] = frozenset()
+    """Those of them for which it puts another tensor, or other memory, in their place."""
     runs: bool = True
     """Whether the network trains on the example."""
 
@@ -52,24 +54,29 @@ def _run(structure: Structure, seed: int, refuse: bool) -> TrainingRun:
         if is_layer(module):
             module.register_forward_pre_hook(lambda _, __, name=name: called.add(name))
     try:
-        first = _written(probe, structure, seed, refuse)
-        again = _written(probe, structure, seed, refuse) if first else set()
+        first, _ = _written(probe, structure, seed, refuse)
+        again, replaced = _written(probe, structure, seed, refuse) if first else (set(), set())
     except Written:
         raise
     except Exception:  # a network that does not train on the example
         return TrainingRun(runs=False)
-    return TrainingRun(frozenset(called - structure.order.keys()), frozenset(first - again), frozenset(first & again))
+    layers = frozenset(called - structure.order.keys())
+    return TrainingRun(layers, frozenset(first - again), frozenset(first & again), frozenset(first & replaced))
 
 
-def _written(probe: nn.Module, structure: Structure, seed: int, refuse: bool) -> set[str]:
-    """Names the parameters that one call writes into or replaces. cuDNN moves those of recurrent layers, which is no change."""
+def _written(probe: nn.Module, structure: Structure, seed: int, refuse: bool) -> tuple[set[str], set[str]]:
+    """Names the parameters that one call writes into or replaces, and those that it replaces.
+
+    cuDNN moves those of recurrent layers, which is no change.
+    """
     before = {n: (id(p), p.data_ptr()) for n, p in _parameters(probe).items()}
     writes, call = Writes(_parameters(probe), refuse), fresh_inputs(structure.inputs)
     with torch.no_grad(), seeded(seed), writes:
         probe(*call.args, **call.kwargs)
     writes.check()
     after = {n: (id(p), p.data_ptr()) for n, p in _parameters(probe).items()}
-    return writes.names | {name for name in before if after.get(name) != before[name]}
+    replaced = {name for name in before if after.get(name) != before[name]}
+    return writes.names | replaced, replaced
 
 
 def _parameters(probe: nn.Module) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from multitudes.conversion.anatomy.structure import Structure, last_layers
+from multitudes.conversion.resize.audit import width_of
 from multitudes.conversion.resize.constants import Path
 from multitudes.conversion.resize.constructors import is_known, recipe_of, timm_architecture, timm_recipe
 from multitudes.conversion.resize.pruning import ADVICE, is_transformers
@@ -27,6 +28,9 @@ SIZES = "hidden_size|intermediate_size|embed_dim|hidden_dim|d_model|d_ff|ffn_dim
 OTHERS = "class|label|num_|depth|layer|iter|step|args|drop"
 """Parts of names of arguments that are no widths."""
 
+FIXED = r"\b\w+\.(?:view|reshape)\(\s*-1\s*,\s*([\d *]+)\)"
+"""Code that makes rows of a fixed number of entries: a thinner network would have fewer rows."""
+
 STREAM = "Its output is its residual stream"
 """How the reason begins why a network cannot be thinned whose blocks add to the output."""
 
@@ -38,7 +42,7 @@ def advice(structure: Structure, factory: Any = None) -> str:
         said = ", ".join(f"{key}={value!r}" for key, value in model.arguments.items() if key != "width")
         call = f"{type(model).__name__}({said}, width={model.arguments['width']:g} * ratio)"
         return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
-    if text := _stream(structure):
+    if text := _stream(structure) or _fixed(model):
         return text
     try:
         recipe = recipe_of(structure, factory)
@@ -97,7 +101,8 @@ def _stream(structure: Structure) -> str:
     """Says what to do where the output is a residual stream, to which many layers add; "" elsewhere."""
     model, ends, layers = structure.model, last_layers(structure)[0], structure.layers()
     without_head = layers[0] in ends or getattr(model, "num_classes", None) == 0 or 2 * len(ends) > len(layers)
-    if len(ends) < 3 or not without_head:
+    outputs = {size for shape in structure.output_shapes.values() for size in shape}
+    if len(ends) < 3 or not without_head or not all(width_of(model.get_submodule(end)) in outputs for end in ends):
         return ""
     name = timm_architecture(model)
     head = (
@@ -107,6 +112,26 @@ def _stream(structure: Structure) -> str:
         f"{STREAM}: {len(ends)} layers are added up to it, so they must stay as wide as the output. "
         f"Use another method, such as mt.BatchEnsemble(members=4), or give it a last layer of its own{head}"
     )
+
+
+def _fixed(model: nn.Module) -> str:
+    """Says what to write in place of code such as ``x.view(-1, 64)``, in which a width stands as a number; "" without it."""
+    kinds = dict.fromkeys(kind for part in model.modules() for kind in type(part).__mro__)
+    for kind in kinds:
+        if kind.__module__.partition(".")[0] in ("torch", "builtins", "typing", "abc"):
+            continue
+        for name, function in vars(kind).items():
+            try:
+                lines = inspect.getsource(function) if inspect.isfunction(function) and name != "__init__" else ""
+            except OSError:  # its file is gone
+                continue
+            if found := re.search(FIXED, lines):
+                tensor = found[0].partition(".")[0]
+                return (
+                    f"{kind.__name__}.{name} has a width as a number, which a thinner network has not: write "
+                    f"{tensor}.flatten(1) in place of {found[0]}"
+                )
+    return ""
 
 
 def _example(call: str) -> str:

@@ -16,7 +16,6 @@ from torch.nn.modules.conv import _ConvNd
 from multitudes.conversion.anatomy.known_layers import taught_name
 from multitudes.conversion.anatomy.structure import NORMS, Structure
 from multitudes.conversion.resize.audit import run_of, width_of
-from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import Tracer
 
@@ -36,12 +35,13 @@ def changed_tables(structure: Structure, new: nn.Module) -> Iterator[str]:
                 yield f"{layer or name} would have {now} rows instead of {rows}, but their number is no width"
 
 
-def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: float, in_code: Collection[str]) -> Iterator[str]:
+def changed_counts(structure: Structure, new: nn.Module, ratio: float, in_code: Collection[str]) -> Iterator[str]:
     """Reports what may be a count in a network whose numbers were guessed.
 
     `in_code` names the tensors that follow numbers in its constructors' code.
     """
-    yield from _changed_loose(model, new, in_code)
+    model, inputs = structure.model, structure.inputs
+    yield from _changed_loose(structure, new, in_code)
     for name, part in model.named_modules():
         other: Any = new.get_submodule(name)
         if isinstance(part, nn.GroupNorm) and part.num_groups != other.num_groups:
@@ -61,8 +61,9 @@ def changed_counts(model: nn.Module, new: nn.Module, inputs: Inputs, ratio: floa
         yield f"it would run {len(thin.names)} operations instead of {len(full.names)}, so a number of steps follows the width"
 
 
-def _changed_loose(model: nn.Module, new: nn.Module, in_code: Collection[str]) -> Iterator[str]:
+def _changed_loose(structure: Structure, new: nn.Module, in_code: Collection[str]) -> Iterator[str]:
     """Reports tensors that belong to no layer of torch's if axes of theirs changed that may be counts."""
+    model = structure.model
     widths = {width_of(part) for part in model.modules()}
     after = dict(named_tensors(new))
     for name, tensor in named_tensors(model):
@@ -70,7 +71,7 @@ def _changed_loose(model: nn.Module, new: nn.Module, in_code: Collection[str]) -
             continue
         shape, now = tuple(tensor.shape), tuple(after[name].shape)
         changed = {axis for axis, (a, b) in enumerate(zip(shape, now, strict=True)) if a != b}
-        if changed <= _channel_axes(model.get_submodule(owning_module(name)), name):
+        if changed <= _channel_axes(model.get_submodule(owning_module(name)), name) | _product_axes(structure, name, widths):
             continue
         if not _may_change(shape, changed, widths, isinstance(tensor, nn.Parameter), name in in_code):
             yield f"{name} would be {list(now)} instead of {list(shape)}, and which of its axes are channels is not known"
@@ -87,12 +88,23 @@ def _channel_axes(layer: nn.Module, name: str) -> set[int]:
     return {0, 1} if linear else {0} if isinstance(layer, NORMS) else set()
 
 
+def _product_axes(structure: Structure, name: str, widths: Collection[int]) -> set[int]:
+    """Returns the axes of a matrix W ``[C, D]`` that are channels in products x @ W, where C is the width of a layer."""
+    if structure.summed_axes.get(name) != -2:
+        return set()
+    shape = structure.model.get_parameter(name).shape
+    return {len(shape) - 2, len(shape) - 1} if shape[-2] in widths else set()
+
+
 def _may_change(shape: Sequence[int], changed: set[int], widths: Collection[int], parameter: bool, in_code: bool) -> bool:
-    """Whether axes that changed are channels: the last one alone; of arguments, some axes but not all."""
+    """Whether axes that changed are channels: the last one alone; of arguments, some axes but not all.
+
+    A vector may have further axes of one entry, as the scales ``[1, C, 1, 1]`` of a norm.
+    """
     if in_code and not parameter:
         return False
-    if len(shape) == 1:
-        return not in_code or shape[0] in widths
+    if len(shape) == 1 or sum(size > 1 for size in shape) == 1:
+        return not in_code or max(shape) in widths
     if changed == {len(shape) - 1}:
         return True
     return not in_code and changed < {axis for axis, size in enumerate(shape) if size > 1}

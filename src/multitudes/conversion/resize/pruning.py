@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from multitudes.conversion.anatomy.known_layers import norm_hook
 from multitudes.conversion.anatomy.structure import Structure, is_layer, last_layers
 from multitudes.conversion.resize.audit import (
     changed_outputs,
@@ -36,7 +37,7 @@ from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
 from multitudes.engine.program import Tracer
-from multitudes.errors import ConversionError
+from multitudes.errors import ConversionError, listed
 from multitudes.models.network import nearest
 
 Chooser = Callable[[Tensor, int], list[int]]
@@ -85,6 +86,10 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
             f"{type(model).__name__} cannot be thinned by channels: its attention is from the transformers library.\n{ADVICE}"
         )
     expected: dict[str, int] = {name: width_of(model.get_submodule(name)) for name in ends}
+    if hooks := [name for name, part in model.named_modules() if norm_hook(part) is not None]:
+        raise ConversionError(
+            f"{type(model).__name__} cannot be thinned by channels: hooks compute the weights of {listed(hooks)}.\n{ADVICE}"
+        )
     wrong = []
     try:
         with warnings.catch_warnings(), deadline(seconds, _largest(model, inputs)):

@@ -129,13 +129,14 @@ class Recipe:
 def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     """Returns what `build` builds, on the meta device.
 
-    A constructor that reads values, such as rates by `torch.linspace(0, rate, depth)`, runs with them, without initialisers.
+    A constructor that reads values, such as rates by `torch.linspace(0, rate, depth)`, or sets `layer.weight.data` to an array
+    of numpy's, runs with them, without initialisers.
     """
     try:
         with META, _NoValues():
             return build()
     except (NotImplementedError, RuntimeError, TypeError) as error:
-        if "meta" not in str(error):
+        if "meta" not in str(error) and "set_data" not in str(error):
             raise
     with torch.device("cpu"), _NoValues():
         return shapes_only(build())

@@ -320,7 +320,7 @@ def _replay_problems(structure: Structure, factory: Any, replay: Replay, new: nn
     in_code = bool(replay.recipe.functions)
     problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
     if not problems and (in_code or not is_known(model, factory)):
-        problems = list(changed_counts(model, new, inputs, ratio, replay.search.by_code(widths)))
+        problems = list(changed_counts(structure, new, ratio, replay.search.by_code(widths)))
     if not problems and in_code:
         problems = list(stale_numbers(model, new, inputs))
     yield from problems

@@ -331,17 +331,17 @@ class Search:
     def _in_code(self, group: tuple[Path, ...], rest: list[tuple[Path, ...]]) -> tuple[Path, ...]:
         """Leaves out the numbers in code that change no size, or that of a kernel or an output, and puts them into `rest`.
 
-        A group of arguments is returned as it is.
+        So are those that are no size and double none, as in ``4 * width + 5``. A group of arguments is returned as it is.
         """
         if not isinstance(group[0], Place):
             return group
-        kept: list[Path] = []
-        failing: list[Path] = []
+        kept, failing = list[Path](), list[Path]()
         group = tuple(path for path in group if path in self.single)
         for path in group:
-            dims = self.single[path]
-            shrinks = any(after < before for before, after in (dims or {}).values())  # a divisor, or a number of groups
-            if dims and not shrinks and self._are_channels(dims):
+            dims, pairs = self.single[path], (self.single[path] or {}).values()
+            shrinks = any(after < before for before, after in pairs)  # a divisor, or a number of groups
+            sizes = self.numbers[path] in self.sizes or any(after == 2 * before for before, after in pairs)
+            if dims and sizes and not shrinks and self._are_channels(dims):
                 kept.append(path)
             elif dims is None and self.numbers[path] in self.sizes:
                 failing.append(path)

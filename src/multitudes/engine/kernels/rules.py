@@ -29,6 +29,7 @@ from multitudes.engine.kernels.layers import (
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
 from multitudes.engine.kernels.pointwise import NAMES, on_images
+from multitudes.engine.kernels.recurrent import is_recurrent, recurrent
 from multitudes.engine.kernels.ways import HALF
 
 is_wrapped = functorch.is_functorch_wrapped_tensor
@@ -54,10 +55,12 @@ class Together(TorchFunctionMode):
     dtype   the precision of autocast; None without it
     device  the type of the device
     noise   draws dropout noise once where its input is common to all members
+    steps   runs recurrent layers step by step, which takes longer than the loop over members does
     """
 
-    def __init__(self, dtype: torch.dtype | None = None, device: str = "cpu", noise: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype | None = None, device: str = "cpu", noise: bool = False, steps: bool = False) -> None:
         super().__init__()
+        self.steps = steps
         self.dtype = dtype
         self.policy = {} if dtype is None else ON_CPU if device == "cpu" else ON_CUDA
         self.noise = noise
@@ -81,11 +84,17 @@ class Together(TorchFunctionMode):
             return rule(*args, **kwargs)
         if func in NAMES and (result := on_images(func, args, kwargs)) is not None:
             return result
+        if self.steps and is_recurrent(func, args):
+            return recurrent(func.__name__, self._drop, *args)
         if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten":
             return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
+
+    def _drop(self, x: Tensor, rate: float) -> Tensor:
+        """Drops between recurrent layers, as a dropout function would under this mode."""
+        return dropout(DROPOUTS[F.dropout], x, rate, True) if self.noise else F.dropout(x, rate, True)
 
 
 def _cast(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.first_layers import first_layers
 from multitudes.conversion.anatomy.formed_weights import RECURRENT
 from multitudes.conversion.anatomy.initialise import reinitialised
-from multitudes.conversion.anatomy.known_layers import without_fast_path
+from multitudes.conversion.anatomy.known_layers import without_fast_path, without_norm
 from multitudes.conversion.anatomy.refusals import untie
 from multitudes.conversion.anatomy.structure import Structure, is_norm, output_layers
 from multitudes.engine import tree
@@ -252,11 +252,10 @@ class Patching:
                 found[name] = "its attention module reads the parameters directly"
             elif isinstance(part, nn.MultiheadAttention) and name in noisy:
                 continue
-            elif isinstance(part, kinds) or hasattr(part, "parametrizations"):
+            elif (line := without_norm(name, part)) is not None:
+                found[name] = f"it computes its weight, which has no components: first {line}"
+            elif isinstance(part, kinds):
                 found[name] = f"a {type(part).__name__} does not read its parameters from the module that holds them"
-                if hasattr(part, "parametrizations"):
-                    removed = f"remove_parametrizations(model.get_submodule({name!r}), 'weight')"
-                    found[name] = f"it computes its weight, which has no components: first torch.nn.utils.parametrize.{removed}"
             elif name in noisy and _read_elsewhere(structure, name):
                 found[name] = "its parameters are read outside its own forward, which would not see the noise: use sigma=0"
         return found
