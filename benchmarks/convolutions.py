@@ -1,11 +1,14 @@
 """Times the ways in which convolutions of members can run, on the shapes of a packed ResNet: what `ens.tune` measures.
 
 python benchmarks/convolutions.py [--device cuda] [--rows 128 1024] [--dtype bfloat16]
+python benchmarks/convolutions.py --widths      # one plain convolution for 16 images on one core, by the number of channels
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 
 import torch
 
@@ -19,6 +22,23 @@ SHAPES = [
 """Channels in and out of one member, kernel size, stride, image size."""
 
 
+WIDTHS = (32, 34, 40, 48, 64, 68, 80)
+"""Channels of a convolution; 34 and 68 are those of Masksembles with S = 2."""
+
+
+def time_widths() -> None:
+    """Prints the milliseconds of a 3 × 3 convolution by its width."""
+    torch.set_num_threads(1)
+    for channels in WIDTHS:
+        x, kernel = torch.randn(16, channels, 32, 32), torch.randn(channels, channels, 3, 3)
+        spent = []
+        for _ in range(20):
+            start = time.perf_counter()
+            torch.nn.functional.conv2d(x, kernel, padding=1)
+            spent.append(1e3 * (time.perf_counter() - start))
+        print(f"{channels} channels: {statistics.median(spent):.2f} ms")
+
+
 def main() -> None:
     """Prints one line per shape: the milliseconds of each way, and the way that would be chosen."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -26,7 +46,11 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[128, 1024])
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--widths", action="store_true")
     arguments = parser.parse_args()
+    if arguments.widths:
+        time_widths()
+        return
     torch.backends.cudnn.benchmark = True
     for rows in arguments.rows:
         for channels, out, size, stride, image in SHAPES:

@@ -178,7 +178,7 @@ def test_what_stands_between(kind: str, mode: str, position: str) -> None:
     x = torch.randn(4, 3, 9, 9, dtype=torch.float64)
     assert_same(compact(x), ens(x))
     third: Any = compact.template.third
-    both = not ("reads" in third._buffers or "gives" in compact.template.second._buffers)
+    both = not ("reads" in third._buffers or "places" in compact.template.second._buffers)
     assert both == (kind in HARMLESS)
     assert compact.plan.counts.multiply_adds < ens.plan.counts.multiply_adds
 

@@ -2,8 +2,8 @@
 
 A channel that a mask drops can be cut at its mask: the layer gathers fewer input channels, or scatters fewer output channels.
 Two layers are linked if nothing but operations on single channels lies between them; then the channel is cut out of both, and
-out of the norms between them. Behind a norm a dropped channel is a constant, not zero. Then the second layer reads one more
-channel, of ones, whose weights sum up all constants; this is also right at a padded border.
+out of the norms between them. Behind a norm a dropped channel is a constant, not zero. Then one of these channels stays, and
+its weights in the second layer sum up all constants; this is also right at a padded border.
 
 Every cut is tried in double precision against the uncut members. A layer whose cut would change an output stays uncut, and
 the plan says so.
@@ -387,15 +387,24 @@ def _compact_ensemble(
     prove_executors(few, inputs)
     engine.adopt(few)
     pick(engine)
+    plan = _compact_plan(ensemble.plan, engine, {name: _reason(name, cuts, uncut) for name in changed}, inputs)
+    if engine.device_type == "cpu" and plan.counts and _shares_little(plan.counts, engine.members):
+        engine.picked["eval"] = "loop"
     return Ensemble(
         engine,
         ensemble.method,
         task=ensemble.task,
         seed=ensemble.seed,
         base=ensemble.base,
-        plan=_compact_plan(ensemble.plan, engine, {name: _reason(name, cuts, uncut) for name in changed}, inputs),
+        plan=plan,
         compact=True,
     )
+
+
+def _shares_little(counts: Counts, members: int) -> bool:
+    """Whether all members one after another take at most a tenth more work than with what they share computed once."""
+    shared = counts.multiply_adds - members * counts.multiply_adds_each
+    return members * (shared + counts.multiply_adds_each) <= 1.1 * counts.multiply_adds
 
 
 def _stack(thin: list[nn.Module], before: Engine, changed: frozenset[str], cuts: list[ChannelCut]) -> Engine:
@@ -405,7 +414,7 @@ def _stack(thin: list[nn.Module], before: Engine, changed: frozenset[str], cuts:
     owned = frozenset(
         name
         for name in tensors[0]
-        if inside(owning_module(name), changed) and (owning_module(name) not in whole or name.endswith(".gives"))
+        if inside(owning_module(name), changed) and (owning_module(name) not in whole or name.endswith(".keeps"))
     )
     values = {}
     for name, tensor in tensors[0].items():

@@ -15,12 +15,12 @@ from multitudes.conversion.anatomy.structure import own_tensors
 from multitudes.engine.converted import converted_class
 from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
 
-ADDED = ("reads", "gives", "one")
+ADDED = ("reads", "places", "keeps")
 """Buffers that a cut layer adds.
 
 reads   the input channels that the layer gathers
-gives   for each output channel, its place in the outputs of the thin layer; one past the last means zeros
-one     the 1 that fills an extra input channel; the weights of that channel are the contribution of removed constants
+places  for each output channel, its place in the outputs of the thin layer, of which the last is zeros
+keeps   for each output channel 1, or 0 where a mask drops it; for a layer that is computed once for all members
 """
 
 
@@ -87,47 +87,48 @@ def _cut_inputs(layer: nn.Module, kept: Tensor) -> None:
 
 def _cut_outputs(layer: nn.Module, kept: Tensor, whole: tuple[Tensor, Tensor | None] | None) -> None:
     channels = width(layer, reads=False)
-    if whole is None:
-        _keep_channels(layer, kept, reads=False)
-        places = torch.arange(len(kept), device=kept.device)
-    else:
-        _set_weights(layer, *whole)
-        places = kept
     _as_cut_layer(layer)
-    zeros = torch.full((channels,), width(layer, reads=False), device=kept.device)  # CutLayer appends a channel of zeros
-    layer.register_buffer("gives", zeros.scatter(0, kept, places))
+    if whole is not None:
+        _set_weights(layer, *whole)
+        layer.register_buffer("keeps", torch.zeros(channels).to(whole[0]).index_fill(0, kept, 1))
+        return
+    _keep_channels(layer, kept, reads=False)
+    _add_zero_channel(layer)
+    places = torch.full((channels,), len(kept), device=kept.device)
+    layer.register_buffer("places", places.index_copy(0, kept, torch.arange(len(kept), device=kept.device)))
 
 
 def _cut_link(network: nn.Module, link: Link, kept: Tensor, constants: Tensor | None) -> None:
     target = network.get_submodule(link.target)
-    if constants is None:
-        _keep_channels(target, kept, reads=True)
-    else:
-        _keep_with_constants(target, kept, constants)
+    if constants is not None:
+        kept = _carried(target, kept, constants)
+    _keep_channels(target, kept, reads=True)
     _keep_channels(network.get_submodule(link.source), kept, reads=False)
     for name in link.norms:
         _keep_norm_channels(network.get_submodule(name), kept)
 
 
-def _keep_with_constants(layer: Any, kept: Tensor, constants: Tensor) -> None:
-    """Keeps only the input channels `kept`; the others are constant, and their contribution stays.
+def _carried(layer: Any, kept: Tensor, constants: Tensor) -> Tensor:
+    """Sums up what dropped channels, which are constant, contribute to a layer. Returns the channels that it must read.
 
-    The bias of a Linear layer takes the contribution. Other layers get an extra input channel of ones, with the contribution
-    as its weight.
+    The bias of a Linear layer takes the sum. For other layers one dropped channel stays, the one with the largest constant,
+    with weights that give the sum; so it is right at a padded border too.
     """
     axis = _weight_axis(layer, reads=True)
     weight = layer.weight.detach()
     shape = [-1 if at == axis else 1 for at in range(weight.ndim)]
-    total = (weight * constants.to(weight).view(shape)).sum(axis, keepdim=True)
-    _keep_channels(layer, kept, reads=True)
+    total = (weight * constants.to(weight).view(shape)).sum(axis)
     if isinstance(layer, nn.Linear):
-        bias = total.flatten() if layer.bias is None else layer.bias.detach() + total.flatten()
+        bias = total if layer.bias is None else layer.bias.detach() + total
         layer.bias = nn.Parameter(bias, requires_grad=layer.weight.requires_grad)
-        return
-    layer.weight = as_same_kind(layer.weight, torch.cat([layer.weight.detach(), total], axis))
-    _as_cut_layer(layer)
-    layer.register_buffer("one", weight.new_ones(1))
-    update_sizes(layer)
+        return kept
+    dropped = torch.ones(len(constants), dtype=torch.bool, device=kept.device).index_fill(0, kept, False)
+    carrier = (constants.abs() + dropped.to(constants)).argmax()  # one of those that are dropped
+    value = constants[carrier].to(weight)
+    weight = weight.clone()
+    weight.select(axis, int(carrier)).copy_(torch.where(value == 0, 0, total / value))
+    layer.weight = as_same_kind(layer.weight, weight)
+    return torch.cat([kept, carrier.view(1)])
 
 
 def _set_weights(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
@@ -141,6 +142,16 @@ def _keep_channels(layer: Any, kept: Tensor, reads: bool) -> None:
     layer.weight = as_same_kind(layer.weight, layer.weight.detach().index_select(_weight_axis(layer, reads), kept))
     if not reads and layer.bias is not None:
         layer.bias = as_same_kind(layer.bias, layer.bias.detach()[kept])
+    update_sizes(layer)
+
+
+def _add_zero_channel(layer: Any) -> None:
+    """Adds an output channel of zeros, the last."""
+    axis = _weight_axis(layer, reads=False)
+    weight = layer.weight.detach()
+    layer.weight = as_same_kind(layer.weight, torch.cat([weight, torch.zeros_like(weight.narrow(axis, 0, 1))], axis))
+    if layer.bias is not None:
+        layer.bias = as_same_kind(layer.bias, torch.cat([layer.bias.detach(), layer.bias.new_zeros(1)]))
     update_sizes(layer)
 
 
@@ -170,19 +181,13 @@ class CutLayer:
     _buffers: dict[str, Tensor | None]
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Gathers input channels, runs the thin layer, and scatters its output channels."""
-        axis, (reads, gives, one) = channel_axis(self), map(self._buffers.get, ADDED)
+        """Gathers input channels, runs the thin layer, and spreads its output channels."""
+        axis, (reads, places, keeps) = channel_axis(self), map(self._buffers.get, ADDED)
         x = input if reads is None else input.index_select(axis, reads)
-        x = x if one is None else torch.cat([x, one.expand(_one_channel(x, axis))], axis)
         y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
-        if gives is None:
-            return y
-        return torch.cat([y, y.new_zeros(_one_channel(y, axis))], axis).index_select(axis, gives)
-
-
-def _one_channel(x: Tensor, axis: int) -> list[int]:
-    """Returns the shape of x with a single channel."""
-    return [*x.shape[:axis], 1, *(x.shape[axis + 1 :] if axis != -1 else ())]
+        if keeps is not None:
+            return y * keeps.to(y.dtype).view(-1, *(1 for _ in range(-axis - 1)))
+        return y if places is None else y.index_select(axis, places)
 
 
 def _as_cut_layer(layer: nn.Module) -> None:

@@ -30,6 +30,7 @@ from multitudes.engine.kernels.layers import (
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
 from multitudes.engine.kernels.pointwise import NAMES, on_images
 from multitudes.engine.kernels.recurrent import is_recurrent, recurrent
+from multitudes.engine.kernels.select import index_select, index_select_of_members
 from multitudes.engine.kernels.ways import HALF
 
 is_wrapped = functorch.is_functorch_wrapped_tensor
@@ -192,6 +193,15 @@ def _batch_norm(
     return _now(torch.ops.multitudes.batch_norm, batch_norm, batch_norm_of_members, args)
 
 
+def _index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    if index.ndim != 1 or not input.ndim:
+        return torch.index_select(input, dim, index)
+    args = (input, dim, index)
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.index_select(*args)
+    return _now(torch.ops.multitudes.index_select, index_select, index_select_of_members, args)
+
+
 def _average_pool(input: Tensor, output_size: Any) -> Tensor:
     """Pools to one pixel as a mean: vmap runs torch's own way member by member if channels come last."""
     sizes = [output_size] if isinstance(output_size, int) else list(output_size)
@@ -225,5 +235,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.batch_norm: _batch_norm,
     F.adaptive_avg_pool2d: _average_pool,
+    torch.index_select: _index_select,
+    Tensor.index_select: _index_select,
 }
 """Functions of layers, and what runs in their place."""

@@ -59,6 +59,8 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     prove_executors(few, inputs, large=counts is not None and 2 * counts.base_multiply_adds > LARGE)
     engine.adopt(few)
     pick(engine)
+    if (before := used.engine.picked["eval"]) in engine.proven["eval"]:
+        engine.picked["eval"] = before
     _check_outputs(wanted, engine, inputs)
     new = Ensemble(
         engine, used.method, task=used.task, seed=used.seed, base=used.base, plan=_plan(used.plan, engine, norms), compact=True
