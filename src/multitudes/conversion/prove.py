@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from multitudes.conversion.draft import Draft
@@ -13,11 +14,11 @@ from multitudes.conversion.plan import Counts, Plan
 from multitudes.conversion.proofs import keep, recall
 from multitudes.engine.counting import multiply_adds, work_and_memory
 from multitudes.engine.draws import are_distinct, draw_distinct, redraw
-from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.program import shape_inputs, shapes_only
-from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.executors import BY_ROWS, first_members, pick, prove_executors
 from multitudes.engine.state import Engine
 from multitudes.errors import ConversionError, RunError
 from multitudes.terminal import step
@@ -50,12 +51,13 @@ def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
     """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
-    small = draft.given.small
+    small, by_rows = draft.given.small, _trains_by_rows(draft)
     step("members to try")
     few = _few_members(draft, engine)
     try:
         if not recall(draft, few):
-            prove_executors(few, small.two_rows if draft.summed else small.inputs, small.large)
+            inputs = small.two_rows if draft.summed or by_rows else small.inputs
+            prove_executors(few, inputs, small.large, also=BY_ROWS if by_rows else ())
             keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method} cannot convert this {draft.plan.model}: {error}") from error
@@ -63,6 +65,13 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     engine.example = small.two_rows
     pick(engine)
     return few
+
+
+def _trains_by_rows(draft: Draft) -> bool:
+    """Whether a training step of the method runs each row by one member."""
+    inputs = fresh_inputs(draft.given.small.two_rows)
+    rows = count_rows(inputs, draft.batch_axis)
+    return "rows" in draft.method.batch(inputs, torch.zeros(rows), torch.Generator(), False, rows).kwargs
 
 
 def _few_members(draft: Draft, engine: Engine) -> Engine:

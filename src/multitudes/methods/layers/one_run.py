@@ -73,9 +73,9 @@ class Shifted(Formed, Drawing):
 
     def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws small shifts of parameters; statistics have none, as a training step would overwrite them."""
-        found = {shift_name(key): torch.rand(value.shape, generator=generator) / 10 for key, value in self.stored().items()}
-        some = self.differing()
-        return {key: found[key] if key in some else torch.zeros_like(found[key]) for key in self.draws}
+        shapes, some = {shift_name(key): value.shape for key, value in self.stored().items()}, self.differing()
+        drawn = {key: torch.rand(shapes[key], generator=generator).div_(10) for key in self.draws if key in some}
+        return {key: drawn[key] if key in drawn else torch.zeros(shapes[key]) for key in self.draws}
 
     def differing(self) -> tuple[str, ...]:
         """Names the shifts of parameters."""
