@@ -13,7 +13,7 @@ from multitudes.conversion.draft import Draft
 from multitudes.conversion.plan import Counts, Plan
 from multitudes.conversion.proofs import keep, recall
 from multitudes.engine.counting import multiply_adds, work_and_memory
-from multitudes.engine.draws import are_distinct, draw_distinct, redraw
+from multitudes.engine.draws import are_distinct, draw_distinct, drawn_names, redraw
 from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import detached_copy, named_tensors
@@ -76,12 +76,17 @@ def _trains_by_rows(draft: Draft) -> bool:
 
 def _few_members(draft: Draft, engine: Engine) -> Engine:
     """Returns an engine of a few members. Their draws have the shapes of the small example, and differ."""
-    more = draft.method.draws and engine.members < draft.trial_members
-    few = draft.stack(draft.trial_members, draft.light) if more else first_members(engine, draft.trial_members, draft.light)
-    if not draft.method.draws:
-        return few
+    count, draws = draft.trial_members, draft.method.draws
+    if not draws:
+        return first_members(engine, count, draft.light)
+    if engine.members < count:
+        few = draft.stack(count, draft.light)
+        equal = not are_distinct(few.template, few.owned)
+    else:
+        equal = not are_distinct(engine.template, engine.owned, count)  # then their draws need no copy
+        few = first_members(engine, count, draft.light, drawn_names(engine.template) if equal else ())
     resized = draft.method.fit_shapes(few.template, draft.given.small.inputs, draft.batch_axis)
-    if few.members > 1 and (resized or not are_distinct(few.template, few.owned)):
+    if few.members > 1 and (resized or equal):
         draw_distinct(few.template, few.owned, few.members)
     elif resized:
         redraw(few)

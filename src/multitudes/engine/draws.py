@@ -117,10 +117,10 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
                 register[place] = value
 
 
-def are_distinct(network: nn.Module, owned: Collection[str]) -> bool:
-    """Whether in every draw, ``[M, ...]``, the other members differ from the first."""
+def are_distinct(network: nn.Module, owned: Collection[str], count: int | None = None) -> bool:
+    """Whether in every draw, ``[M, ...]``, the other members, or the first `count`, differ from the first one."""
     draws = [network.get_buffer(name) for name in drawn_names(network) if name in owned]
-    return all(not torch.equal(draw[0], other) for draw in draws for other in draw[1:])
+    return all(not torch.equal(draw[0], other) for draw in draws for other in draw[1:count])
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

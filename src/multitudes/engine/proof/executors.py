@@ -266,12 +266,15 @@ def _check_trainable(trial: Trial, engine: Engine) -> None:
         )
 
 
-def first_members(engine: Engine, count: int, light: bool = False) -> Engine:
-    """Returns an engine with copies of the first `count` members. A `light` one has the memory of the shared parameters."""
+def first_members(engine: Engine, count: int, light: bool = False, shared: Collection[str] = ()) -> Engine:
+    """Returns an engine with copies of the first `count` members.
+
+    A `light` one has the memory of the parameters that members share. Tensors named in `shared` keep their memory, too.
+    """
     ours, values, notes = engine.owned | engine.summed, {}, note_names(engine.template)
     for name, tensor in named_tensors(engine.template):
         value = tensor.detach()[:count] if name in ours else tensor.detach()
-        shares = name in notes or (light and name not in ours and isinstance(tensor, nn.Parameter))
+        shares = name in notes or name in shared or (light and name not in ours and isinstance(tensor, nn.Parameter))
         values[name] = as_same_kind(tensor, value if shares else value.clone())
     template = copy_with(engine.template, values)
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))
