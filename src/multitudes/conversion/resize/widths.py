@@ -76,6 +76,8 @@ class Search:
     """The network of the recipe on the meta device, if an earlier search has built it."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
+    features: set[str] = field(default_factory=set)
+    """Buffers that make features for layers, and follow the widths that were found."""
 
     def __post_init__(self) -> None:
         self.full = self.recipe.build({}, META) if self.built is None else self.built
@@ -122,6 +124,7 @@ class Search:
         chosen, rest = self._reaching()
         if len(self._following(chosen)) < len(self.layers):
             chosen = self._completed(chosen, rest)
+        chosen = self._with_features(chosen, rest)
         if not chosen:
             raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
         chosen, note = self._running(self._with_loose(chosen, rest), rest)
@@ -429,6 +432,29 @@ class Search:
             if dims is not None and self._is_width(dims) and dims.keys() > (self._effect(chosen) or {}).keys():
                 chosen = [*chosen, *group]
         return chosen
+
+    def _with_features(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
+        """Adds widths of fixed features that layers read: numbers of units in a reservoir, of random Fourier features."""
+        for group in rest:
+            if self._widens_features(group) and not self._check([*chosen, *group]):
+                chosen = [*chosen, *group]
+                self.features |= {name for name, _ in self._effect(group) or {}} - self.parameters
+        return chosen
+
+    def _widens_features(self, group: tuple[Path, ...]) -> bool:
+        """Whether doubled numbers double sizes of buffers, some of them matrices, and the inputs of layers; nothing else."""
+        dims, buffers, inputs = self._effect(group) or {}, False, False
+        for (name, axis), (before, after) in dims.items():
+            if after != 2 * before:
+                return False
+            if name in self.parameters:
+                layer = self.full.get_submodule(owning_module(name))
+                if not width_of(layer) or len(self.shapes[name]) < 2 or axis != 1 - output_axis(layer, "weight"):
+                    return False
+                inputs = True
+            else:
+                buffers = buffers or len(self.shapes[name]) > 1
+        return buffers and inputs
 
     def _widens_loose(self, group: tuple[Path, ...], chosen: list[Path]) -> bool:
         """Whether doubled numbers double channels of loose tensors alone, at least one of which the widths reach too.
