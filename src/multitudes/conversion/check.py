@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from multitudes.engine import EXECUTORS, MODES, tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import BatchAxis, Inputs, axes, checked_example, count_rows, fresh_inputs, take_rows
-from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import copy_with, detached_copy
 from multitudes.engine.proof.executors import first_members
 from multitudes.engine.proof.independence import leaks, quick_leaks
@@ -143,7 +142,7 @@ def _laws_of_few(few: Engine, inputs: Inputs) -> Iterator[Law]:
 
     The loop runs once in each mode, and in eval mode alone if training runs the same operations on the same values.
     """
-    loop = run_executor(run_loop, few, inputs, "eval")
+    loop = run_executor(EXECUTORS["loop"], few, inputs, "eval")
     if loop.drew and with_randomness(loop, few, inputs, "eval").random:
         yield Law("members", RANDOM)
         return
@@ -151,7 +150,7 @@ def _laws_of_few(few: Engine, inputs: Inputs) -> Iterator[Law]:
     same = trains_as_in_eval(lambda: replace(few, template=copy_with(few.template, {})), inputs, loop)
     for mode in ("eval",) if same else tuple(reversed(MODES)):
         try:
-            outcome = loop if mode == "eval" else run_executor(run_loop, few, inputs, mode)
+            outcome = loop if mode == "eval" else run_executor(EXECUTORS["loop"], few, inputs, mode)
         except Exception:  # a base model may be unable to train
             continue
         if (mode == "train" and few.traits.coupled) or (outcome.drew and with_randomness(outcome, few, inputs, mode).random):
