@@ -78,3 +78,14 @@ def test_a_reservoir_is_as_thin_as_its_readout() -> None:
     assert member.get_buffer("enter").shape == (32, 4)
     assert parameters(ens) < 1.2 * parameters(net)
     assert ens(x).shape == (4, 4, 3)
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_with_their_numbers_in_a_buffer_are_no_features() -> None:
+    """The number of positions doubles a buffer of whole numbers, and the rows of a table."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"embedding_size": 32, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    config = transformers.AlbertConfig(vocab_size=64, num_hidden_layers=2, num_attention_heads=4, num_labels=5, **sizes)
+    net = transformers.AlbertForSequenceClassification(config)
+    thin = mt.resize(net, 0.5, torch.randint(1, 64, (3, 8)), seed=0)
+    assert thin.albert.embeddings.position_embeddings.weight.shape == (64, 16)

@@ -442,16 +442,23 @@ class Search:
         return chosen
 
     def _widens_features(self, group: tuple[Path, ...]) -> bool:
-        """Whether doubled numbers double sizes of buffers, some of them matrices, and the inputs of layers; nothing else."""
+        """Whether doubled numbers double sizes of buffers, some of them matrices, and the inputs of layers; nothing else.
+
+        Rows of tables are no inputs, and whole numbers no features: positions have both.
+        """
         dims, buffers, inputs = self._effect(group) or {}, False, False
+        if not self._are_channels(dims):
+            return False
         for (name, axis), (before, after) in dims.items():
-            if after != 2 * before:
+            layer = self.full.get_submodule(owning_module(name))
+            if after != 2 * before or isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
                 return False
             if name in self.parameters:
-                layer = self.full.get_submodule(owning_module(name))
                 if not width_of(layer) or len(self.shapes[name]) < 2 or axis != 1 - output_axis(layer, "weight"):
                     return False
                 inputs = True
+            elif not self.full.get_buffer(name).is_floating_point():
+                return False
             else:
                 buffers = buffers or len(self.shapes[name]) > 1
         return buffers and inputs
