@@ -341,7 +341,8 @@ def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dic
             missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
             unlike = unlike or not near
     if missing:
-        first = f". There are {listed([name for name in names if name])}" if unlike else ""
+        named = [name for name in names if name]
+        first = (f". There are {listed(named)}" if named else ". It has no parts with names") if unlike else ""
         raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}{first}")
     return matches
 
