@@ -254,3 +254,14 @@ def test_outputs_that_are_nan_are_refused() -> None:
 
     with pytest.raises(mt.ConversionError, match="give an example with other outputs"):
         mt.ensemble(Logs(4, 3), mt.Deep(), torch.randn(3, 4))
+
+
+def test_a_model_without_a_tensor_is_refused_in_its_own_words() -> None:
+    class Number(nn.Linear):
+        def forward(self, x: torch.Tensor) -> float:  # type: ignore[override]
+            return float(super().forward(x).sum())
+
+    with pytest.raises(mt.InputError, match="returns no tensor"):
+        mt.ensemble(Number(4, 3), mt.Deep(members=2), torch.randn(2, 4))
+    with pytest.raises(mt.InputError, match="no parts with names"):
+        mt.ensemble(nn.Linear(4, 3), mt.TreeNet(branch_at="layer9"), torch.randn(2, 4))

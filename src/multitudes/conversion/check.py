@@ -10,7 +10,7 @@ neutral      with neutral settings the ensemble equals the base model (tried aft
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from multitudes.engine import EXECUTORS, MODES, tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import BatchAxis, Inputs, axes, checked_example, count_rows, fresh_inputs, take_rows
-from multitudes.engine.loop import run_loop
-from multitudes.engine.modules import detached_copy
+from multitudes.engine.modules import copy_with, detached_copy
 from multitudes.engine.proof.executors import first_members
 from multitudes.engine.proof.independence import leaks, quick_leaks
 from multitudes.engine.proof.outcome import (
@@ -36,10 +35,12 @@ from multitudes.engine.proof.outcome import (
     run_plain,
     run_reference,
     trainable_copy,
+    weights_of,
+    with_randomness,
     without_dropout,
 )
 from multitudes.engine.proof.smaller import smaller
-from multitudes.engine.proof.trial import plain_member
+from multitudes.engine.proof.trial import plain_member, trains_as_in_eval
 from multitudes.engine.state import Engine
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
@@ -49,6 +50,9 @@ from multitudes.terminal import rendered, step
 
 if TYPE_CHECKING:
     from multitudes.conversion.draft import Draft
+
+
+RANDOM = "nothing: forward is random in eval mode too, so outputs cannot be compared"
 
 
 @dataclass(frozen=True)
@@ -134,15 +138,44 @@ def _laws(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 
 
 def _laws_of_few(few: Engine, inputs: Inputs) -> Iterator[Law]:
-    """Tries the laws of a large network: on few members, a small example that runs the same operations, in its precision."""
-    yield from _members(few, inputs)
-    for mode in MODES if not is_random(few, inputs, "train") else ("eval",):
-        if mode == "train" and few.traits.coupled:
+    """Tries the laws of a large network: on few members, a small example that runs the same operations, in its precision.
+
+    The loop runs once in each mode, and in eval mode alone if training runs the same operations on the same values.
+    """
+    loop = run_executor(EXECUTORS["loop"], few, inputs, "eval")
+    if loop.drew and with_randomness(loop, few, inputs, "eval").random:
+        yield Law("members", RANDOM)
+        return
+    yield Law("members", f"{count_rows(inputs, few.batch_axis)} row(s)", _differs_from_plain(few, inputs, loop))
+    same = trains_as_in_eval(lambda: replace(few, template=copy_with(few.template, {})), inputs, loop)
+    for mode in ("eval",) if same else tuple(reversed(MODES)):
+        try:
+            outcome = loop if mode == "eval" else run_executor(EXECUTORS["loop"], few, inputs, mode)
+        except Exception:  # a base model may be unable to train
             continue
-        loop = run_executor(run_loop, few, inputs, mode)
-        tried = quick_leaks(lambda: few, inputs, mode, loop.values)
+        if (mode == "train" and few.traits.coupled) or (outcome.drew and with_randomness(outcome, few, inputs, mode).random):
+            continue
+        tried = quick_leaks(lambda: few, inputs, mode, outcome.values)
         yield from (Law("independent", where, broken) for where, broken in tried)
-    yield from _executors(few, inputs)
+        yield from _executors_in(few, inputs, mode, outcome)
+
+
+def _differs_from_plain(few: Engine, inputs: Inputs, loop: Outcome) -> str | None:
+    """Compares the loop with plain modules: outputs, gradients of what members own, and the sum of those of what they share."""
+    weights, sums = weights_of(loop.values), dict[str, Tensor]()
+    for m in range(few.members):
+        plain = run_plain(plain_member(few, m), inputs, weights=[weight[m] for weight in weights])
+        own = {n: g for n, g in plain.gradients.items() if n in few.owned}
+        ours = {n: g[m] for n, g in loop.gradients.items() if n in few.owned}
+        outcome = Outcome([value[m] for value in loop.values], ours, {})
+        if differs := difference(outcome, Outcome(plain.values, own, {})):
+            return f"member {m}: {differs} from ens.member({m})"
+        for name, gradient in plain.gradients.items():
+            if name not in few.owned:
+                sums[name] = sums[name] + gradient if name in sums else gradient
+    shared = {n: g for n, g in loop.gradients.items() if n not in few.owned}
+    differs = difference(Outcome([], shared, {}), Outcome([], sums, {}))
+    return differs and f"what members share: {differs} from the sum of those of ens.member(m)"
 
 
 def _two_rows(inputs: Inputs, batch_axis: BatchAxis) -> Inputs:
@@ -163,7 +196,7 @@ def _takes(engine: Engine, inputs: Inputs) -> bool:
 def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     """Compares each member in the loop with its plain module, in eval mode: values and gradients."""
     if is_random(engine, inputs, "eval"):
-        yield Law("members", "nothing: forward is random in eval mode too, so outputs cannot be compared")
+        yield Law("members", RANDOM)
         return
     parameters = dict(engine.template.named_parameters())
     members = [plain_member(engine, m) for m in range(engine.members)]
@@ -183,17 +216,21 @@ def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
 def _executors(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     """Compares every proven executor with the loop."""
     for mode in MODES:
-        others = [n for n in engine.proven[mode] if n != "loop" and not (mode == "train" and engine.traits.coupled)]
-        if not others:
+        if len(engine.proven[mode]) > 1 and not (mode == "train" and engine.traits.coupled):
+            expected = run_reference(engine, inputs, mode)
+            if not expected.random:  # a random forward was compared where executors were proven
+                yield from _executors_in(engine, inputs, mode, expected)
+
+
+def _executors_in(engine: Engine, inputs: Inputs, mode: str, expected: Outcome) -> Iterator[Law]:
+    """Compares the proven executors of a mode with the outcome of the loop."""
+    for name in (name for name in engine.proven[mode] if name != "loop"):
+        try:
+            differs = difference(run_executor(EXECUTORS[name], engine, inputs, mode), expected)
+        except Exception as error:  # it ran on the conversion's example, but forward may divide this batch otherwise
+            yield Law("executors", f"{name}, {mode}", f"{type(error).__name__}: {error}")
             continue
-        expected = run_reference(engine, inputs, mode)
-        for name in others if not expected.random else ():  # a random forward was compared where executors were proven
-            try:
-                differs = difference(run_executor(EXECUTORS[name], engine, inputs, mode), expected)
-            except Exception as error:  # it ran on the conversion's example, but forward may divide this batch otherwise
-                yield Law("executors", f"{name}, {mode}", f"{type(error).__name__}: {error}")
-                continue
-            yield Law("executors", f"{name}, {mode}", differs and f"{differs} from the loop")
+        yield Law("executors", f"{name}, {mode}", differs and f"{differs} from the loop")
 
 
 def _neutral(draft: Draft) -> Iterator[Law]:

@@ -142,6 +142,8 @@ def _check_outputs(draft: Draft, task: str) -> None:
     What the small example shows is looked at again on the whole one before a refusal.
     """
     given = draft.given
+    if not given.structure.output_shapes:
+        raise InputError("the model returns no tensor on the example: let forward return its outputs, such as logits [B, K]")
     if not draft.on_meta:
         warn_of_last_operation(given.structure, task)
     if draft.batch_axis == 0 and unlike_task(task, given.structure.output_shapes):

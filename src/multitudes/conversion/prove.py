@@ -6,18 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from multitudes.conversion.draft import Draft
 from multitudes.conversion.plan import Counts, Plan
 from multitudes.conversion.proofs import keep, recall
 from multitudes.engine.counting import multiply_adds, work_and_memory
-from multitudes.engine.draws import are_distinct, draw_distinct, redraw
-from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.draws import are_distinct, draw_distinct, drawn_names, redraw
+from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.program import shape_inputs, shapes_only
-from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.executors import BY_ROWS, first_members, pick, prove_executors
 from multitudes.engine.state import Engine
 from multitudes.errors import ConversionError, RunError
 from multitudes.terminal import step
@@ -50,12 +51,13 @@ def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
     """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
-    small = draft.given.small
+    small, by_rows = draft.given.small, _trains_by_rows(draft)
     step("members to try")
     few = _few_members(draft, engine)
     try:
         if not recall(draft, few):
-            prove_executors(few, small.two_rows if draft.summed else small.inputs, small.large)
+            inputs = small.two_rows if draft.summed or by_rows else small.inputs
+            prove_executors(few, inputs, small.large, also=BY_ROWS if by_rows else ())
             keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method} cannot convert this {draft.plan.model}: {error}") from error
@@ -65,14 +67,26 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     return few
 
 
+def _trains_by_rows(draft: Draft) -> bool:
+    """Whether a training step of the method runs each row by one member."""
+    inputs = fresh_inputs(draft.given.small.two_rows)
+    rows = count_rows(inputs, draft.batch_axis)
+    return "rows" in draft.method.batch(inputs, torch.zeros(rows), torch.Generator(), False, rows).kwargs
+
+
 def _few_members(draft: Draft, engine: Engine) -> Engine:
     """Returns an engine of a few members. Their draws have the shapes of the small example, and differ."""
-    more = draft.method.draws and engine.members < draft.trial_members
-    few = draft.stack(draft.trial_members, draft.light) if more else first_members(engine, draft.trial_members, draft.light)
-    if not draft.method.draws:
-        return few
+    count, draws = draft.trial_members, draft.method.draws
+    if not draws:
+        return first_members(engine, count, draft.light)
+    if engine.members < count:
+        few = draft.stack(count, draft.light)
+        equal = not are_distinct(few.template, few.owned)
+    else:
+        equal = not are_distinct(engine.template, engine.owned, count)  # then their draws need no copy
+        few = first_members(engine, count, draft.light, drawn_names(engine.template) if equal else ())
     resized = draft.method.fit_shapes(few.template, draft.given.small.inputs, draft.batch_axis)
-    if few.members > 1 and (resized or not are_distinct(few.template, few.owned)):
+    if few.members > 1 and (resized or equal):
         draw_distinct(few.template, few.owned, few.members)
     elif resized:
         redraw(few)

@@ -78,9 +78,14 @@ def draw(network: nn.Module, seed: int) -> dict[str, Tensor]:
 def draw_all(network: nn.Module, seeds: Sequence[int]) -> dict[str, Tensor]:
     """Returns the draws of members with these seeds, ``[M, ...]`` by name, on the network's device."""
     members = [draw(network, seed) for seed in seeds]
-    stacked = {name: torch.stack([draws[name] for draws in members]) for name in members[0]}
+    stacked = {name: _stacked([draws[name] for draws in members]) for name in members[0]}
     buffers = dict(network.named_buffers())
     return on_device({name: value.to(buffers[name].dtype) for name, value in stacked.items()}, buffers[SEEDS].device)
+
+
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    """Stacks tensors; a single one, which may be large, is not copied."""
+    return torch.stack(list(values)) if len(values) > 1 else values[0].unsqueeze(0)
 
 
 def draw_chunks(engine: Engine, seed: int, count: int) -> Iterator[dict[str, Tensor]]:
@@ -103,7 +108,7 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
     for name, layer in drawing_layers(network):
         for _ in range(16):
             drawn = [layer.draw_for_trial(generator) for _ in range(members)]
-            if all(bool((one[key] != drawn[0][key]).any()) for one in drawn[1:] for key in layer.differing()):
+            if not any(torch.equal(one[key], drawn[0][key]) for one in drawn[1:] for key in layer.differing()):
                 break
         for key in layer.draws:
             full = join_name(name, key)
@@ -112,10 +117,10 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
                 register[place] = value
 
 
-def are_distinct(network: nn.Module, owned: Collection[str]) -> bool:
-    """Whether in every draw, ``[M, ...]``, the other members differ from the first."""
+def are_distinct(network: nn.Module, owned: Collection[str], count: int | None = None) -> bool:
+    """Whether in every draw, ``[M, ...]``, the other members, or the first `count`, differ from the first one."""
     draws = [network.get_buffer(name) for name in drawn_names(network) if name in owned]
-    return all(not torch.equal(draw[0], other) for draw in draws for other in draw[1:])
+    return all(not torch.equal(draw[0], other) for draw in draws for other in draw[1:count])
 
 
 def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

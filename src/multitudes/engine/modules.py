@@ -185,15 +185,15 @@ def duplicate(value: Any, memo: dict[int, Any]) -> Any:
         return set()
     if kind is dict or (kind is OrderedDict and not vars(value)):
         new = memo[id(value)] = kind()
-        for key, part in value.items():
-            new[duplicate(key, memo)] = duplicate(part, memo)
+        if value:
+            new.update({duplicate(key, memo): duplicate(part, memo) for key, part in value.items()})
         return new
     state = _state(value, kind) if isinstance(value, nn.Module) and _copies_by_state(kind) else None
     if type(state) is not dict:
         return copy.deepcopy(value, memo)
     memo.setdefault(id(memo), []).append(state)  # kept, as deepcopy does: another object could get its address
     new = memo[id(value)] = object.__new__(kind)
-    new.__setstate__({key: duplicate(part, memo) for key, part in state.items()})
+    new.__setstate__({key: part if type(part) in ATOMS else duplicate(part, memo) for key, part in state.items()})
     return new
 
 
@@ -341,7 +341,8 @@ def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dic
             missing.append(f"{glob!r}" + (f" (nearest: {near[0]!r})" if near else ""))
             unlike = unlike or not near
     if missing:
-        first = f". There are {listed([name for name in names if name])}" if unlike else ""
+        named = [name for name in names if name]
+        first = (f". There are {listed(named)}" if named else ". It has no parts with names") if unlike else ""
         raise InputError(f"{what} matches nothing in the model: {', '.join(missing)}{first}")
     return matches
 

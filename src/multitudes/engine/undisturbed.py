@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +28,22 @@ def _without_torch_warnings() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _old_objects_spared() -> Iterator[None]:
+    """Keeps Python's garbage collector, in a with-block, from the objects that were there before.
+
+    The copies of networks set it off, and each time it would look through all that torch and other packages hold.
+    """
+    ours = gc.isenabled() and not gc.get_freeze_count()  # what others have frozen stays so
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
 def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a public function that runs networks on trial: it neither depends on torch's modes nor moves randomness.
 
@@ -44,7 +61,7 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
         try:
             if draws_seed:
                 kwargs["seed"] = checked_seed(kwargs.get("seed"))  # type: ignore[arg-type]
-            with clean_autograd(), kept_randomness(), _without_torch_warnings():
+            with clean_autograd(), kept_randomness(), _without_torch_warnings(), _old_objects_spared():
                 return function(*args, **kwargs)
         except BaseException:
             torch.set_rng_state(before)

@@ -59,7 +59,7 @@ def test_a_pair_has_limits_and_a_census_goes_on(own: str, tmp_path: Path) -> Non
     every += [pair for pair in pairs(networks.networks([own]), ["single"]) if pair.network.name == "broken"]
     file = tmp_path / "a.jsonl"
     new: list[Result] = []
-    results = run_census(every, file, workers=2, limits=Limits(seconds=25, gigabytes=2), on_end=new.append)
+    results = run_census(every, file, workers=2, limits=Limits(seconds=10, gigabytes=2), on_end=new.append)
     found = {(result.network, result.method): result for result in results}
     assert {key: result.outcome for key, result in found.items()} == {
         ("sleeps", "Deep"): "timeout",
@@ -69,7 +69,7 @@ def test_a_pair_has_limits_and_a_census_goes_on(own: str, tmp_path: Path) -> Non
         ("broken", "Deep"): "not built",
         ("broken", "Single"): "not built",
     }
-    assert found["sleeps", "Deep"].reason == "25 s were over at the step: building"
+    assert found["sleeps", "Deep"].reason == "10 s were over at the step: building"
     assert "exit code 3" in found["dies", "Deep"].reason
     fine = found["fine", "Deep"]
     assert fine.memory is not None

@@ -36,6 +36,12 @@ def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:
     return reading or names
 
 
+def without_inputs(structure: Structure, names: set[str]) -> set[str]:
+    """Names those of these layers that do not depend on the network's inputs: they make a weight, or a table."""
+    reading: set[str] = rerun(structure, functools.partial(_reading, names))
+    return names - reading
+
+
 def layers_on_constants(structure: Structure) -> set[str]:
     """Names the layers that read neither inputs nor parameters, but constants of forward, such as coordinates of pixels."""
     without_nodes = {name for name in structure.layers() if name in structure.inputs_of and not any(structure.inputs_of[name])}

@@ -35,13 +35,16 @@ def changed_tables(structure: Structure, new: nn.Module) -> Iterator[str]:
                 yield f"{layer or name} would have {now} rows instead of {rows}, but their number is no width"
 
 
-def changed_counts(structure: Structure, new: nn.Module, ratio: float, in_code: Collection[str]) -> Iterator[str]:
+def changed_counts(
+    structure: Structure, new: nn.Module, ratio: float, in_code: Collection[str], features: Collection[str] = ()
+) -> Iterator[str]:
     """Reports what may be a count in a network whose numbers were guessed.
 
-    `in_code` names the tensors that follow numbers in its constructors' code.
+    in_code   the tensors that follow numbers in its constructors' code
+    features  buffers that make features for layers: their sizes are widths
     """
     model, inputs = structure.model, structure.inputs
-    yield from _changed_loose(structure, new, in_code)
+    yield from _changed_loose(structure, new, in_code, features)
     for name, part in model.named_modules():
         other: Any = new.get_submodule(name)
         if isinstance(part, nn.GroupNorm) and part.num_groups != other.num_groups:
@@ -61,13 +64,17 @@ def changed_counts(structure: Structure, new: nn.Module, ratio: float, in_code: 
         yield f"it would run {len(thin.names)} operations instead of {len(full.names)}, so a number of steps follows the width"
 
 
-def _changed_loose(structure: Structure, new: nn.Module, in_code: Collection[str]) -> Iterator[str]:
+def _changed_loose(structure: Structure, new: nn.Module, in_code: Collection[str], features: Collection[str]) -> Iterator[str]:
     """Reports tensors that belong to no layer of torch's if axes of theirs changed that may be counts."""
     model = structure.model
     widths = {width_of(part) for part in model.modules()}
     after = dict(named_tensors(new))
     for name, tensor in named_tensors(model):
-        if name not in after or type(model.get_submodule(owning_module(name))).__module__.startswith("torch.nn."):
+        if (
+            name not in after
+            or name in features
+            or type(model.get_submodule(owning_module(name))).__module__.startswith("torch.nn.")
+        ):
             continue
         shape, now = tuple(tensor.shape), tuple(after[name].shape)
         changed = {axis for axis, (a, b) in enumerate(zip(shape, now, strict=True)) if a != b}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from torch import nn
@@ -39,3 +40,14 @@ def output_axis(layer: nn.Module | None, key: str) -> int:
     if type(layer).__name__ == "Conv1D" and key == "weight":  # transformers: [inputs, outputs]
         return 1
     return 0
+
+
+def primes(count: int) -> list[int]:
+    """Returns as many primes, from 5 on."""
+    found: list[int] = []
+    number = 5
+    while len(found) < count:
+        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
+            found.append(number)
+        number += 2
+    return found

@@ -33,6 +33,7 @@ from multitudes.conversion.resize.audit import (
 )
 from multitudes.conversion.resize.raw_inputs import RawInputs
 from multitudes.conversion.resize.stale import stale_numbers
+from multitudes.conversion.resize.unthinned import unthinned_ends
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.modules import detached_copy, owning_module
@@ -103,7 +104,7 @@ def pruned(structure: Structure, ratio: float, choose: Chooser = first_channels,
     except Exception:  # torch-pruning may raise anything; what it says is about itself
         wrong = ["forward mixes or reshapes its channels in a way that cannot be followed"]
     try:
-        wrong = wrong or [*_tie_again(model, new), *_wrong(structure, new, expected)]
+        wrong = wrong or [*_tie_again(model, new), *_wrong(structure, new, expected), *unthinned_ends(structure, new, ratio)]
         if choose is not first_channels and not wrong:
             wrong = list(reads_wrong_channels(model, new, read, inputs))
         elif not wrong:

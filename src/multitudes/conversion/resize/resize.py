@@ -42,6 +42,7 @@ from multitudes.conversion.resize.pruning import ADVICE, SECONDS, pruned
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import groups, is_head_count
 from multitudes.conversion.resize.stale import stale_numbers
+from multitudes.conversion.resize.unthinned import unthinned_ends
 from multitudes.conversion.resize.widths import ROUNDING, Search, Widths
 from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import checked_example
@@ -320,7 +321,8 @@ def _replay_problems(structure: Structure, factory: Any, replay: Replay, new: nn
     in_code = bool(replay.recipe.functions)
     problems = list(_problems(structure, new, ratio, widths.follows, bool(widths.note)))
     if not problems and (in_code or not is_known(model, factory)):
-        problems = list(changed_counts(structure, new, ratio, replay.search.by_code(widths)))
+        search = replay.search
+        problems = list(changed_counts(structure, new, ratio, search.by_code(widths), search.features))
     if not problems and in_code:
         problems = list(stale_numbers(model, new, inputs))
     yield from problems
@@ -456,6 +458,7 @@ def _problems(
     yield from problems
     if not any(problem.startswith(NOT_THE_SAME) for problem in problems):
         yield from _too_large(structure.model, new, ratio)
+        yield from unthinned_ends(structure, new, ratio)
         yield from _unchanged(structure, new, ratio, follows)
 
 

@@ -26,7 +26,8 @@ from multitudes.conversion.anatomy.structure import Structure, is_layer, last_la
 from multitudes.conversion.resize import constants
 from multitudes.conversion.resize.audit import Run, changed_run, fixed_outputs, kinds_of, run_of, width_of
 from multitudes.conversion.resize.constants import Path, Place
-from multitudes.conversion.resize.dims import Dims, changed_dims, of_tensors, output_axis, shapes_of
+from multitudes.conversion.resize.dims import Dims, changed_dims, of_tensors, output_axis, primes, shapes_of
+from multitudes.conversion.resize.features import makes_features
 from multitudes.conversion.resize.recipe import Recipe
 from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
 from multitudes.engine.modules import named_tensors, owning_module
@@ -76,6 +77,8 @@ class Search:
     """The network of the recipe on the meta device, if an earlier search has built it."""
     started: float = field(default_factory=time.thread_time)
     effects: dict[tuple[Path, ...], Dims | None] = field(default_factory=dict)
+    features: set[str] = field(default_factory=set)
+    """Buffers that make features for layers."""
 
     def __post_init__(self) -> None:
         self.full = self.recipe.build({}, META) if self.built is None else self.built
@@ -122,7 +125,7 @@ class Search:
         chosen, rest = self._reaching()
         if len(self._following(chosen)) < len(self.layers):
             chosen = self._completed(chosen, rest)
-        if not chosen:
+        if not (chosen := self._with_features(chosen, rest)):
             raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
         chosen, note = self._running(self._with_loose(chosen, rest), rest)
         return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
@@ -384,17 +387,16 @@ class Search:
         """Multiplies each number by a prime of its own, and returns the effects that this shows; halves them where it fails."""
         if len(places) < 2:
             return {}
-        factors = dict(zip(_primes(len(places)), places, strict=True))
+        factors = dict(zip(primes(len(places)), places, strict=True))
         net = self._built({path: factor * self.numbers[path] for factor, path in factors.items()})
         if net is None:
-            half = len(places) // 2
-            return self._times_primes(places[:half]) | self._times_primes(places[half:])
+            return self._times_primes(places[: len(places) // 2]) | self._times_primes(places[len(places) // 2 :])
         effects: dict[Path, Dims] = {path: {} for path in places}
         explained = True
         for dim, (before, after) in changed_dims(self.shapes, shapes_of(net)).items():
-            primes = [factor for factor in factors if after % (before * factor) == 0]
-            explained &= before * math.prod(primes) == after
-            for prime in primes:
+            own = [factor for factor in factors if after % (before * factor) == 0]
+            explained &= before * math.prod(own) == after
+            for prime in own:
                 effects[factors[prime]][dim] = (before, 2 * before)
         return {path: dims for path, dims in effects.items() if dims or explained}
 
@@ -428,6 +430,15 @@ class Search:
             dims = self._effect([*chosen, *group]) if self._widens_loose(group, chosen) else None
             if dims is not None and self._is_width(dims) and dims.keys() > (self._effect(chosen) or {}).keys():
                 chosen = [*chosen, *group]
+        return chosen
+
+    def _with_features(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
+        """Adds widths of fixed features that layers read: numbers of units in a reservoir, of random Fourier features."""
+        for group in rest:
+            dims = self._effect(group) or {}
+            if self._are_channels(dims) and makes_features(dims, self.full) and not self._check([*chosen, *group]):
+                chosen = [*chosen, *group]
+                self.features |= {name for name, _ in dims} - self.parameters
         return chosen
 
     def _widens_loose(self, group: tuple[Path, ...], chosen: list[Path]) -> bool:
@@ -581,17 +592,6 @@ def _pairs(
     largest = sorted(failing, key=len, reverse=True)
     yield from itertools.combinations(largest, 2)
     yield from itertools.product(largest, others)
-
-
-def _primes(count: int) -> list[int]:
-    """Returns as many primes, from 5 on."""
-    primes: list[int] = []
-    number = 5
-    while len(primes) < count:
-        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
-            primes.append(number)
-        number += 2
-    return primes
 
 
 def _is_far(value: float, scaled: float, ratio: float) -> bool:

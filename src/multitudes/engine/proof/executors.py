@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers
-from multitudes.engine.fold import forbidden, run_fold
+from multitudes.engine.fold import forbidden
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
@@ -50,16 +50,20 @@ SAME_NOISE = ("fractional_max_pool",)
 PER_MEMBER = "per member"
 """Stands for calls with other inputs for each member, among executors to try."""
 ALL = frozenset({"vmap", "fold", PER_MEMBER})
+BY_ROWS = ("fold", PER_MEMBER)
+"""What calls that run each row by one member may need."""
 LATER = "not tried yet: on this device it would not be chosen; it is tried where it may be, or by ens.tune(x)"
 
 
-def prove_executors(engine: Engine, inputs: Inputs, large: bool = False, names: Collection[str] | None = None) -> None:
+def prove_executors(
+    engine: Engine, inputs: Inputs, large: bool = False, names: Collection[str] | None = None, also: Collection[str] = ()
+) -> None:
     """Finds the traits of the engine's template and the executors that are right for it, and picks one for each mode.
 
     large  the network is large: runs are few, and in its own precision
-    names  the executors to try; None tries all, or of a large network those that the engine's device would choose
+    names  the executors to try; None tries all, or of a large network those that the engine's device would choose, and `also`
     """
-    tried = frozenset(names) if names is not None else (_needed(engine) if large else ALL)
+    tried = frozenset(names) if names is not None else (_needed(engine).union(also) if large else ALL)
     part = shallower(engine, inputs, plain_member(engine, 0)) if large else None
     if part is None or not _proved_on_part(engine, part, inputs, tried):
         _prove(engine, inputs, large, tried)
@@ -213,9 +217,41 @@ def _error_with_dropout(trial: Engine, engine: Engine, inputs: Inputs, mode: str
 def _prove_per_member(trial: Trial, engine: Engine) -> None:
     """Finds whether vmap and fold are right for calls with other inputs for each member."""
     step("other inputs for each member")
-    vmap = _vmap_is_right_per_member(trial.engine, trial.inputs)
-    fold = _fold_is_right_per_member(trial.engine, trial.inputs)
-    engine.traits = replace(engine.traits, vmap_per_member=vmap, fold_per_member=fold)
+    few = trial.engine
+    vmap = all("vmap" in few.proven[mode] for mode in MODES)
+    fold = bool(few.shared_norms and few.owned) and "fold" in few.proven["eval"] and not forbidden(few)
+    slots = different_inputs(few, trial.inputs) if vmap or fold else trial.inputs
+    if vmap and (few.shared_norms or trial.trains_apart or not trial.large):  # otherwise training runs the same program
+        vmap = "vmap" in _right_per_member(trial, slots, "eval", ["vmap"])
+    names = [name for name, may in (("vmap", vmap), ("fold", fold)) if may]
+    right = _right_per_member(trial, slots, "train", names) if names else set()
+    engine.traits = replace(engine.traits, vmap_per_member="vmap" in right, fold_per_member="fold" in right)
+
+
+def _right_per_member(trial: Trial, slots: Inputs, mode: str, names: Collection[str]) -> set[str]:
+    """Returns the executors that agree with the loop when each member has its own inputs.
+
+    In training, shared norms are taken out of the network: with these the loop gives another result.
+    """
+    norms = trial.engine.shared_norms if mode == "train" else frozenset()
+
+    def run(name: str) -> Outcome:
+        twin = trial.copy()
+        with without_modules(twin.template, norms):
+            return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode)
+
+    def agrees(name: str, loop: Outcome) -> bool:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if name == "vmap" else "ignore")
+            return difference(run(name), loop) is None
+
+    right: set[str] = set()
+    with contextlib.suppress(Exception):
+        loop = run("loop")
+        for name in names:
+            with contextlib.suppress(Exception):
+                right |= {name} if agrees(name, loop) else set()
+    return right
 
 
 def _check_trainable(trial: Trial, engine: Engine) -> None:
@@ -230,53 +266,15 @@ def _check_trainable(trial: Trial, engine: Engine) -> None:
         )
 
 
-def _vmap_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
-    """Checks that vmap agrees with the loop when each member has its own inputs.
+def first_members(engine: Engine, count: int, light: bool = False, shared: Collection[str] = ()) -> Engine:
+    """Returns an engine with copies of the first `count` members.
 
-    In training, shared norms are taken out of the network for this check.
+    A `light` one has the memory of the parameters that members share. Tensors named in `shared` keep their memory, too.
     """
-    if not all("vmap" in engine.proven[mode] for mode in MODES):
-        return False
-    slots = different_inputs(engine, inputs)
-    for mode in MODES:
-        norms = engine.shared_norms if mode == "train" else frozenset()  # with these the loop gives another result
-        try:
-            with warnings.catch_warnings(), without_modules(engine.template, norms):
-                warnings.simplefilter("error")
-                loop, vmap = (
-                    run_executor(functools.partial(how, per_member=True), engine, slots, mode) for how in (run_loop, run_vmap)
-                )
-        except Exception:
-            return False
-        if difference(vmap, loop):
-            return False
-    return True
-
-
-def _fold_is_right_per_member(engine: Engine, inputs: Inputs) -> bool:
-    """Checks that fold agrees with the loop in training when each member has its own inputs.
-
-    Shared norms are taken out of the network for this check.
-    """
-    if not engine.shared_norms or not engine.owned or "fold" not in engine.proven["eval"] or forbidden(engine):
-        return False
-    slots, twin = different_inputs(engine, inputs), replace(engine, template=trainable_copy(engine.template))
-    try:
-        with without_modules(twin.template, engine.shared_norms):
-            loop, fold = (
-                run_executor(functools.partial(how, per_member=True), twin, slots, "train") for how in (run_loop, run_fold)
-            )
-    except Exception:
-        return False
-    return difference(fold, loop) is None
-
-
-def first_members(engine: Engine, count: int, light: bool = False) -> Engine:
-    """Returns an engine with copies of the first `count` members. A `light` one has the memory of the shared parameters."""
     ours, values, notes = engine.owned | engine.summed, {}, note_names(engine.template)
     for name, tensor in named_tensors(engine.template):
         value = tensor.detach()[:count] if name in ours else tensor.detach()
-        shares = name in notes or (light and name not in ours and isinstance(tensor, nn.Parameter))
+        shares = name in notes or name in shared or (light and name not in ours and isinstance(tensor, nn.Parameter))
         values[name] = as_same_kind(tensor, value if shares else value.clone())
     template = copy_with(engine.template, values)
     return replace(engine, template=template, members=min(count, engine.members), why={}, proven=dict(engine.proven))

@@ -158,7 +158,12 @@ class Trial:
         self.engine.traits = Traits(written_buffers=norms)
         written: set[str] = set()
         for mode in reversed(self.modes):
-            if mode == "train" and self.large and self.backward and self._trains_as_in_eval():
+            if (
+                mode == "train"
+                and self.large
+                and self.backward
+                and trains_as_in_eval(self.copy, self.inputs, self.outcome("loop", "eval"))
+            ):
                 self._outcomes[_key("loop", mode)] = self.outcome("loop", "eval")
                 continue
             step(f"the loop in {mode} mode")
@@ -186,25 +191,6 @@ class Trial:
                 f"its outputs are NaN, and {listed(names)} is not finite: initialise it, or load weights without NaN"
             )
         raise RunError("its outputs on the example are NaN, so nothing could be compared: give an example with other outputs")
-
-    def _trains_as_in_eval(self) -> bool:
-        """Whether training runs the same program on the same values as eval mode, so that proofs in eval mode are enough.
-
-        Values are compared too, since what members store on modules may show in later calls only.
-        """
-        evaluation = self.outcome("loop", "eval")
-        if evaluation.drew or any(norm.running_mean is not None for norm in batch_norms(self.engine.template).values()):
-            return False
-        try:
-            tracer = Tracer(plain_member(self.engine, 0))
-            if tracer.program(self.inputs, "train") != tracer.program(self.inputs, "eval"):
-                return False
-            twin = self.copy()
-            with restored(twin.template, "train"), torch.enable_grad():
-                values = tree.tensors(run_loop(twin, fresh_inputs(self.inputs)))
-        except Exception:
-            return False
-        return all(torch.equal(a, b) for a, b in zip(values, evaluation.values, strict=True))
 
     def _try_loop(self, mode: str, written: set[str]) -> Outcome | None:
         before = self.engine.traits
@@ -380,6 +366,26 @@ def _key(
 ) -> tuple[str | int, str, frozenset[str] | None, bool]:
     """Returns the key of an outcome: of an executor or a plain member. `without` None stands for a run without gradients."""
     return name, mode, without, precise
+
+
+def trains_as_in_eval(copy: Callable[[], Engine], inputs: Inputs, evaluation: Outcome) -> bool:
+    """Whether training runs the same program on the same values as eval mode, so that proofs in eval mode are enough.
+
+    Values are compared too, since what members store on modules may show in later calls only. `copy` makes an engine for one
+    run, and `evaluation` is the outcome of the loop in eval mode.
+    """
+    twin = copy()
+    if evaluation.drew or any(norm.running_mean is not None for norm in batch_norms(twin.template).values()):
+        return False
+    try:
+        tracer = Tracer(plain_member(twin, 0))
+        if tracer.program(inputs, "train") != tracer.program(inputs, "eval"):
+            return False
+        with restored(twin.template, "train"), torch.enable_grad():
+            values = tree.tensors(run_loop(twin, fresh_inputs(inputs)))
+    except Exception:
+        return False
+    return all(torch.equal(a, b) for a, b in zip(values, evaluation.values, strict=True))
 
 
 class SharedWrite(RunError):

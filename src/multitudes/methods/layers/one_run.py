@@ -30,7 +30,7 @@ from multitudes.engine.draws import (
     remove_draws,
 )
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import detached_copy, join_name
+from multitudes.engine.modules import join_name, light_copy
 from multitudes.engine.sharding import full_tensor
 from multitudes.engine.state import SEEDS
 from multitudes.method import Batch, Criterion, Given, Layout, Method
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 STATISTICS = ("running_mean", "running_var")
 """BatchNorm's buffers. In training mode BatchNorm writes into them, so then they have no shift."""
+
+FEW = 65_537
+"""The largest number of shifts that are drawn for a tensor in a trial; a prime, so that rows of a weight differ."""
 
 
 class Shifted(Formed, Drawing):
@@ -73,9 +76,8 @@ class Shifted(Formed, Drawing):
 
     def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws small shifts of parameters; statistics have none, as a training step would overwrite them."""
-        found = {shift_name(key): torch.rand(value.shape, generator=generator) / 10 for key, value in self.stored().items()}
-        some = self.differing()
-        return {key: found[key] if key in some else torch.zeros_like(found[key]) for key in self.draws}
+        shapes, some = {shift_name(key): value.shape for key, value in self.stored().items()}, self.differing()
+        return {key: _small(shapes[key], generator) if key in some else torch.zeros(shapes[key]) for key in self.draws}
 
     def differing(self) -> tuple[str, ...]:
         """Names the shifts of parameters."""
@@ -92,6 +94,13 @@ class Shifted(Formed, Drawing):
         for key in (*self.lasting, *self.notes):
             delattr(layer, key)
         remove_draws(layer)
+
+
+def _small(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Draws numbers around zero, since shifts of one sign add up over a layer's inputs; many numbers repeat a few."""
+    count = shape.numel()
+    few = (torch.rand(max(1, min(count, FEW)), generator=generator) - 0.5) / 10
+    return few.repeat(-(-count // len(few)))[:count].view(shape)
 
 
 def shift_name(key: str) -> str:
@@ -151,7 +160,7 @@ class OneRun:
 
     def converted(self, given: Given, parts: Mapping[str, Sequence[str]]) -> nn.Module:
         """Returns a copy of the model in which these tensors, by module, have shifts."""
-        new = detached_copy(given.model, {})
+        new = light_copy(given.model)
         step("the members' tensors")
         for name, keys in parts.items():
             self.convert(new.get_submodule(name), keys)

@@ -24,7 +24,9 @@ from multitudes.shell.census.networks import Network, module_of
 from multitudes.shell.census.warm import LIBRARIES_ASKED
 
 SECONDS, GIGABYTES = 60.0, 6.0
-"""Limits of a pair: wall-clock time in all, and memory beyond that of a process that has imported the libraries."""
+"""Limits of a pair: processor time in all, and memory beyond that of a process that has imported the libraries."""
+BY_CLOCK = 2.5
+"""How many times as long a pair may take by the clock, if the machine has other work, or the pair waits. On a GPU once."""
 WARM = ("multitudes.shell.census.pair", "torch._dynamo", "safetensors.torch", "multitudes.shell.census.warm")
 """Modules that the process from which pairs are forked imports, beside the libraries' (optimizers would import dynamo late)."""
 
@@ -149,8 +151,12 @@ class _Running:
         theirs.close()
 
     def left(self) -> float:
-        """Returns the seconds that are left."""
-        return self.begun + self.limits.seconds - time.perf_counter()
+        """Returns the seconds that are left: of the processor, which other programs do not shorten, or by the clock at most."""
+        by_clock = self.begun + self.limits.seconds - time.perf_counter()
+        if self.limits.device != "cpu":
+            return by_clock
+        spent = processor_seconds(self.process.pid or 0)
+        return by_clock if spent is None else min(self.limits.seconds - spent, by_clock + (BY_CLOCK - 1) * self.limits.seconds)
 
     def poll(self) -> Result | None:
         """Reads what the process has sent. Returns the result at its end, or at the end of its time."""
@@ -183,6 +189,15 @@ class _Running:
             self.process.kill()
         self.process.join()
         self.messages.close()
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Returns the processor time that a process has taken; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # in user mode, and in the system's
 
 
 def _in_process(where: tuple[str, str], method: str, limits: Limits, messages: Any) -> None:

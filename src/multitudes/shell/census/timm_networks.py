@@ -25,8 +25,8 @@ from multitudes.shell.census.networks import ROWS, Network
 FILE = "timm_smallest.json"
 OTHERS = {"depth": 2, "img_size": 64, "num_classes": 7}
 """Arguments that are tried beside the registered ones."""
-SMALL = 64
-"""The side of images for networks that take any size."""
+SMALL = (64, 96)
+"""The sides of images for networks that take any size: the first on which they run."""
 RESIZABLE = ("Packed", "Deep")
 """Methods that are tried with other arguments: those that make every tensor anew."""
 
@@ -98,7 +98,7 @@ def _input_size(model: Any, side: int | None) -> tuple[int, int, int]:
     """Returns channels and sides of the images: small ones where the network runs on them, else the registered ones."""
     registered = tuple(model.pretrained_cfg.get("input_size", (3, 224, 224)))
     smallest = model.pretrained_cfg.get("min_input_size") or registered
-    for size in (side, SMALL, smallest[1]):
+    for size in (side, *SMALL, smallest[1]):
         if size is None or size >= registered[1]:
             continue
         try:
