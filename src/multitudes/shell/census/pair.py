@@ -40,7 +40,7 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {("MIMO", name): NODES for kind in GRAP
 
 BY_DEFINITION = (STREAM, DEPENDENT)
 """Refusals of other such pairs: Packed on networks whose output is the stream that all blocks add to, since outputs keep their
-width; MIMO on networks that mix the rows of a batch (gcvit of timm)."""
+width; MIMO on networks whose outputs depend on the order of rows (gcvit of timm)."""
 
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
 """Texts of errors that tell of too little memory."""
