@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from multitudes.engine.kernels import ways
 from multitudes.engine.kernels.measure import measured_ways, milliseconds
-from multitudes.engine.kernels.ways import Convolution, fastest, forced, met, remember
+from multitudes.engine.kernels.ways import Convolution, fastest, forced, met, remember, way_of
 
 HERE = Convolution(
     members=2, rows=2, channels=4, out=4, kernel=(3, 3), image=(6, 6), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1,
@@ -74,3 +76,12 @@ def test_measuring() -> None:
     with met() as found:
         fastest(HERE)
     assert list(found.values()) == [HERE]
+
+
+def test_a_symbolic_number_of_rows() -> None:
+    """As in a call that is compiled for all batch sizes; torch may ask for its way outside of the compiler."""
+    sizes = [DimDynamic.DYNAMIC] + 4 * [DimDynamic.STATIC]
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        x = mode.from_tensor(torch.empty(5, 3, 4, 8, 8), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+        assert not isinstance(x.shape[0], int)
+        assert way_of(x, torch.empty(3, 4, 4, 3, 3), [1, 1], [1, 1], [1, 1], 1) in ("grouped", "each")

@@ -29,6 +29,7 @@ from multitudes.engine.kernels.layers import (
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
 from multitudes.engine.kernels.pointwise import NAMES, on_images
+from multitudes.engine.kernels.pools import avg_pool2d, avg_pool2d_of_members, max_pool2d, max_pool2d_of_members
 from multitudes.engine.kernels.recurrent import is_recurrent, recurrent
 from multitudes.engine.kernels.select import index_select, index_select_of_members
 from multitudes.engine.kernels.ways import HALF
@@ -202,6 +203,44 @@ def _index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return _now(torch.ops.multitudes.index_select, index_select, index_select_of_members, args)
 
 
+def _max_pool(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if return_indices:
+        return F.max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode)
+    how = (_numbers(kernel_size, 2), [] if stride is None else _numbers(stride, 2), _numbers(padding, 2), _numbers(dilation, 2))
+    args = (input, *how, ceil_mode)
+    if input.ndim != 4:
+        return max_pool2d(*args)
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.max_pool2d(*args)
+    return _now(torch.ops.multitudes.max_pool2d, max_pool2d, max_pool2d_of_members, args)
+
+
+def _average_windows(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    how = (_numbers(kernel_size, 2), [] if stride is None else _numbers(stride, 2), _numbers(padding, 2))
+    args = (input, *how, ceil_mode, count_include_pad, divisor_override)
+    if input.ndim != 4:
+        return avg_pool2d(*args)
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.avg_pool2d(*args)
+    return _now(torch.ops.multitudes.avg_pool2d, avg_pool2d, avg_pool2d_of_members, args)
+
+
 def _average_pool(input: Tensor, output_size: Any) -> Tensor:
     """Pools to one pixel as a mean: vmap runs torch's own way member by member if channels come last."""
     sizes = [output_size] if isinstance(output_size, int) else list(output_size)
@@ -235,6 +274,9 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.batch_norm: _batch_norm,
     F.adaptive_avg_pool2d: _average_pool,
+    F.max_pool2d: _max_pool,
+    torch.max_pool2d: _max_pool,
+    F.avg_pool2d: _average_windows,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
 }

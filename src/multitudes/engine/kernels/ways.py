@@ -97,7 +97,7 @@ _met: list[dict[str, Convolution]] = []
 
 def way_of(x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> str:
     """Returns the way in which x ``[B, M, C, ...]`` and kernels ``[M, K, C / groups, ...]`` run."""
-    if _met or _forced or torch.compiler.is_compiling():
+    if _met or _forced or any(type(size) is not int for size in x.shape):  # symbolic sizes have no hash
         return fastest(Convolution.of(x, kernel, stride, padding, dilation, groups))
     trains = torch.is_grad_enabled() and (x.requires_grad or kernel.requires_grad)
     how = (*stride, *padding, *dilation, groups)
