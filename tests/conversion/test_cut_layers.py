@@ -47,28 +47,32 @@ def test_a_layer_reads_what_is_kept(name: str, m: int) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_gives_what_is_kept(name: str) -> None:
-    """And zeros where the others were."""
+    """And zeros where the others were, which are a channel of the thin layer."""
     layer, x = LAYERS[name][0].double(), LAYERS[name][1].double()
     axis, kept = (-1 if isinstance(layer, nn.Linear) else 1), torch.tensor([[3, 1]]).sort().values
     whole = layer(x)
     expected = torch.zeros_like(whole).index_copy(axis, kept[0], whole.index_select(axis, kept[0]))
     for own in (None, (layer.weight, layer.bias)):
         thin = without_channels(nn.Sequential(layer), 0, [ChannelCut("0", kept, before=False, whole=own)])
-        assert width(thin[0], reads=False) == (2 if own is None else 4)
+        assert width(thin[0], reads=False) == (2 + 1 if own is None else 4)
         assert_same(thin(x), expected)
 
 
 def test_constants_are_carried_over_the_border() -> None:
-    """A dropped channel that always says 2 says so inside, and nothing where the image is padded."""
+    """Dropped channels that always say 2 and 3 say so inside, and nothing where the image is padded."""
     first, second = nn.Conv2d(3, 6, 3, padding=1).double(), nn.Conv2d(6, 4, 3, padding=1).double()
-    x = torch.randn(2, 3, 5, 5).double()
-    middle = first(x)
     dropped = [c for c in range(6) if c not in KEPT[0].tolist()]
-    middle[:, dropped] = 2.0
+    values = torch.arange(2.0, 2.0 + len(dropped)).double()
+    with torch.no_grad():
+        first.weight[dropped] = 0
+        first.bias[dropped] = values
     constants = torch.zeros(2, 6).double()
-    constants[0, dropped] = 2.0
+    constants[0, dropped] = values
     cut = ChannelCut("0", KEPT, before=False, link=Link("0", "1", ()), constants=constants)
-    assert_same(without_channels(nn.Sequential(first, second), 0, [cut])(x), second(middle))
+    x = torch.randn(2, 3, 5, 5).double()
+    thin = without_channels(nn.Sequential(first, second), 0, [cut])
+    assert_same(thin(x), second(first(x)))
+    assert len(dropped) > 1 and width(thin[1], reads=True) == KEPT.shape[1] + 1
 
 
 def test_numbers_are_those_of_the_tensors() -> None:
