@@ -12,7 +12,7 @@ Which is fastest depends on shapes, precision, device and library: `ways.py` dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,9 +79,14 @@ def without_groups(kernel: Tensor, groups: int) -> Tensor:
     return (own * on).flatten(3, 4).flatten(1, 2)
 
 
-@torch.library.register_vmap("multitudes::convolution", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return convolution_of_members(info.batch_size, dims, *args)
+def run_under_vmap(name: str, of_members: Callable[..., tuple[Tensor, int]], library: torch.library.Library) -> None:
+    """Makes vmap run an operator of ours for all members by a function of their number, the member axes, and the arguments."""
+    torch.library.register_vmap(
+        f"multitudes::{name}", lambda info, dims, *args: of_members(info.batch_size, dims, *args), lib=library
+    )
+
+
+run_under_vmap("convolution", convolution_of_members, _library)
 
 
 def _one_kernel(x: Tensor, kernel: Tensor, bias: Tensor | None, dim: int | None, how: tuple[Any, ...]) -> Tensor:

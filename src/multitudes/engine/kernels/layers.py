@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multitudes.engine.kernels.convolution import beside, by_member, first, in_rows, second
+from multitudes.engine.kernels.convolution import beside, by_member, first, in_rows, run_under_vmap, second
 from multitudes.errors import RunError
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
@@ -148,16 +148,6 @@ def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None, dims: Sequenc
     return result.to(dtype)
 
 
-@torch.library.register_vmap("multitudes::linear", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return linear_of_members(info.batch_size, dims, *args)
-
-
-@torch.library.register_vmap("multitudes::attention", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return attention_of_members(info.batch_size, dims, *args)
-
-
-@torch.library.register_vmap("multitudes::batch_norm", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return batch_norm_of_members(info.batch_size, dims, *args)
+run_under_vmap("linear", linear_of_members, _library)
+run_under_vmap("attention", attention_of_members, _library)
+run_under_vmap("batch_norm", batch_norm_of_members, _library)

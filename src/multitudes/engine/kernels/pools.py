@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multitudes.engine.kernels.convolution import beside, by_member, first, in_rows
+from multitudes.engine.kernels.convolution import beside, by_member, first, in_rows, run_under_vmap
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
@@ -57,11 +57,5 @@ def avg_pool2d_of_members(members: int, dims: Sequence[Any], x: Tensor, *how: An
     return _of_members(avg_pool2d, members, dims, x, how)
 
 
-@torch.library.register_vmap("multitudes::max_pool2d", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return max_pool2d_of_members(info.batch_size, dims, *args)
-
-
-@torch.library.register_vmap("multitudes::avg_pool2d", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return avg_pool2d_of_members(info.batch_size, dims, *args)
+run_under_vmap("max_pool2d", max_pool2d_of_members, _library)
+run_under_vmap("avg_pool2d", avg_pool2d_of_members, _library)

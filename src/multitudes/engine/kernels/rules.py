@@ -130,9 +130,7 @@ def _convolution(axes: int) -> Callable[..., Tensor]:
         if padding is None or input.ndim != axes + 2 or weight.ndim != axes + 2 or weight.is_complex():
             return plain(input, weight, bias, stride, "same" if padding is None else padding, dilation, groups)
         args = (input, weight, bias, stride, _numbers(padding, axes), dilation, groups)
-        if torch.compiler.is_compiling():
-            return torch.ops.multitudes.convolution(*args)
-        return _now(torch.ops.multitudes.convolution, convolution, convolution_of_members, args)
+        return _run("convolution", args)
 
     return convolve
 
@@ -153,9 +151,7 @@ def _padding(name: str, kernel: Any, dilation: list[int]) -> list[int] | None:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.linear(input, weight, bias)
-    return _now(torch.ops.multitudes.linear, linear, linear_of_members, (input, weight, bias))
+    return _run("linear", (input, weight, bias))
 
 
 def _attention(
@@ -173,9 +169,7 @@ def _attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     args = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.attention(*args)
-    return _now(torch.ops.multitudes.attention, attention, attention_of_members, args)
+    return _run("attention", args)
 
 
 def _batch_norm(
@@ -189,18 +183,14 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     args = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.batch_norm(*args)
-    return _now(torch.ops.multitudes.batch_norm, batch_norm, batch_norm_of_members, args)
+    return _run("batch_norm", args)
 
 
 def _index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.ndim != 1 or not input.ndim:
         return torch.index_select(input, dim, index)
     args = (input, dim, index)
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.index_select(*args)
-    return _now(torch.ops.multitudes.index_select, index_select, index_select_of_members, args)
+    return _run("index_select", args)
 
 
 def _max_pool(
@@ -218,9 +208,7 @@ def _max_pool(
     args = (input, *how, ceil_mode)
     if input.ndim != 4:
         return max_pool2d(*args)
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.max_pool2d(*args)
-    return _now(torch.ops.multitudes.max_pool2d, max_pool2d, max_pool2d_of_members, args)
+    return _run("max_pool2d", args)
 
 
 def _average_windows(
@@ -236,9 +224,7 @@ def _average_windows(
     args = (input, *how, ceil_mode, count_include_pad, divisor_override)
     if input.ndim != 4:
         return avg_pool2d(*args)
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.avg_pool2d(*args)
-    return _now(torch.ops.multitudes.avg_pool2d, avg_pool2d, avg_pool2d_of_members, args)
+    return _run("avg_pool2d", args)
 
 
 def _average_pool(input: Tensor, output_size: Any) -> Tensor:
@@ -249,8 +235,21 @@ def _average_pool(input: Tensor, output_size: Any) -> Tensor:
     return F.adaptive_avg_pool2d(input, output_size)
 
 
-def _now(operator: Any, plain: Callable[..., Tensor], of_members: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
-    """Runs an operator's rule at once. The dispatcher would find it too, and take as long as a small layer for that."""
+OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, int]]]] = {
+    "convolution": (convolution, convolution_of_members), "linear": (linear, linear_of_members),
+    "attention": (attention, attention_of_members), "batch_norm": (batch_norm, batch_norm_of_members),
+    "index_select": (index_select, index_select_of_members), "max_pool2d": (max_pool2d, max_pool2d_of_members),
+    "avg_pool2d": (avg_pool2d, avg_pool2d_of_members),
+}  # fmt: skip
+"""Operators by name: what computes one network's layer, and what computes the layer of all members."""
+
+
+def _run(name: str, args: tuple[Any, ...]) -> Tensor:
+    """Runs an operator: by the dispatcher in a compiled call, else at once, since that takes as long as a small layer."""
+    operator = getattr(torch.ops.multitudes, name)
+    if torch.compiler.is_compiling():
+        return operator(*args)
+    plain, of_members = OPERATORS[name]
     current, members = functorch.maybe_current_level(), 0
     dims: list[Any] = [None] * len(args)
     values = list(args)

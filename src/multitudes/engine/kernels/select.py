@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.engine.kernels.convolution import beside, by_member, channels_last, second
+from multitudes.engine.kernels.convolution import beside, by_member, channels_last, run_under_vmap, second
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define("index_select(Tensor x, int axis, Tensor index) -> Tensor")
@@ -46,6 +46,4 @@ def index_select_of_members(members: int, dims: Sequence[Any], x: Tensor, axis: 
     return y.unflatten(axis, index.shape), axis
 
 
-@torch.library.register_vmap("multitudes::index_select", lib=_library)  # type: ignore[untyped-decorator]
-def _(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return index_select_of_members(info.batch_size, dims, *args)
+run_under_vmap("index_select", index_select_of_members, _library)
