@@ -10,7 +10,7 @@ from multitudes.method import Method
 from multitudes.report.row import Row
 from multitudes.shell.jobs import Job
 from multitudes.shell.reproduce.ours import METHODS
-from multitudes.shell.reproduce.work.image_jobs import image_job
+from multitudes.shell.reproduce.work.image_jobs import image_job, on_gpu
 from multitudes.training.paper_recipe import Entry
 from multitudes.training.recipe import Recipe
 
@@ -30,11 +30,12 @@ def fashion_mnist(job: str, scale: str, root: Root) -> Job:
     about = "Every method on Fashion-MNIST by the same budget."
     if scale == "smoke":
         return image_job("fashion", rows, scale, root, about=about)
+    rows = {row: on_gpu(entry) for row, entry in rows.items()}
     test = data.fashion_mnist("test", root)
     return Job(
         name=job, network=rows["single"].network, train=data.fashion_mnist("train", root), test=test,
-        ood={"mnist": data.mnist("test", root).like(test)}, rows=rows, recipe=RECIPE, scoring={"intervals": 0}, about=about,
-        epoch="last",
+        ood={"mnist": data.mnist("test", root).like(test)}, rows=rows, recipe=rows["single"].recipe, scoring={"intervals": 0},
+        about=about, epoch="last",
     )  # fmt: skip
 
 
