@@ -236,9 +236,10 @@ class TestAutocast:
         for output in wanted:
             (output.float().square().sum() * 128).backward()
         assert all(p.grad.dtype == torch.float32 and bool(p.grad.isfinite().all()) for p in ens.parameters())
-        for name, parameter in ens.named_parameters():
-            own = torch.stack([one.get_parameter(name).grad for one in nets])
-            assert float((parameter.grad - own).norm() / own.norm().clamp(min=1e-3)) < 3e-2, name
+        plain = {name: torch.stack([one.get_parameter(name).grad for one in nets]) for name, _ in ens.named_parameters()}
+        largest = max(float(own.norm()) for own in plain.values())
+        for name, parameter in ens.named_parameters():  # a bias before a norm has no gradient but rounding
+            assert float((parameter.grad - plain[name]).norm()) < 3e-2 * max(float(plain[name].norm()), 0.01 * largest), name
 
     def test_a_step_with_a_scaler(self) -> None:
         """fp16 with torch's gradient scaler and clipping for each member: the loss falls."""

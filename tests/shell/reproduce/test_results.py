@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multitudes.errors import FileError
-from multitudes.shell.reproduce.comparison import compared, markdown
+from multitudes.shell.reproduce.comparison import Cell, cell, compared, markdown
 from multitudes.shell.reproduce.item import Column, Item, Scale, printed
 from multitudes.shell.reproduce.results import Measured, Result, load, load_all
 
@@ -39,6 +39,18 @@ def test_ours_stand_beside_theirs(tmp_path: Path) -> None:
     assert cells["Single"]["Acc"].shown() == "94.1 ± 0.4" and cells["Single"]["Acc"].difference() == "+0.1"
     assert cells["Deep"]["Size"].ours == 2.0 and cells["Deep"]["Size"].theirs is None
     assert markdown(ITEM, found).splitlines()[2] == "| Single | 94.1 ± 0.4 | 94.0 | 2 |"
+
+
+def test_numbers_without_theirs_have_the_digits_that_runs_agree_on() -> None:
+    assert Cell(93.3912, 0.2078, None, 3).shown() == "93.39 ± 0.21"
+    assert Cell(0.25951, 0.0119, None, 3).shown() == "0.260 ± 0.012"
+    assert Cell(12_345.6, 250.0, None, 3).shown() == "12,346 ± 250" and Cell(0.5, 0.0, None, 3).shown() == "0.5"
+
+
+def test_a_count_says_of_how_many_runs() -> None:
+    runs = tuple(Measured(seed=seed, scores={"better": float(seed != 1)}) for seed in range(3))
+    result = Result(item=ITEM.name, scale="small", label="Deep", runs=runs)
+    assert cell(result, Column("better", over="count"), None).shown() == "2 of 3"
 
 
 def test_scores_of_old_files_have_their_present_names(tmp_path: Path) -> None:

@@ -27,13 +27,21 @@ class Cell:
     """Standard deviation, or standard error, over runs; None for one run."""
     theirs: Number | None
     runs: int = 0
+    counted: bool = False
+    """True if `ours` is the number of runs in which something holds."""
 
     def shown(self) -> str:
-        """Our number, with as many digits as theirs and one more."""
+        """Our number with the digits of theirs; without theirs, with the digits that its deviation leaves."""
         if self.ours is None:
             return ""
-        text = number_text(self.ours, self.theirs)
-        return text if not self.deviation else f"{text} ± {number_text(self.deviation, self.theirs)}"
+        if self.counted:
+            return f"{self.ours:.0f} of {self.runs}"
+        if not self.deviation:
+            return number_text(self.ours, self.theirs)
+        if self.theirs is None and math.isfinite(self.deviation):
+            digits = max(0, 1 - math.floor(math.log10(self.deviation)))
+            return f"{self.ours:,.{digits}f} ± {self.deviation:.{digits}f}"
+        return f"{number_text(self.ours, self.theirs)} ± {number_text(self.deviation, self.theirs)}"
 
     def difference(self) -> str:
         """Ours minus theirs."""
@@ -56,6 +64,8 @@ def cell(result: Result, column: Column, theirs: Number | None) -> Cell:
     values = result.values(column)
     if not values:
         return Cell(None, None, theirs)
+    if column.over == "count":
+        return Cell(math.fsum(values), None, theirs, len(values), counted=True)
     mean = math.fsum(values) / len(values)
     square = math.fsum((value - mean) ** 2 for value in values)
     deviation = math.sqrt(square / (len(values) - 1)) if len(values) > 1 else None

@@ -81,8 +81,9 @@ class Column(NamedTuple):
     divided by that of the single network, `measured/...` a further number of the job. {key} is the row's own."""
     factor: float = 1.0
     """What the score is multiplied by to be as printed: 100 for percents."""
-    over: Literal["mean", "error", "sd"] = "mean"
-    """How runs are summarised: by their mean ± standard deviation, mean ± standard error, or the standard deviation itself."""
+    over: Literal["mean", "error", "sd", "count"] = "mean"
+    """How runs are summarised: by their mean ± standard deviation, mean ± standard error, the standard deviation itself, or
+    the number of runs in which the score is 1 and not 0."""
 
 
 class Place(NamedTuple):

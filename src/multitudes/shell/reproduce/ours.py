@@ -16,10 +16,10 @@ SCORES = {"Acc": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc"}
 
 COLUMNS = {
     "Acc": Column("accuracy", 100), "NLL": Column("nll"), "ECE": Column("ece"), "AUROC": Column("ood/auroc/msp", 100),
-    **{f"{name} better": Column(f"measured/better/{score}", 100) for name, score in SCORES.items()},
+    **{f"{name} better": Column(f"measured/better/{score}", over="count") for name, score in SCORES.items()},
     "cost of a call": Column("relative/multiply_adds"),
 }  # fmt: skip
-"""Scores, and the share of seeds, in percent, in which a method is better than the single network of the same seed."""
+"""Scores, and the number of seeds in which a method is better than the single network of the same seed."""
 
 ITEMS = (
     Item(
@@ -31,6 +31,12 @@ ITEMS = (
         columns=COLUMNS,
         rows={label: Place(row, ("fashion-mnist",)) for label, row in METHODS.items()},
         derives="derive_better",
+        misses="All methods but naive multihead have a lower NLL than the single network in every seed. MIMO and Masksembles"
+        " pay with accuracy: at their default settings a network of this size has little room for several. Digits are"
+        " detected worse than by the single network in nearly every seed: it is overconfident, so that nearly all its"
+        " test images are at a probability of one, and whatever falls below stands out; the ensembles are less sure "
+        "of test images too (inferred from ECE). By the energy, which does not saturate, Packed is ahead of it in two"
+        " of three seeds.",
         scales={
             "smoke": Scale(
                 time="seconds", jobs=("fashion-mnist",), rows=("Single", "Packed", "MCDropout"),
