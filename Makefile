@@ -73,7 +73,7 @@ format: $(ready)
 	@echo "Installing multitudes and timm into .venv-zoo: once, a few minutes"
 	python3 -m venv .venv-zoo
 	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e . hypothesis pytest \
-		pytest-xdist timm mapie pandas pytorch-ood scikit-learn torch-geometric transformers
+		pytest-xdist timm mapie pandas pytorch-ood scikit-learn torch-geometric transformers triton
 	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt torchcp  # asks for a loss's compiler
 	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt laplace-torch \
 		asdfghjkl==0.1a4 backpack-for-pytorch curvlinops-for-pytorch einconv einops jaxtyping lightning-utilities linear_operator \

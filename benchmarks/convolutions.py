@@ -1,6 +1,7 @@
 """Times the ways in which convolutions of members can run, on the shapes of a packed ResNet: what `ens.tune` measures.
 
 python benchmarks/convolutions.py [--device cuda] [--rows 128 1024] [--dtype bfloat16]
+python benchmarks/convolutions.py --fused       # with bias, residual and ReLU: one kernel, and one by one, beside the time of the bytes
 python benchmarks/convolutions.py --widths      # one plain convolution for 16 images on one core, by the number of channels
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -39,6 +42,61 @@ def time_widths() -> None:
         print(f"{channels} channels: {statistics.median(spent):.2f} ms")
 
 
+def time_fused(members: int, rows: int, dtype: torch.dtype) -> None:
+    """Prints the milliseconds of convolutions with what follows them, on a GPU: in one kernel, and as operations of torch."""
+    speed = _bytes_per_second()
+    for shape in SHAPES:
+        channels, out, size, stride, _ = shape
+        in_one, one_by_one, moved = fused_calls(shape, members, rows, dtype)
+        torch.testing.assert_close(in_one(), one_by_one(), rtol=0.05, atol=0.05)
+        times = f"one kernel {_gpu_milliseconds(in_one):.3f}, one by one {_gpu_milliseconds(one_by_one):.3f}"
+        layer = f"{rows} rows, {channels} to {out}, {size} x {size} / {stride}"
+        print(f"{layer}: {times}, bytes alone {1e3 * moved / speed:.3f}")
+
+
+def fused_calls(
+    shape: tuple[int, ...], members: int, rows: int, dtype: torch.dtype
+) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor], int]:
+    """Returns a layer's run in one kernel, its run one by one, and the bytes that it must read and write."""
+    from multitudes.engine.kernels.fused import fused_kernel
+
+    channels, out, size, stride, image = shape
+    last: Any = {"memory_format": torch.channels_last}
+    make: Any = {"device": "cuda", "dtype": dtype}
+    how: Any = ([stride] * 2, [size // 2] * 2, [1, 1])
+    x = torch.randn(rows, members * channels, image, image, **make).to(**last)
+    kernel = (torch.randn(members * out, channels, size, size, **make) / (channels * size**2) ** 0.5).to(**last)
+    bias = torch.randn(members * out, **make)
+    other = torch.randn_like(torch.nn.functional.conv2d(x, kernel, bias, *how, members))
+
+    def one_by_one() -> torch.Tensor:
+        return torch.relu(torch.nn.functional.conv2d(x, kernel, bias, *how, members) + other)
+
+    def in_one() -> torch.Tensor:
+        return fused_kernel(x, kernel, bias, other, members, True, *how)
+
+    return in_one, one_by_one, x.nbytes + 2 * other.nbytes + kernel.nbytes
+
+
+def _bytes_per_second() -> float:
+    """Measures how fast the GPU copies."""
+    x = torch.empty(2**28, device="cuda")
+    y = torch.empty_like(x)
+    return 2e3 * x.nbytes / _gpu_milliseconds(lambda: y.copy_(x))
+
+
+def _gpu_milliseconds(call: Callable[[], Any], turns: int = 10) -> float:
+    times = []
+    for turn in range(turns + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times += [start.elapsed_time(end)] if turn > 2 else []
+    return statistics.median(times)
+
+
 def main() -> None:
     """Prints one line per shape: the milliseconds of each way, and the way that would be chosen."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -47,11 +105,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--widths", action="store_true")
+    parser.add_argument("--fused", action="store_true")
     arguments = parser.parse_args()
     if arguments.widths:
         time_widths()
         return
     torch.backends.cudnn.benchmark = True
+    if arguments.fused:
+        for rows in arguments.rows:
+            time_fused(arguments.members, rows, getattr(torch, arguments.dtype))
+        return
     for rows in arguments.rows:
         for channels, out, size, stride, image in SHAPES:
             for trains in (False, True):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine.counting import multiply_adds
-from multitudes.models import ResNet
+from multitudes.models import ResNet, resnet18
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -257,6 +257,24 @@ class TestAutocast:
             scaler.update()
             losses.append(loss.item())
         assert losses[-1] < losses[0]
+
+
+class TestFrozen:
+    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_one_kernel_for_a_layer_and_what_follows(self, dtype: torch.dtype, compiled: bool) -> None:
+        """The frozen ensemble gives what the ensemble gives, up to the precision of the products, and runs the kernel."""
+        torch._dynamo.reset()
+        ens = mt.ensemble(resnet18(width=0.5), mt.Packed(members=4), torch.randn(2, 3, 32, 32), seed=0)
+        ens = ens.to("cuda", memory_format=torch.channels_last).eval()
+        frozen = ens.freeze().to("cuda", memory_format=torch.channels_last)
+        x = torch.randn(6, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+        run = torch.compile(frozen) if compiled else frozen
+        with torch.no_grad(), torch.autocast("cuda", dtype), torch.profiler.profile() as profile:
+            found, wanted = run(x), ens(x)
+        assert found.dtype == wanted.dtype == dtype
+        torch.testing.assert_close(found, wanted, rtol=3e-2, atol=3e-2 * float(wanted.abs().max()))
+        assert any("fused_kernel" in event.key for event in profile.key_averages())
 
 
 class TestChannelsLast:

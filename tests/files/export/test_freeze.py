@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from laws import METHODS
 from torch import Tensor, nn
 from zoo import FIVE, ZOO, refusal
 
 import multitudes as mt
 from multitudes.files.export.freeze import FrozenNetwork
+from multitudes.files.export.fuse import FUSED
 
 PAIRS = [
     (name, case)
@@ -141,3 +144,54 @@ def test_the_ensemble_stays_as_it_was(ens: mt.Ensemble) -> None:
     torch.testing.assert_close(ens.freeze(x)(x), wanted, rtol=1e-4, atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in ens.state_dict().items())
     assert ens.training and not ens.template.get_submodule("bn_a").training
+
+
+class Flat(nn.Module):
+    """Pools, and a flattened image before the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns class scores."""
+        return self.head(F.adaptive_avg_pool2d(F.avg_pool2d(self.first(x).relu(), 2), 2).flatten(1))
+
+
+def test_images_whose_channels_come_last() -> None:
+    ens = mt.ensemble(Flat(), mt.Packed(members=4), torch.randn(2, 3, 8, 8), seed=0).eval()
+    frozen, x = ens.freeze(), torch.randn(5, 3, 8, 8)
+    for executor in frozen.engine.proven["eval"]:
+        frozen.engine.picked["eval"] = executor
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.testing.assert_close(frozen(x.to(memory_format=torch.channels_last)), ens(x))
+
+
+class Branches(nn.Module):
+    """Convolutions whose results go to several places, or meet something of another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Conv2d(size, 4, 3, padding=1) for size in (3, 4, 4, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns class scores."""
+        a = self.a(x)  # read twice: neither ReLU nor sum belongs to it
+        b = torch.relu(self.b(a.relu()) + a)  # a residual
+        c = torch.relu(self.c(b) + b.mean((2, 3), keepdim=True))  # another shape: the sum stays, and so does the ReLU
+        d = self.d(c)
+        return self.head((d + d).mean((2, 3)))  # twice the same
+
+
+def test_what_is_fused() -> None:
+    """ReLU and a residual of the same shape, if nothing else reads what is between."""
+    ens = mt.ensemble(Branches(), mt.Deep(members=2), torch.randn(2, 3, 8, 8), seed=0).eval()
+    frozen, x = ens.freeze(), torch.randn(3, 3, 8, 8)
+    graph = frozen.template.graph.graph  # type: ignore[union-attr]
+    found = [(node.args[3] is not None, node.args[4]) for node in graph.nodes if node.target is FUSED]
+    assert found == [(False, False), (True, True), (False, False), (False, False)]
+    assert [node.target for node in graph.nodes].count(F.relu) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), ens(x))

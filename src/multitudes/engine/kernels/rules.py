@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
 from multitudes.engine.kernels.convolution import convolution, convolution_of_members
+from multitudes.engine.kernels.fused import fused, fused_of_members
 from multitudes.engine.kernels.layers import (
     attention,
     attention_of_members,
@@ -37,6 +38,8 @@ from multitudes.engine.kernels.ways import HALF
 is_wrapped = functorch.is_functorch_wrapped_tensor
 
 SINGLE = (torch.float32,)
+
+FUSED = torch.ops.multitudes.fused.default
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""
@@ -74,6 +77,8 @@ class Together(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:  # a function of functions: the rules apply inside it
                 return _attention_inside(*args, **kwargs)
+        if func is FUSED:
+            return self._fused(*args)
         if self.dtype is not None and (what := self.policy.get(getattr(func, "__name__", ""))) is not None:
             if what == LOWERED:
                 args, kwargs = _cast(args, kwargs, SINGLE, self.dtype)
@@ -93,6 +98,12 @@ class Together(TorchFunctionMode):
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
+
+    def _fused(self, x: Tensor, kernel: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
+        """Runs a convolution with what follows it; autocast has the convolution in lower precision."""
+        if self.dtype is not None:
+            (x, kernel, bias), _ = _cast((x, kernel, bias), {}, SINGLE, self.dtype)
+        return _run("fused", (x, kernel, bias, *more))
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
         """Drops between recurrent layers, as a dropout function would under this mode."""
@@ -239,7 +250,7 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, in
     "convolution": (convolution, convolution_of_members), "linear": (linear, linear_of_members),
     "attention": (attention, attention_of_members), "batch_norm": (batch_norm, batch_norm_of_members),
     "index_select": (index_select, index_select_of_members), "max_pool2d": (max_pool2d, max_pool2d_of_members),
-    "avg_pool2d": (avg_pool2d, avg_pool2d_of_members),
+    "avg_pool2d": (avg_pool2d, avg_pool2d_of_members), "fused": (fused, fused_of_members),
 }  # fmt: skip
 """Operators by name: what computes one network's layer, and what computes the layer of all members."""
 

@@ -26,6 +26,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.files.export.compaction import compacted
 from multitudes.files.export.factors import fold_factors
+from multitudes.files.export.fuse import fuse
 from multitudes.files.export.members import IGNORED
 from multitudes.files.export.norms import NORM, fold_norms, name_of
 from multitudes.files.export.trace import MemberGraph, trace_member
@@ -113,16 +114,21 @@ def graph_module(graph: MemberGraph) -> fx.GraphModule:
         elif node.op == "call_function" and name_of(node) not in IGNORED:
             args, kwargs = (fx.map_arg(given, found.__getitem__) for given in (node.args, node.kwargs))
             found[node] = new.call_function(_function_of(node), args, kwargs)
+            found[node].meta = node.meta
     new.output(found[graph.output])
     new.eliminate_dead_code()
+    fuse(new)
     return fx.GraphModule(root, new)
 
 
 _FUNCTIONS: dict[str, Any] = {
     "conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d, "linear": F.linear, "relu": F.relu, "matmul": torch.matmul,
-    "scaled_dot_product_attention": F.scaled_dot_product_attention,
+    "scaled_dot_product_attention": F.scaled_dot_product_attention, "add": torch.add, "mul": torch.mul, "gelu": F.gelu,
+    "silu": F.silu, "hardswish": F.hardswish, "max_pool2d": F.max_pool2d, "avg_pool2d": F.avg_pool2d,
+    "adaptive_avg_pool2d": F.adaptive_avg_pool2d, "index_select": torch.index_select, "view": torch.reshape,
 }  # fmt: skip
-"""Functions of torch that take the arguments of an operation of a graph, by its name."""
+"""Functions of torch that take the arguments of an operation of a graph, by its name. Vmap has rules for them; `reshape` also
+takes images whose channels come last."""
 
 
 def _function_of(node: fx.Node) -> Any:
