@@ -1,7 +1,7 @@
 """Times the ways in which convolutions of members can run, on the shapes of a packed ResNet: what `ens.tune` measures.
 
 python benchmarks/convolutions.py [--device cuda] [--rows 128 1024] [--dtype bfloat16]
-python benchmarks/convolutions.py --fused       # with bias, residual and ReLU: one kernel, and one by one, beside the time of the bytes
+python benchmarks/convolutions.py --fused       # with bias, residual and ReLU: in one kernel, one by one, and bytes alone
 python benchmarks/convolutions.py --widths      # one plain convolution for 16 images on one core, by the number of channels
 """
 
