@@ -35,6 +35,7 @@ from multitudes.engine.proof.outcome import (
     without_dropout,
     without_modules,
 )
+from multitudes.engine.proof.stored import what_is_stored
 from multitudes.engine.replay import Replay
 from multitudes.engine.state import MODES, Engine, Traits, shared_write, write_back
 from multitudes.engine.vmap import run_vmap
@@ -276,7 +277,7 @@ class Trial:
             loop = self._outcomes[_key("loop", mode)] = replace(loop, random=random)
             differs = None if loop.random else self._difference_from_plain(mode)
         if differs:
-            raise RunError(f"members are not independent ({mode}): {differs}. {FORGET}")
+            raise RunError(f"members are not independent ({mode}): {differs}. {self._stored(mode)}")
         if not self.backward:
             return
         if self.large and not loop.random:
@@ -285,7 +286,10 @@ class Trial:
             tried = leaks(self.copy(), self.inputs, "loop", run_loop, [mode])
         for name, leak in tried:
             if leak:
-                raise RunError(f"members are not independent ({name}): {leak}. {FORGET}")
+                raise RunError(f"members are not independent ({name}): {leak}. {self._stored(mode)}")
+
+    def _stored(self, mode: str) -> str:
+        return what_is_stored(lambda: plain_member(self.copy(), 0), self.inputs, mode)
 
     def _mark_wrong_statistics(self, mode: str) -> None:
         """Marks shared norms as coupled whose statistics differ from those of a single network (a checkpointed trunk)."""
@@ -390,9 +394,6 @@ def trains_as_in_eval(copy: Callable[[], Engine], inputs: Inputs, evaluation: Ou
 
 class SharedWrite(RunError):
     """Raised when each member sets a shared buffer to another value."""
-
-
-FORGET = "Forward must not store values for later calls"
 
 
 def plain_member(engine: Engine, m: int) -> nn.Module:

@@ -113,6 +113,10 @@ class Attempt:
                 return "impossible" if any(text in str(error) for text in BY_DEFINITION) else "refused", str(error)
             last = traceback.extract_tb(error.__traceback__)[-1]
             return "error", f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
+        except BaseException as error:  # safetensors panics where Python has no memory left
+            if type(error).__name__ != "PanicException":
+                raise
+            return "memory", "more memory was asked for than is allowed"
         return ("wrong", "; ".join(self.broken)) if self.broken else ("ok", "")
 
     def _compare(self) -> None:
