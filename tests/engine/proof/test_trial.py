@@ -247,3 +247,24 @@ class TestMemory:
         assert light[shared].data_ptr() == stored[shared].data_ptr() != whole[shared].data_ptr()
         assert light[own].data_ptr() != stored[own].data_ptr()
         assert torch.equal(light[own], stored[own][:2])
+
+
+class DropsPaths(nn.Module):
+    """Drops a whole residual of some rows in training, as stochastic depth does, without a dropout module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        kept = torch.rand_like(x[:, :1]).round() if self.training else 1.0
+        return self.head(x + kept * self.inner(x).tanh())
+
+
+def test_noise_of_training_says_nothing_of_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training step of slots is not compared with outputs in eval mode, so that double precision need not decide."""
+    doubled: list[Any] = []
+    monkeypatch.setattr(slots, "doubled", lambda *given: doubled.append(given))
+    ens = mt.ensemble(DropsPaths().float(), mt.MIMO(members=3), torch.randn(4, 6).float(), seed=0)
+    assert ens.engine.traits.vmap_per_member and not doubled

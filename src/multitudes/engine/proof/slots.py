@@ -64,7 +64,8 @@ def prove_slots(
     trial.traits = replace(trial.traits, slot_norms=norms_of_slots(trial, inputs))
     engine.traits = replace(engine.traits, slot_norms=trial.traits.slot_norms)
     why, step = _training_step(engine, example, run_vmap) if trains else (None, None)  # first: dropout fails at once
-    known = step if quick and not engine.shared_norms and not _drops(engine) else None
+    same = "train" not in plain and not engine.shared_norms and not _drops(engine)  # training runs what eval mode runs
+    known = step if quick and same else None
     why = why or _decided(functools.partial(_obstacle_of_vmap, quick=quick, known=known), trial, inputs, plain, quick)
     if why is not None:
         why = _decided(_obstacle_of_turns, trial, inputs, plain, quick)
@@ -186,6 +187,8 @@ def _obstacle_of_vmap(
     None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs. `known` is its
     outcome on different inputs.
     """
+    if plain.random and mode == "train":  # nothing to compare, and a step has been taken
+        return None
     equal, other = stack_slots([inputs] * engine.members, engine.batch_axis), different_inputs(engine, inputs)
     vmap = functools.partial(run_vmap, per_member=True)
     with _without_norms(engine, mode):
