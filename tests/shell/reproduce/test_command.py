@@ -36,6 +36,28 @@ def test_an_item_writes_rows_and_figures_and_is_not_computed_twice(tmp_path: Pat
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == files
 
 
+def test_the_rows_of_an_interrupted_command_are_computed_again(tmp_path: Path) -> None:
+    words = ["reproduce", "masksembles/fig-3", "--seeds", "3", "--out", str(tmp_path)]
+    RUNNER.invoke(app, words)
+    folder = tmp_path / "masksembles" / "fig-3" / "smoke"
+    files = sorted(folder.iterdir())
+    assert folder / "masks.png" in files, "figures are drawn with any seed"
+    (folder / "n-4-s-2.json").unlink()  # as if the command had been killed between two rows
+    RUNNER.invoke(app, words)
+    assert sorted(folder.iterdir()) == files
+
+
+def test_a_damaged_row_is_answered_before_the_work_and_replaced_by_force(tmp_path: Path) -> None:
+    words = ["reproduce", "masksembles/fig-3", "--out", str(tmp_path)]
+    RUNNER.invoke(app, words)
+    file = tmp_path / "masksembles" / "fig-3" / "smoke" / "n-4-s-2.json"
+    whole = file.read_text()
+    file.write_text("{")
+    refused = RUNNER.invoke(app, words)
+    assert refused.exit_code != 0 and "--force" in str(refused.exception) and file.read_text() == "{"
+    assert RUNNER.invoke(app, [*words, "--force"]).exit_code == 0 and file.read_text() == whole
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -43,8 +65,10 @@ def test_an_item_writes_rows_and_figures_and_is_not_computed_twice(tmp_path: Pat
         (("packed/table-1", "smal", "", ()), "did you mean 'small'"),
         (("mimo/table-4", "small", "", ()), "mimo/table-4 has no --scale small: it has full"),
         (("packed/table-1", "small", "a", ()), "not whole numbers"),
-        (("packed/table-1", "small", "", ("swag",)), "no row of packed/table-1 has such a label"),
+        (("packed/table-1", "small", "", ("swag",)), "no row of packed/table-1 at small has such a label"),
+        (("packed/table-1", "small", "", ("r50",)), "at small has such a label. There are Single Model, C10, R18"),
         (("masksembles/fig-3", "small", "", ("single",)), "leave out --only"),
+        (("mimo/table-3", "small", "", ("wide",)), "computed at once at small: leave out --only"),
     ],
 )
 def test_mistakes_are_answered(words: tuple[str, str, str, tuple[str, ...]], answer: str) -> None:

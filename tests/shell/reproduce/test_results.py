@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ def test_runs_with_other_seeds_are_added(tmp_path: Path) -> None:
     row("Single", 0.7, seed=1).save(tmp_path)
     file = row("Single", 0.6).save(tmp_path)  # replaces seed 0
     assert [(run.seed, run.scores["accuracy"]) for run in load(file).runs] == [(0, 0.6), (1, 0.7)]
+
+
+def test_a_run_that_is_read_again_keeps_its_date_its_device_and_what_follows_from_other_rows(tmp_path: Path) -> None:
+    first = replace(row("Single", 0.5).runs[0], date="2026-01-01", versions={"device": "GPU"}, measured={"better/nll": 1.0})
+    Result(item=ITEM.name, scale="small", label="Single", runs=(first,)).save(tmp_path)
+    again = replace(first, date="2026-02-02", versions={"device": "CPU"}, measured={"minutes": 2.0})
+    file = Result(item=ITEM.name, scale="small", label="Single", runs=(again,)).save(tmp_path)
+    kept = load(file).runs[0]
+    assert kept.date == "2026-01-01" and kept.versions == {"device": "GPU"}
+    assert kept.measured == {"better/nll": 1.0, "minutes": 2.0}
+    other = replace(again, scores={"accuracy": 0.6})
+    new = load(Result(item=ITEM.name, scale="small", label="Single", runs=(other,)).save(tmp_path)).runs[0]
+    assert new.date == "2026-02-02" and new.measured == {"minutes": 2.0}
 
 
 def test_ours_stand_beside_theirs(tmp_path: Path) -> None:
@@ -62,6 +76,10 @@ def test_scores_of_old_files_have_their_present_names(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     file = row("Single", 0.5).save(tmp_path)
+    for text in ("{}", '{"format": 1, "item": "a", "scale": "small", "label": "b", "runs": []}'):
+        file.write_text(text)
+        with pytest.raises(FileError, match="holds no row"):
+            load(file)
     file.write_text("{}")
     with pytest.raises(FileError, match="holds no row"):
         load(file)

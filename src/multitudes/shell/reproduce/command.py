@@ -45,12 +45,14 @@ def check(name: str, scale: str, seeds: str, only: Sequence[str]) -> Wanted:
     at = item.at(scale)
     parts = [part.strip().lower() for part in only if part.strip()]
     if parts:
-        if not item.rows:
-            raise InputError(f"{name} is computed at once: leave out --only")
-        every = at.rows or tuple(item.rows)
+        if not at.jobs:
+            raise InputError(f"{name} is computed at once at {scale}: leave out --only")
+        every = tuple(item.rows_at(scale))
         labels = [label for label in every if any(_means(part, label, every) for part in parts)]
         if not labels:
-            raise InputError(f"--only {' --only '.join(only)}: no row of {name} has such a label. There are {'; '.join(every)}")
+            raise InputError(
+                f"--only {' --only '.join(only)}: no row of {name} at {scale} has such a label. There are {'; '.join(every)}"
+            )
         item = replace(item, scales={**item.scales, scale: replace(at, rows=tuple(labels))})
     return Wanted(item, scale, tuple(typed.seeds(seeds)) if seeds else None)
 
@@ -146,7 +148,7 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="run on Ray on this machine")] = False,
     ray_address: Annotated[str | None, typer.Option(help="run on the Ray cluster at this address, such as auto")] = None,
-    force: Annotated[bool, typer.Option("--force", help="compute again what is in --out")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace rows that are damaged or of other settings, and compute again what is not trained")] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
