@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from multitudes.errors import InputError
 from multitudes.shell.commands import app
 from multitudes.shell.reproduce.catalog import ITEMS
-from multitudes.shell.reproduce.command import check
+from multitudes.shell.reproduce.command import check, list_table, listed
 
 RUNNER = CliRunner()
 
@@ -23,6 +25,14 @@ def test_all_items_are_listed() -> None:
     listed = json.loads(shown.stdout)
     assert [one["name"] for one in listed] == list(ITEMS)
     assert all(one["scales"] for one in listed)
+
+
+def test_the_list_is_readable_in_a_terminal_of_80_columns() -> None:
+    table = list_table(listed(Path("nowhere")))
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) < 3.5 * len(ITEMS) and not any("…" in line for line in lines)
 
 
 def test_an_item_writes_rows_and_figures_and_is_not_computed_twice(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from multitudes.errors import FileError
-from multitudes.shell.reproduce.comparison import Cell, cell, compared, markdown
+from multitudes.shell.reproduce.catalog import ITEMS
+from multitudes.shell.reproduce.comparison import Cell, cell, compared, markdown, rich_table
 from multitudes.shell.reproduce.item import Column, Item, Scale, printed
 from multitudes.shell.reproduce.results import Measured, Result, load, load_all
 
@@ -55,6 +56,16 @@ def test_ours_stand_beside_theirs(tmp_path: Path) -> None:
     assert markdown(ITEM, found).splitlines()[2] == "| Single | 94.1 ± 0.4 | 94.0 | 2 |"
 
 
+def test_a_terminal_names_every_row_also_one_without_the_first_column(tmp_path: Path) -> None:
+    row("Single", 0.94).save(tmp_path)
+    bare = Measured(seed=0, scores={}, cost={"parameters": 8.0, "single_parameters": 4.0})
+    Result(item=ITEM.name, scale="small", label="Deep", runs=(bare,)).save(tmp_path)
+    table = rich_table(ITEM, load_all(tmp_path, ITEM, "small"))
+    assert list(table.columns[0].cells) == ["Single", "", "Deep"]
+    assert list(table.columns[4].cells) == ["+0.0", "", ""], "94 is printed as 94.0"
+    assert Cell(93.96, None, ITEM.printed.rows["Single"]["Acc"], 1).difference() == "+0.0", "not −0.0"
+
+
 def test_numbers_without_theirs_have_the_digits_that_runs_agree_on() -> None:
     assert Cell(93.3912, 0.2078, None, 3).shown() == "93.39 ± 0.21"
     assert Cell(0.25951, 0.0119, None, 3).shown() == "0.260 ± 0.012"
@@ -83,3 +94,16 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(FileError, match="holds no row"):
         load(file)
+
+
+def test_published_rows_say_what_their_items_say() -> None:
+    """What is printed, and what differs, may be corrected later: then in the files too. Every run says what it was."""
+    results = Path(__file__).parents[3] / "results"
+    found = [one for item in ITEMS.values() for scale in ("small", "full") for one in load_all(results, item, scale)]
+    assert len(found) > 200
+    for one in found:
+        item = ITEMS[one.item]
+        assert one.differs == item.at(one.scale).differs, f"{one.item}, {one.label}"
+        beside = {name: number.value for name, number in item.beside(one.label, one.scale).items()}
+        assert one.printed == beside, f"{one.item}, {one.label}"
+        assert all(run.budget and run.date and run.versions and run.command for run in one.runs), f"{one.item}, {one.label}"

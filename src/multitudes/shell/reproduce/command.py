@@ -78,15 +78,15 @@ def listed(results: Path) -> list[dict[str, Any]]:
 
 
 def list_table(items: Sequence[dict[str, Any]]) -> Table:
-    """Formats the list of items for a terminal."""
+    """Formats the list of items for a terminal of 80 columns; scales whose rows are published have a star."""
     from rich.table import Table
 
-    table = Table()
-    for name in ("item", "what it shows", *SCALES, "printed", "published"):
-        table.add_column(name, no_wrap=name == "item")
+    table = Table(box=None, caption="* published rows: docs/results.md", caption_justify="left")
+    for name in ("item", "what it shows", *SCALES, "printed"):
+        table.add_column(name, no_wrap=name != "what it shows", justify="right" if name == "printed" else "left")
     for one in items:
-        times = [one["scales"].get(scale, "") for scale in SCALES]
-        table.add_row(one["name"], one["title"], *times, str(one["printed"] or ""), ", ".join(one["published"]))
+        times = [one["scales"].get(scale, "") + ("*" if scale in one["published"] else "") for scale in SCALES]
+        table.add_row(one["name"], one["title"], *times, str(one["printed"] or ""))
     return table
 
 
@@ -148,7 +148,12 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="run on Ray on this machine")] = False,
     ray_address: Annotated[str | None, typer.Option(help="run on the Ray cluster at this address, such as auto")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace rows that are damaged or of other settings, and compute again what is not trained")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="replace rows that are damaged or of other settings, and compute again what is not trained"
+        ),
+    ] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:

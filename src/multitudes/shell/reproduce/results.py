@@ -150,7 +150,7 @@ def load(file: Path) -> Result:
 
 def _current(run: Mapping[str, Any]) -> dict[str, float]:
     """Returns the scores of a run by the names that they have now. Names of the first files were without the OOD set."""
-    scores: dict[str, float] = run["scores"]
+    scores: dict[str, float] = run.get("scores", {})
     if not any(name.startswith("auroc/") for name in scores):
         return scores
     from multitudes.scores.old_names import current_names

@@ -15,12 +15,12 @@ from multitudes.shell.reproduce.work import image_jobs, supplement
 
 @pytest.mark.slow
 def test_the_bound_is_above_the_simulated_divergence() -> None:
-    """Fig. 5, at 201 pairs of p and σ; the simulation has an error of about a standard error of its variances."""
+    """Fig. 5, at 201 pairs of p and σ, without a tolerance; the divergence itself is met within the simulation's error."""
     p = torch.linspace(0.05, 1, 67)
     found, simulated = supplement.bounds(p, draws=4_000, seed=0)
     assert simulated.shape == (3, 67)
     assert (found.bound >= found.kl - 1e-12).all()
-    assert (found.bound - simulated >= -0.03 * (1 + simulated)).all()
+    assert (found.bound >= simulated).all() and (found.bound[:, :-1] > 0).all()
     assert ((found.kl - simulated).abs() <= 0.03 + 0.1 * simulated).all()
 
 

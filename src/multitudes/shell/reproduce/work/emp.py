@@ -139,7 +139,10 @@ def fig_3(scale: str, seed: int, root: Root) -> Findings:
     rows, drawn = {}, {}
     for name, method in methods.items():
         made = ensemble(net, method, torch.randn(4, 1), task="regression", seed=seed)
-        prior = function_prior(made, x, draws, weight_variance=5, bias_variance=20, seed=seed)
+        kept = (
+            1 - method.p if isinstance(method, DropConnect) else 1.0
+        )  # weights that are kept are divided by it: not in Fig. 3
+        prior = function_prior(made, x, draws, weight_variance=5 * kept**2, bias_variance=20, seed=seed)
         jumps = (prior.values.diff(dim=1).abs() > 0).double().sum(1).mean()
         rows[name] = {"variance at 0": prior.variance[points // 2], "variance at 4": prior.variance[-1], "jumps": float(jumps)}
         drawn[name.lower().replace(" ", "-")] = prior.figure(curves=3)
@@ -149,11 +152,12 @@ def fig_3(scale: str, seed: int, root: Root) -> Findings:
 def table_4_counts(scale: str, seed: int, root: Root) -> Findings:
     """Parameter overheads of the rows of Table 4."""
     labels = {"emp": "EMP (BN+out)", "emp-bn": "EMP (BN)", "ecmp": "ECMP (BN+out)", "ecmp-bn": "ECMP (BN)"}
+    labels |= {"dropout": "Dropout", "single": "Vanilla"}
     rows = {}
     for name, entry in _large().items():
-        if name in labels:
-            found = counted(replace(entry, method=replace(entry.method, members=2)), 224)
-            rows[labels[name]] = {"Overhead (%)": 100 * (found.parameters / found.base_parameters - 1)}
+        few = entry.method if name == "single" else replace(entry.method, members=2)
+        found = counted(replace(entry, method=few), 224)
+        rows[labels[name]] = {"overhead": found.parameters / found.base_parameters - 1}
     return Findings(rows, budget="counted on shapes alone")
 
 

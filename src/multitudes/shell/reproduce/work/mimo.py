@@ -50,8 +50,8 @@ OF_MEMBERS = {"Accuracy": Column("member_accuracy"), "NLL": Column("member_nll")
 def fig_2(scale: str, seed: int, root: Root) -> Findings:
     """Squared bias, variance and error over the number of members."""
     smoke = scale == "smoke"
-    sets, members = (3, (1, 3)) if smoke else (10, (1, 2, 3, 4, 5))
-    how = Recipe(epochs=60 if smoke else 1500, batch=32, lr=0.01, optimizer="adam", schedule="cosine")
+    sets, members, size = (4, (1, 3), 8) if smoke else (10, (1, 2, 3, 4, 5), 64)
+    how = Recipe(epochs=150 if smoke else 1500, batch=min(size, 32), lr=0.01, optimizer="adam", schedule="cosine")
 
     def learn(points: Data, count: int, number: int) -> Ensemble:
         torch.manual_seed(1000 * seed + number)
@@ -63,7 +63,7 @@ def fig_2(scale: str, seed: int, root: Root) -> Findings:
     test = data.noisy_function("test", seed=seed)
     found = bias_variance(
         learn,
-        lambda number: data.noisy_function(seed=1000 * seed + number + 1),
+        lambda number: data.noisy_function(examples=size, seed=1000 * seed + number + 1),
         test,
         members=members,
         sets=sets,
@@ -75,7 +75,7 @@ def fig_2(scale: str, seed: int, root: Root) -> Findings:
         for i, count in enumerate(found.members)
     }
     x = torch.linspace(-0.1, 0.6, 141)[:, None]
-    points = data.noisy_function(seed=1000 * seed + 1)
+    points = data.noisy_function(examples=size, seed=1000 * seed + 1)
     learned = learn(points, 3, 0).eval()
     with torch.no_grad():
         outputs = learned(x).squeeze(-1)
