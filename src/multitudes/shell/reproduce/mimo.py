@@ -131,7 +131,8 @@ ITEMS = (
             name: Column(name)
             for name in ("bias", "variance", "error", "member bias", "member variance", "member error")
         },
-        misses="In the paper several members have a lower variance and a lower error than one. Here both are lowest at M = 2. The ensemble's variance "
+        misses="In the paper several members have a lower variance and a lower error than one. Here both are lowest at M "
+        "= 2. The ensemble's variance "
         "is below its members' at every M, but that of members rises from M = 3 on, and so does the bias: a network of this "
         "size, trained as long as with M = 1, fits several functions less well (inferred, not tested). With few training "
         "points, as at smoke, the variance falls with M.",
@@ -142,7 +143,8 @@ ITEMS = (
         protocol="SmallCNN on CIFAR-10, M = 3: accuracy, and disagreement with each subnetwork, over the plane through the "
         "three "
         "in weight space. First and last layers move for MIMO, last layers for multihead. What the other slots see while one "
-        "subnetwork moves is not said: here other examples, as in training. Accuracy and disagreement of the ensemble are of all "
+        "subnetwork moves is not said: here other examples, as in training. Accuracy and disagreement of the ensemble are "
+        "of all "
         "test images, those of the plane of the first 2,000. No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="1,000 images of clothes, 4 epochs, a grid of 5 × 5."),

@@ -118,7 +118,8 @@ ITEMS = (
             ),
             "small": Scale(
                 time="hours", jobs=("cifar10-resnet18", "cifar100-resnet18"),
-                differs=f"ResNet-18 alone, with all 75 epochs, one to three runs. All members of Deep Ensembles see the same batches. "
+                differs=f"ResNet-18 alone, with all 75 epochs, one to three runs. All members of Deep Ensembles see the "
+                f"same batches. "
                 f"{LAST} "
                 "EMP and ECMP are not in the paper.",
             ),
@@ -128,7 +129,8 @@ ITEMS = (
             ),
         },
         misses="Accuracy and NLL meet the paper's rows, or are better: within a point and 8 % for the single network, MIMO, "
-        "Packed and Deep Ensembles. Masksembles on CIFAR-100 and BatchEnsemble on both are better by 1.2 to 3.8 points, and the "
+        "Packed and Deep Ensembles. Masksembles on CIFAR-100 and BatchEnsemble on both are better by 1.2 to 3.8 points, "
+        "and the "
         "ECE of Packed-Ensembles and Masksembles on CIFAR-100 is a third and half of the printed one; why is not known. OOD "
         "scores change by many points from seed to seed (three seeds of MIMO), so that one run neither meets nor misses them. "
         "For Packed-Ensembles on CIFAR-100 the paper prints the parameters of ten classes, for Masksembles those with masks of "

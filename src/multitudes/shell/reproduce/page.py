@@ -29,8 +29,8 @@ standard deviation, or standard error where it says so, if there are several.
 
 `small` takes minutes to hours on one GPU, or on a CPU where nothing is trained on images; `full` is the paper's protocol. At
 `small`, networks on images are trained compiled and in bfloat16 unless it says otherwise. *Not run* means that there are no
-published rows, not that there is no command. No printed number stands beside corrupted images that we generated, because they are
-not the published files.
+published rows, not that there is no command. No printed number stands beside corrupted images that we generated, because they
+are not the published files.
 """
 
 POINTS, SHARE = 0.5, 0.15

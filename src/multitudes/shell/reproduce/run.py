@@ -33,7 +33,7 @@ def sweep_of(item: Item, scale: str, seeds: Sequence[int], runs: Path, root: Roo
     chosen = item.rows_at(scale).values()
     wanted = {job: list(dict.fromkeys(one.row for one in chosen if job in one.jobs)) for job in item.at(scale).jobs}
     return {
-        job: trials(item.job(job, scale), rows, seeds, None, runs / item.trained / scale / job, root)
+        job: trials(item.job(job, scale), rows, seeds, None, runs / item.trained(job) / scale / job, root)
         for job, rows in wanted.items()
         if rows
     }
@@ -110,7 +110,7 @@ def _run_jobs(
 def _finished(item: Item, scale: str, seeds: Sequence[int], runs: Path, root: Root) -> dict[tuple[str, str, int], Row]:
     """Reads what is trained of all rows of an item, also of those that were not asked for, by job, row and seed."""
     whole = replace(item, scales={scale: replace(item.at(scale), rows=())})
-    found = {}
+    found: dict[tuple[str, str, int], Row] = {}
     for job, own in sweep_of(whole, scale, seeds, runs, root).items():
         found |= {(job, trial.text, trial.seed): trial.read() for trial in own if trial.done()}
     return found

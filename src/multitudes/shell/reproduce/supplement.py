@@ -342,8 +342,10 @@ ITEMS = (
         printed=TABLE_11,
         columns={"RMSE": Column("rmse", 1, "error"), "NLL": Column("gaussian_nll", 1, "error")},
         misses="Epochs and optimiser are ours. Our NLL is higher on Boston, Concrete and Wine, where 40 epochs without "
-        "regularisation fit the training set too closely, and lower on Yacht and Energy. The RMSE is higher on Boston and Wine, "
-        "by five splits of twenty; on Wine, Table 12 of EMP also prints 0.60 or more, not 0.48. Packed-Ensembles are within two "
+        "regularisation fit the training set too closely, and lower on Yacht and Energy. The RMSE is higher on Boston and "
+        "Wine, "
+        "by five splits of twenty; on Wine, Table 12 of EMP also prints 0.60 or more, not 0.48. Packed-Ensembles are "
+        "within two "
         "standard errors of Deep Ensembles on all five sets, in both scores, as in the paper.",
         rows={
             f"{label}, {method}": Place(row, splits((name,), 20))

@@ -11,6 +11,7 @@ from torch import nn
 import multitudes as mt
 from multitudes.data import Data
 from multitudes.shell.reproduce.catalog import find_item
+from multitudes.shell.reproduce.results import Measured
 from multitudes.shell.reproduce.work import emp
 
 
@@ -35,6 +36,25 @@ def test_every_count() -> None:
     for label, row in find_item("emp/table-4").printed.rows.items():
         theirs = row["Overhead (%)"]
         assert f"{overheads[label]:.{theirs.digits}f}" == theirs.text, label
+
+
+def test_draws_on_imagenet_are_counted_without_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables 9 to 11: scores of 1 and 4 draws of a prediction that kept the mixture alone are those of its first members."""
+    monkeypatch.setattr(emp, "DRAWS", (1, 4))
+    images = Data(torch.randn(64, 4), torch.randint(6, (64,)), "images")
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6))
+    ens = mt.ensemble(net, mt.EMP(members=4), images.inputs[:8]).eval()
+    whole = mt.predict(ens, images)
+    found = emp._measure_again(images, ens, mt.predict(ens, images, moments_only=True))
+    for count in (1, 4):
+        scores = mt.score(whole.subset(range(count)), bins=20, drop=5)
+        for name in ("top5", "accuracy", "ece", "mce"):
+            assert found[f"imagenet/{count}/{name}"] == pytest.approx(scores[name], abs=1e-6)
+    item = find_item("emp/table-9")
+    assert item.job("imagenet", "full") == "emp/table-4/imagenet@full"
+    assert item.job("cifar100", "full") == "emp/table-6/cifar100@full"
+    run = Measured(seed=0, job="imagenet", scores={}, measured=found, key="4")
+    assert run.value(item.columns["ImageNet, Top-1"]) == pytest.approx(100 * found["imagenet/4/accuracy"])
 
 
 @pytest.mark.slow
