@@ -50,6 +50,20 @@ def test_the_functions_of_an_item_exist(item: Item) -> None:
         assert callable(work_of(item, name)), name
 
 
+@pytest.mark.parametrize("item", [item for item in ITEMS.values() if len(item.printed)], ids=lambda item: item.name)
+def test_no_printed_number_stands_beside_other_images(item: Item) -> None:
+    """Neither beside networks trained at smoke, on clothes, nor beside corruptions that we generate."""
+    for scale, at in item.scales.items():
+        beside = {name for label in item.printed.rows for name in item.beside(label, scale)}
+        if at.jobs and scale == "smoke":
+            assert not beside, "smoke trains on other images"
+        if at.jobs and scale != "full":
+            corrupted = {name for name, column in item.columns.items() if column.score in ("cAcc", "cNLL", "cECE")}
+            assert not beside & corrupted, "generated corruptions are not the published files"
+        if at.jobs and scale == "full" and not at.apart:
+            assert beside == set(item.printed.columns), "the paper's protocol is compared with all that is printed"
+
+
 def test_a_misspelt_item_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'packed/table-1'"):
         find_item("packed/tabel-1")

@@ -107,3 +107,14 @@ def test_published_rows_say_what_their_items_say() -> None:
         beside = {name: number.value for name, number in item.beside(one.label, one.scale).items()}
         assert one.printed == beside, f"{one.item}, {one.label}"
         assert all(run.budget and run.date and run.versions and run.command for run in one.runs), f"{one.item}, {one.label}"
+
+
+def test_published_scores_are_those_that_the_paper_means() -> None:
+    """AUPR with the other set as positive, or FPR95 the other way round, would be tens of points away."""
+    results = Path(__file__).parents[3] / "results"
+    item = ITEMS["packed/table-1"]
+    cells = [row for row in compared(item, load_all(results, item, "small")).values() if row["Acc"].theirs is not None]
+    assert len(cells) == 12
+    for name, most in (("Acc", 2), ("AUPR", 3), ("AUC", 5), ("FPR95", 10), ("Params (M)", 0.1)):
+        apart = [abs(row[name].ours - row[name].theirs.value) for row in cells]  # type: ignore[operator, union-attr]
+        assert sum(apart) / len(apart) < most, name

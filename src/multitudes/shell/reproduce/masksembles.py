@@ -100,8 +100,8 @@ ITEMS = (
     Item(
         name="masksembles/fig-6",
         title="four methods on corrupted CIFAR-10",
-        protocol="Accuracy and ECE of the networks of Table 1 on CIFAR-10-C: boxes over 19 corruptions by severity. No number "
-        "is printed.",
+        protocol="Accuracy and ECE of the networks of Table 1 on CIFAR-10-C: boxes over 19 corruptions by severity; columns "
+        "are means over the 15 standard ones. No number is printed.",
         columns={**QUALITY, **CORRUPTED},
         rows={"Single": Place("single", (JOB,)), "MC-D": Place("mcdropout", (JOB,)), "MaskE": Place("masksembles", (JOB,)),
               "NaiveE": Place("deep", (JOB,))},
@@ -124,8 +124,7 @@ ITEMS = (
         name="masksembles/fig-8",
         title="ECE over severity, masks in a network of the same size",
         protocol="N = 4 masks, M·S the channels of WideResNet-16-4, S = 1, 1.1, 1.4, 2, 3: ECE over the severity of "
-        "corruptions. "
-        "No number is printed.",
+        "corruptions; columns are means over the 15 standard ones. No number is printed.",
         columns={**QUALITY, **CORRUPTED},
         rows=SAME,
         scales=_trained(("S = 1", "S = 2"), SMALL, "same-size", beside=False, shifted=True),
