@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from multitudes.shell.reproduce.results import Measured, Result
 from multitudes.shell.reproduce.work import mimo
 
 
@@ -26,3 +27,12 @@ def test_subnetworks_differ_and_separate() -> None:
     assert rows["MIMO (M = 3)"]["disagreement"] > 3 * rows["Naive multihead (M = 3)"]["disagreement"]
     assert rows["MIMO (M = 3)"]["share of the larger variance"] > 1.5 / 3
     assert rows["MIMO (M = 2)"]["share of the larger variance"] > 1.3 / 2
+
+
+def test_networks_have_a_curve_each_over_rho() -> None:
+    """Fig. 6 at full has ImageNet's two networks and CIFAR's."""
+    labels = [f"{net}ρ = {rho:g}" for net in ("", "ImageNet, R50, ", "ImageNet, R50x2, ") for rho in (0.0, 0.5, 1.0)]
+    run = Measured(seed=0, scores={"accuracy": 0.5, "nll": 1.0})
+    drawn = mimo.draw_fig_6([Result(item="mimo/fig-6", scale="full", label=label, runs=(run,)) for label in labels])
+    (legend,) = drawn["rho"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["MIMO", "ImageNet, R50", "ImageNet, R50x2"]

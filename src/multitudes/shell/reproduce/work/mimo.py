@@ -224,16 +224,17 @@ def fig_6(job: str, scale: str, root: Root) -> Job:
 
 def draw_fig_6(results: Sequence[Result]) -> dict[str, Figure]:
     """Accuracy and NLL over ρ and over repetitions."""
-    rho, repeat = [], []
+    rho, repeat = dict[str, list[tuple[float, Result]]](), dict[str, list[tuple[float, Result]]]()
     for one in results:
         if found := re.search(r"ρ = ([\d.]+)", one.label):
-            rho.append((float(found[1]), one))
+            network = one.label[: found.start()].rstrip(", ") or "MIMO"
+            rho.setdefault(network, []).append((float(found[1]), one))
         elif found := re.match(r"(\d+) rep", one.label):
-            repeat.append((float(found[1]), one))
+            repeat.setdefault("MIMO", []).append((float(found[1]), one))
     drawn = {}
-    for name, rows, setting in (("rho", rho, "ρ"), ("repetition", repeat, "Repetitions of a batch")):
-        if rows:
-            drawn[name] = drawing.over_setting({"MIMO": rows}, QUALITY, setting)["curves"]
+    for name, groups, setting in (("rho", rho, "ρ"), ("repetition", repeat, "Repetitions of a batch")):
+        if groups:
+            drawn[name] = drawing.over_setting(groups, QUALITY, setting)["curves"]
     return drawn
 
 
