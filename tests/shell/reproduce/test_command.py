@@ -24,7 +24,7 @@ def test_all_items_are_listed() -> None:
     shown = RUNNER.invoke(app, ["reproduce", "--list", "--json"])
     listed = json.loads(shown.stdout)
     assert [one["name"] for one in listed] == list(ITEMS)
-    assert all(one["scales"] for one in listed)
+    assert all(one["scales"] and one["protocol"] and set(one["seeds"]) == set(one["differs"]) for one in listed)
 
 
 def test_the_list_is_readable_in_a_terminal_of_80_columns() -> None:
@@ -39,6 +39,8 @@ def test_an_item_writes_rows_and_figures_and_is_not_computed_twice(tmp_path: Pat
     words = ["reproduce", "masksembles/fig-3", "--out", str(tmp_path)]
     first = RUNNER.invoke(app, words)
     assert first.exit_code == 0 and "1 / (2 S − 1)" in first.stdout
+    told = " ".join(first.output.split())
+    assert "what the paper does: Masks with M ones" in told and "seeds at smoke: 0" in told and "what differs" in told
     folder = tmp_path / "masksembles" / "fig-3" / "smoke"
     files = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert folder / "masks.png" in files and folder / "n-4-s-2.json" in files

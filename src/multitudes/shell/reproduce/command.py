@@ -32,9 +32,11 @@ class Wanted:
     seeds: tuple[int, ...] | None
 
     def notes(self) -> list[str]:
-        """Says what differs from the paper."""
-        differs = self.item.at(self.scale).differs
-        return [f"what differs from the paper: {differs}"] if differs else []
+        """Says what the paper does, which seeds were asked for, and what differs from the paper."""
+        at = self.item.at(self.scale)
+        seeds = ", ".join(map(str, self.seeds or at.seeds))
+        notes = [f"what the paper does: {self.item.protocol}", f"seeds at {self.scale}: {seeds}"]
+        return [*notes, f"what differs from the paper: {at.differs}"] if at.differs else notes
 
 
 def check(name: str, scale: str, seeds: str, only: Sequence[str]) -> Wanted:
@@ -64,12 +66,16 @@ def _means(part: str, label: str, labels: Sequence[str]) -> bool:
 
 
 def listed(results: Path) -> list[dict[str, Any]]:
-    """Returns all items: name, title, scales with their times, how many numbers the paper prints, and what was run."""
+    """Returns all items: name, title, protocol, scales with their times, seeds and what differs, how many numbers the paper
+    prints, and what was run."""
     return [
         {
             "name": item.name,
             "title": item.title,
+            "protocol": item.protocol,
             "scales": {scale: at.time for scale, at in item.scales.items()},
+            "seeds": {scale: list(at.seeds) for scale, at in item.scales.items()},
+            "differs": {scale: at.differs for scale, at in item.scales.items()},
             "printed": len(item.printed),
             "published": [scale for scale in SCALES[1:] if load_all(results, item, scale)],
         }

@@ -98,6 +98,7 @@ LAST = (
     "accuracy, "
     "and does not say of which images."
 )
+SAME = "All members of Deep Ensembles see the same batches."
 SOME = ("Single Model, C10, R18", "Packed-Ensembles, C10, R18", "Deep Ensembles, C10, R18")
 """Rows at smoke."""
 TEN = "ten classes of clothes in place of CIFAR, digits in place of SVHN, 512 images, one epoch"
@@ -153,8 +154,10 @@ ITEMS = (
         source="packed/table-1",
         scales={
             "smoke": Scale(time="seconds", jobs=("cifar10-resnet18",), rows=SOME, differs=f"Three methods, SmallCNN; {TEN}."),
-            "small": Scale(time="hours", jobs=("cifar100-resnet18",), differs="ResNet-18, one run; times on another device."),
-            "full": Scale(time="days", seeds=(0, 1, 2, 3, 4), jobs=("cifar100-resnet50",), differs="Times on another device."),
+            "small": Scale(time="hours", jobs=("cifar100-resnet18",), differs=f"ResNet-18, one run; times on another "
+            f"device. {SAME} {LAST}"),
+            "full": Scale(time="days", seeds=(0, 1, 2, 3, 4), jobs=("cifar100-resnet50",), differs=f"Times on another "
+            f"device. {LAST}"),
         },
         draws="draw_fig_1",
     ),
