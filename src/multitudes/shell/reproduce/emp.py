@@ -390,7 +390,9 @@ ITEMS = (
         name="emp/table-12",
         title="regression sets: RMSE",
         protocol="One hidden layer of 50 units (100 for Protein and Year), 4,000 epochs, batches of 100, weight decay 0.01, "
-        "τ = 0.1 in the target's units, 10,000 draws; 20 splits, Protein 5, Year 1. Energy and Naval have two targets.",
+        "τ = 0.1 in the target's units, 10,000 draws; 20 splits, Protein 5, Year 1; ± is the standard error over splits. "
+        "Energy and "
+        "Naval have two targets.",
         printed=TABLE_12,
         columns={"RMSE": Column("rmse", 1, "error")},
         misses="At small, EMP and ECMP are ahead of dropout on Boston, as in the paper, level with it on Yacht, and "
@@ -414,7 +416,8 @@ ITEMS = (
     Item(
         name="emp/table-13",
         title="regression sets: log predictive density",
-        protocol="The networks of Table 12. With τ = 0.1 the largest density without error is ½ log(τ / 2π) = −2.07.",
+        protocol="The networks of Table 12; ± is the standard error over splits. With τ = 0.1 the largest density without "
+        "error is ½ log(τ / 2π) = −2.07.",
         printed=TABLE_13,
         columns={"LPD": Column("lpd", 1, "error")},
         misses="At small, EMP and ECMP are ahead of dropout on Boston and Yacht, as in the paper, but not on Concrete and "
