@@ -40,7 +40,7 @@ def test_an_item_is_whole(item: Item) -> None:
     if item.source:
         assert item.source in ITEMS
         shared = [scale for scale, at in item.scales.items() if at.jobs]
-        assert all(set(item.at(scale).jobs) <= set(ITEMS[item.source].at(scale).jobs) for scale in shared)
+        assert all(job in ITEMS[item.trained(job)].at(scale).jobs for scale in shared for job in item.at(scale).jobs)
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=list(ITEMS))
@@ -48,6 +48,20 @@ def test_the_functions_of_an_item_exist(item: Item) -> None:
     names = {at.work or function_name(item) for at in item.scales.values() if not (item.source and at.jobs)}
     for name in names | ({item.draws} - {""}):
         assert callable(work_of(item, name)), name
+
+
+@pytest.mark.parametrize("item", [item for item in ITEMS.values() if len(item.printed)], ids=lambda item: item.name)
+def test_no_printed_number_stands_beside_other_images(item: Item) -> None:
+    """Neither beside networks trained at smoke, on clothes, nor beside corruptions that we generate."""
+    for scale, at in item.scales.items():
+        beside = {name for label in item.printed.rows for name in item.beside(label, scale)}
+        if at.jobs and scale == "smoke":
+            assert not beside, "smoke trains on other images"
+        if at.jobs and scale != "full":
+            corrupted = {name for name, column in item.columns.items() if column.score in ("cAcc", "cNLL", "cECE")}
+            assert not beside & corrupted, "generated corruptions are not the published files"
+        if at.jobs and scale == "full" and not at.apart:
+            assert beside == set(item.printed.columns), "the paper's protocol is compared with all that is printed"
 
 
 def test_a_misspelt_item_is_answered_with_the_nearest() -> None:

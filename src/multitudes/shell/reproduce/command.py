@@ -32,9 +32,11 @@ class Wanted:
     seeds: tuple[int, ...] | None
 
     def notes(self) -> list[str]:
-        """Says what differs from the paper."""
-        differs = self.item.at(self.scale).differs
-        return [f"what differs from the paper: {differs}"] if differs else []
+        """Says what the paper does, which seeds were asked for, and what differs from the paper."""
+        at = self.item.at(self.scale)
+        seeds = ", ".join(map(str, self.seeds or at.seeds))
+        notes = [f"what the paper does: {self.item.protocol}", f"seeds at {self.scale}: {seeds}"]
+        return [*notes, f"what differs from the paper: {at.differs}"] if at.differs else notes
 
 
 def check(name: str, scale: str, seeds: str, only: Sequence[str]) -> Wanted:
@@ -45,12 +47,14 @@ def check(name: str, scale: str, seeds: str, only: Sequence[str]) -> Wanted:
     at = item.at(scale)
     parts = [part.strip().lower() for part in only if part.strip()]
     if parts:
-        if not item.rows:
-            raise InputError(f"{name} is computed at once: leave out --only")
-        every = at.rows or tuple(item.rows)
+        if not at.jobs:
+            raise InputError(f"{name} is computed at once at {scale}: leave out --only")
+        every = tuple(item.rows_at(scale))
         labels = [label for label in every if any(_means(part, label, every) for part in parts)]
         if not labels:
-            raise InputError(f"--only {' --only '.join(only)}: no row of {name} has such a label. There are {'; '.join(every)}")
+            raise InputError(
+                f"--only {' --only '.join(only)}: no row of {name} at {scale} has such a label. There are {'; '.join(every)}"
+            )
         item = replace(item, scales={**item.scales, scale: replace(at, rows=tuple(labels))})
     return Wanted(item, scale, tuple(typed.seeds(seeds)) if seeds else None)
 
@@ -62,12 +66,16 @@ def _means(part: str, label: str, labels: Sequence[str]) -> bool:
 
 
 def listed(results: Path) -> list[dict[str, Any]]:
-    """Returns all items: name, title, scales with their times, how many numbers the paper prints, and what was run."""
+    """Returns all items: name, title, protocol, scales with their times, seeds and what differs, how many numbers the paper
+    prints, and what was run."""
     return [
         {
             "name": item.name,
             "title": item.title,
+            "protocol": item.protocol,
             "scales": {scale: at.time for scale, at in item.scales.items()},
+            "seeds": {scale: list(at.seeds) for scale, at in item.scales.items()},
+            "differs": {scale: at.differs for scale, at in item.scales.items()},
             "printed": len(item.printed),
             "published": [scale for scale in SCALES[1:] if load_all(results, item, scale)],
         }
@@ -76,15 +84,15 @@ def listed(results: Path) -> list[dict[str, Any]]:
 
 
 def list_table(items: Sequence[dict[str, Any]]) -> Table:
-    """Formats the list of items for a terminal."""
+    """Formats the list of items for a terminal of 80 columns; scales whose rows are published have a star."""
     from rich.table import Table
 
-    table = Table()
-    for name in ("item", "what it shows", *SCALES, "printed", "published"):
-        table.add_column(name, no_wrap=name == "item")
+    table = Table(box=None, caption="* published rows: docs/results.md", caption_justify="left")
+    for name in ("item", "what it shows", *SCALES, "printed"):
+        table.add_column(name, no_wrap=name != "what it shows", justify="right" if name == "printed" else "left")
     for one in items:
-        times = [one["scales"].get(scale, "") for scale in SCALES]
-        table.add_row(one["name"], one["title"], *times, str(one["printed"] or ""), ", ".join(one["published"]))
+        times = [one["scales"].get(scale, "") + ("*" if scale in one["published"] else "") for scale in SCALES]
+        table.add_row(one["name"], one["title"], *times, str(one["printed"] or ""))
     return table
 
 
@@ -146,7 +154,12 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 1,
     ray: Annotated[bool, typer.Option("--ray", help="run on Ray on this machine")] = False,
     ray_address: Annotated[str | None, typer.Option(help="run on the Ray cluster at this address, such as auto")] = None,
-    force: Annotated[bool, typer.Option("--force", help="compute again what is in --out")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="replace rows that are damaged or of other settings, and compute again what is not trained"
+        ),
+    ] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:

@@ -47,7 +47,8 @@ class Cell:
         """Ours minus theirs."""
         if self.ours is None or self.theirs is None:
             return ""
-        return f"{self.ours - self.theirs.value:+.{max(self.theirs.digits, 0)}f}"
+        rounded = round(self.ours - self.theirs.value, self.theirs.digits) + 0.0  # −0.0 becomes 0.0
+        return f"{rounded:+.{self.theirs.digits}f}"
 
 
 def number_text(value: float, like: Number | None = None) -> str:
@@ -125,10 +126,10 @@ def rich_table(item: Item, results: Sequence[Result]) -> Table:
         return wide
     long = Table("row", "column", "ours", "paper", "difference", title=title, title_justify="left")
     for label, row in table.items():
-        for index, (name, one) in enumerate(row.items()):
-            if one.ours is not None:
-                theirs = "" if one.theirs is None else str(one.theirs)
-                long.add_row("" if index else label, name, one.shown(), theirs, one.difference())
+        shown = {name: one for name, one in row.items() if one.ours is not None}
+        for index, (name, one) in enumerate(shown.items()):
+            theirs = "" if one.theirs is None else str(one.theirs)
+            long.add_row("" if index else label, name, one.shown(), theirs, one.difference())
     return long
 
 

@@ -157,6 +157,9 @@ class Item:
     source: str = ""
     """The item whose jobs these are, if it only shows them otherwise: a figure of a table."""
 
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Items of single jobs, by job, if they are not those of `source`: a table of two networks."""
+
     derives: str = ""
     """A function in work/PAPER.py that computes further numbers from a row and all rows of its job:
     derives(row, rows) returns them by name, for `measured/...`."""
@@ -169,10 +172,9 @@ class Item:
         """The paper: the first part of the name."""
         return self.name.partition("/")[0]
 
-    @property
-    def trained(self) -> str:
-        """The item that the jobs belong to."""
-        return self.source or self.name
+    def trained(self, job: str) -> str:
+        """Returns the item that a job belongs to."""
+        return self.sources.get(job) or self.source or self.name
 
     def at(self, scale: str) -> Scale:
         """Returns what is run at a scale; an error names the scales that there are."""
@@ -196,7 +198,7 @@ class Item:
 
     def job(self, name: str, scale: str) -> str:
         """Returns the name of one of its jobs for `bench --job`: packed/table-1/cifar10-resnet18@small."""
-        return f"{self.trained}/{name}@{scale}"
+        return f"{self.trained(name)}/{name}@{scale}"
 
     def shown_columns(self) -> Mapping[str, Column]:
         """Returns the columns of the table that compares ours with theirs."""

@@ -25,12 +25,13 @@ HEAD = """# Results: the papers' tables and figures
 `multitudes reproduce PAPER/ITEM` runs the experiment behind each table and figure of five papers, and `--list` lists them all.
 This page is written by `multitudes reproduce --page` from the rows in [results/](../results): every item with its protocol,
 what was run, and ours beside theirs. Columns called *paper* have the printed numbers. Ours are means over runs, with the
-standard deviation, or standard error where it says so, if there are several.
+standard deviation, or standard error where it says so, if there are several. ECE has 15 bins, and 20 in EMP's tables, the only
+paper that prints their number.
 
 `small` takes minutes to hours on one GPU, or on a CPU where nothing is trained on images; `full` is the paper's protocol. At
-`small`, networks on images are trained compiled and in bfloat16. *Not run* means that there are no published rows, not that
-there is no command. No printed number stands beside corrupted images that we generated, because they are not the published
-files.
+`small`, networks on images are trained compiled and in bfloat16 unless it says otherwise. *Not run* means that there are no
+published rows, not that there is no command. No printed number stands beside corrupted images that we generated, because they
+are not the published files.
 """
 
 POINTS, SHARE = 0.5, 0.15

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Measured:
     """Names of the OOD sets, in the job's order."""
     key: str = ""
     """What {key} in the scores of columns stands for."""
+    rows: int | None = None
+    """For numbers that no job made, how many rows were computed with this one: if fewer are there, they are computed again."""
     method: str = ""
     network: str = ""
     budget: str = ""
@@ -59,7 +61,7 @@ class Measured:
             single = self.cost.get(f"single_{rest}")
             found = self.cost[rest] / single if single and rest in self.cost else None
         elif kind == "measured":
-            found = self.measured.get(rest)
+            found = self.measured.get(rest, self.scores.get(rest))
         elif kind == "ood":
             found = self.scores.get(f"{self.ood[0]}/{rest}") if self.ood else None
         else:
@@ -89,14 +91,24 @@ class Result:
         from multitudes.storage import write
 
         file = place(out, self.item, self.scale) / f"{slug(self.label)}.json"
-        old = load(file).runs if file.is_file() else ()
-        mine = {(run.job, run.seed) for run in self.runs}
-        runs = [*(run for run in old if (run.job, run.seed) not in mine), *self.runs]
+        old = {(run.job, run.seed): run for run in (load(file).runs if file.is_file() else ())}
+        mine = {(run.job, run.seed): _as_first_written(run, old.get((run.job, run.seed))) for run in self.runs}
+        runs = [*(run for key, run in old.items() if key not in mine), *mine.values()]
         ordered = sorted(runs, key=lambda run: (run.job, run.seed))
         content = {**asdict(self), "format": FORMAT, "runs": [_short(run) for run in ordered]}
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
         return file
+
+
+def _as_first_written(run: Measured, old: Measured | None) -> Measured:
+    """Returns a run with the date and the device of the file, if the file holds the same run: it was only read again.
+
+    Numbers that follow from other rows are kept too: those rows may not have been asked for this time.
+    """
+    if old is None or (old.scores, old.seconds) != (run.scores, run.seconds):
+        return run
+    return replace(run, date=old.date, versions=old.versions, measured={**old.measured, **run.measured})
 
 
 def _short(run: Measured) -> dict[str, Any]:
@@ -129,6 +141,8 @@ def load(file: Path) -> Result:
         runs = tuple(
             Measured(**{**run, "ood": tuple(run.get("ood", ())), "scores": _current(run)}) for run in content.pop("runs")
         )
+        if not runs:
+            raise ValueError("it has no runs")
         return Result(**content, runs=runs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{file} holds no row of a table: {type(error).__name__}: {error}") from error
@@ -136,12 +150,23 @@ def load(file: Path) -> Result:
 
 def _current(run: Mapping[str, Any]) -> dict[str, float]:
     """Returns the scores of a run by the names that they have now. Names of the first files were without the OOD set."""
-    scores: dict[str, float] = run["scores"]
+    scores: dict[str, float] = run.get("scores", {})
     if not any(name.startswith("auroc/") for name in scores):
         return scores
     from multitudes.scores.old_names import current_names
 
     return current_names(scores, ood=run["ood"][0])
+
+
+def check_rows(out: Path, item: Item, scale: str, force: bool) -> None:
+    """Checks, before any work, that the files of an item's rows can be read. With `force`, those that cannot are removed."""
+    for file in sorted(place(out, item.name, scale).glob("*.json")):
+        try:
+            load(file)
+        except FileError as error:
+            if not force:
+                raise FileError(f"{error}. Replace it with --force, or choose another --out") from error
+            file.unlink()
 
 
 def load_all(out: Path, item: Item, scale: str) -> list[Result]:

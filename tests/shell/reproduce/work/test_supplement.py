@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from multitudes.data import Data
 from multitudes.shell.reproduce.catalog import find_item
 from multitudes.shell.reproduce.run import run_item
-from multitudes.shell.reproduce.work import supplement
+from multitudes.shell.reproduce.work import image_jobs, supplement
 
 
 @pytest.mark.slow
 def test_the_bound_is_above_the_simulated_divergence() -> None:
-    """Fig. 5, at 201 pairs of p and σ; the simulation has an error of about a standard error of its variances."""
+    """Fig. 5, at 201 pairs of p and σ, without a tolerance; the divergence itself is met within the simulation's error."""
     p = torch.linspace(0.05, 1, 67)
     found, simulated = supplement.bounds(p, draws=4_000, seed=0)
     assert simulated.shape == (3, 67)
     assert (found.bound >= found.kl - 1e-12).all()
-    assert (found.bound - simulated >= -0.03 * (1 + simulated)).all()
+    assert (found.bound >= simulated).all() and (found.bound[:, :-1] > 0).all()
     assert ((found.kl - simulated).abs() <= 0.03 + 0.1 * simulated).all()
 
 
@@ -51,3 +52,16 @@ def test_every_count_of_table_10() -> None:
         for name in list(item.printed.columns)[2 - numbers :]:
             theirs = item.printed.rows[label][name]
             assert f"{rows[label][name]:.{theirs.digits}f}" == theirs.text, f"{label}, {name}"
+
+
+def test_sources_of_differences_are_trained_in_full_precision_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 7: rounding and compiled operations would be sources of their own. Other rows are trained faster there."""
+    images = Data(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8), mean=[0.5] * 3, std=[0.25] * 3)
+    for name in ("cifar100", "svhn"):
+        monkeypatch.setattr(image_jobs.data, name, lambda split, root: images)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made = {job: supplement.__dict__[job](kind, "small", None) for job, kind in (("table_7", "resnet18"), ("table_5", "grid"))}
+    assert {(one.recipe.precision, one.recipe.compile) for one in made["table_7"].rows.values()} == {("32", False)}
+    assert {(one.recipe.precision, one.recipe.compile) for one in made["table_5"].rows.values()} == {("bf16", True)}
+    recipes = {name: one.recipe for name, one in made["table_7"].rows.items()}
+    assert recipes["none"].deterministic and not recipes["nd"].deterministic and recipes["db"].batches == "own"

@@ -75,6 +75,7 @@ def image_job(
     scoring: Mapping[str, Any] | None = None,
     measure: Measure | None = None,
     network: Mapping[str, Any] = TINY,
+    fast: bool = True,
     about: str = "",
 ) -> Job:
     """Makes a job of rows on CIFAR; at smoke on embedded images of clothes, with digits out of distribution.
@@ -84,6 +85,7 @@ def image_job(
     shifted    adds corrupted test images: the published ones at full, else generated ones
     corrupted  the number of test images that are corrupted, where they are generated
     network    at smoke, the network in place of the paper's
+    fast       at small, whether rows are trained compiled and in bfloat16 on a GPU; otherwise as their recipes say
     """
     common: dict[str, Any] = {
         "scoring": {"intervals": 0, **(scoring or {})},
@@ -103,7 +105,8 @@ def image_job(
     train, test = read("train", root), read("test", root)
     own = dict(rows)
     if scale == "small":
-        own = {name: on_gpu(one if epochs is None else shortened(one, epochs)) for name, one in rows.items()}
+        own = {name: one if epochs is None else shortened(one, epochs) for name, one in rows.items()}
+        own = {name: on_gpu(one) for name, one in own.items()} if fast else own
     more = {}
     if shifted and scale == "full":
         more["shifts"] = _published(kind, root)

@@ -50,8 +50,8 @@ OF_MEMBERS = {"Accuracy": Column("member_accuracy"), "NLL": Column("member_nll")
 def fig_2(scale: str, seed: int, root: Root) -> Findings:
     """Squared bias, variance and error over the number of members."""
     smoke = scale == "smoke"
-    sets, members = (3, (1, 3)) if smoke else (10, (1, 2, 3, 4, 5))
-    how = Recipe(epochs=60 if smoke else 1500, batch=32, lr=0.01, optimizer="adam", schedule="cosine")
+    sets, members, size = (4, (1, 3), 8) if smoke else (10, (1, 2, 3, 4, 5), 64)
+    how = Recipe(epochs=150 if smoke else 1500, batch=min(size, 32), lr=0.01, optimizer="adam", schedule="cosine")
 
     def learn(points: Data, count: int, number: int) -> Ensemble:
         torch.manual_seed(1000 * seed + number)
@@ -63,7 +63,7 @@ def fig_2(scale: str, seed: int, root: Root) -> Findings:
     test = data.noisy_function("test", seed=seed)
     found = bias_variance(
         learn,
-        lambda number: data.noisy_function(seed=1000 * seed + number + 1),
+        lambda number: data.noisy_function(examples=size, seed=1000 * seed + number + 1),
         test,
         members=members,
         sets=sets,
@@ -75,7 +75,7 @@ def fig_2(scale: str, seed: int, root: Root) -> Findings:
         for i, count in enumerate(found.members)
     }
     x = torch.linspace(-0.1, 0.6, 141)[:, None]
-    points = data.noisy_function(seed=1000 * seed + 1)
+    points = data.noisy_function(examples=size, seed=1000 * seed + 1)
     learned = learn(points, 3, 0).eval()
     with torch.no_grad():
         outputs = learned(x).squeeze(-1)
@@ -224,16 +224,17 @@ def fig_6(job: str, scale: str, root: Root) -> Job:
 
 def draw_fig_6(results: Sequence[Result]) -> dict[str, Figure]:
     """Accuracy and NLL over ρ and over repetitions."""
-    rho, repeat = [], []
+    rho, repeat = dict[str, list[tuple[float, Result]]](), dict[str, list[tuple[float, Result]]]()
     for one in results:
         if found := re.search(r"ρ = ([\d.]+)", one.label):
-            rho.append((float(found[1]), one))
+            network = one.label[: found.start()].rstrip(", ") or "MIMO"
+            rho.setdefault(network, []).append((float(found[1]), one))
         elif found := re.match(r"(\d+) rep", one.label):
-            repeat.append((float(found[1]), one))
+            repeat.setdefault("MIMO", []).append((float(found[1]), one))
     drawn = {}
-    for name, rows, setting in (("rho", rho, "ρ"), ("repetition", repeat, "Repetitions of a batch")):
-        if rows:
-            drawn[name] = drawing.over_setting({"MIMO": rows}, QUALITY, setting)["curves"]
+    for name, groups, setting in (("rho", rho, "ρ"), ("repetition", repeat, "Repetitions of a batch")):
+        if groups:
+            drawn[name] = drawing.over_setting(groups, QUALITY, setting)["curves"]
     return drawn
 
 
