@@ -181,14 +181,10 @@ REGRESSION = {"ECMP": "ecmp", "EMP": "emp", "Dropout": "dropout", "Ensemble": "d
 SMALL_SETS = ("bostonHousing", "concrete", "energy", "yacht")
 FEW_EPOCHS = (
     "A tenth of the epochs is 800 steps of Adam at 0.001 on Yacht and 3,600 on Concrete: errors on Concrete, Energy and "
-    "Yacht are "
-    "far above the paper's best, so networks have not converged. Full has the paper's 4,000 epochs and was not run. On "
-    "the first "
-    "splits of Yacht and Energy, which were tried with them, errors are smaller, but dropout is ahead of EMP on both: "
-    "more epochs "
-    "alone do not give the paper's order. On Boston all four are better than the paper's, on three splits of twenty. Why "
-    "is not "
-    "known in either case; the paper does not print how its weight decay enters."
+    "Yacht are far above the paper's best, so networks have not converged. Full has the paper's 4,000 epochs and was not "
+    "run. On the first splits of Yacht and Energy, which were tried with them, errors are smaller, but dropout is ahead of"
+    " EMP on both: more epochs alone do not give the paper's order. On Boston all four are better than the paper's, on "
+    "three splits of twenty. Why is not known in either case; the paper does not print how its weight decay enters."
 )
 SHORTER = {
     "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse", "defocus_blur": "Defoc", "glass_blur": "Glass",
@@ -391,8 +387,7 @@ ITEMS = (
         title="regression sets: RMSE",
         protocol="One hidden layer of 50 units (100 for Protein and Year), 4,000 epochs, batches of 100, weight decay 0.01, "
         "τ = 0.1 in the target's units, 10,000 draws; 20 splits, Protein 5, Year 1; ± is the standard error over splits. "
-        "Energy and "
-        "Naval have two targets.",
+        "Energy and Naval have two targets.",
         printed=TABLE_12,
         columns={"RMSE": Column("rmse", 1, "error")},
         misses="At small, EMP and ECMP are ahead of dropout on Boston, as in the paper, level with it on Yacht, and "

@@ -66,16 +66,14 @@ ITEMS = (
         name="masksembles/fig-4",
         title="from one network to an ensemble on a task in the plane",
         protocol="Two noisy sinusoids with x in [−5, 5] are classified by networks of one hidden layer with 100 units per "
-        "mask: "
-        "one network, Masksembles with N = 4 and S = 1.1, 2, 3, 10, and an ensemble. The entropy is drawn over the plane; away "
-        "from the data it grows with S. No number is printed.",
+        "mask: one network, Masksembles with N = 4 and S = 1.1, 2, 3, 10, and an ensemble. The entropy is drawn over the "
+        "plane; away from the data it grows with S. No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="400 points, 60 epochs, three networks, one run."),
             "small": Scale(
                 time="minutes", seeds=(0, 1, 2),
                 differs="Number of points, noise, optimiser and epochs are not printed: 1,000 points, Adam at 0.01, 100 "
-                "epochs. "
-                "The number of networks in the ensemble is not printed either: 4.",
+                "epochs. The number of networks in the ensemble is not printed either: 4.",
             ),
         },
         columns={
@@ -83,8 +81,7 @@ ITEMS = (
             for name in ("entropy outside [−5, 5]", "entropy inside", "mutual information outside", "accuracy")
         },
         misses="The entropy outside grows from S = 1.1 to 2 and 3. At S = 10 it is lower again, within the spread of three "
-        "seeds; "
-        "so is the ensemble's.",
+        "seeds; so is the ensemble's.",
     ),
     Item(
         name="masksembles/table-1",
@@ -113,8 +110,7 @@ ITEMS = (
         name="masksembles/fig-7",
         title="the span of S and M on CIFAR-10",
         protocol="N = 4 masks, S from 1 to 5 and M from 0.3 to 2 times the channels of WideResNet-16-4: ECE over accuracy, "
-        "with "
-        "colours for size. The grid is not printed: S = 1, 2, 3, 5 and M = 0.3, 0.5, 1, 2. No number is printed.",
+        "with colours for size. The grid is not printed: S = 1, 2, 3, 5 and M = 0.3, 0.5, 1, 2. No number is printed.",
         columns={**QUALITY, **SIZE, **DETECTION},
         rows={**ENDS, **SPAN},
         scales=_trained(("Single", "S = 2, M = 1 C", "S = 3, M = 0.5 C"), SMALL, "span"),

@@ -104,9 +104,8 @@ def _cifar(number: int, job: str, numbers: object) -> Item:
             ),
             "small": Scale(
                 time="hours", jobs=(job,), apart=CORRUPTED,
-                differs="20 epochs in place of 200 or 250, one run; corruptions are generated, for 1,000 images, and are "
-                "not the "
-                "published files.",
+                differs="20 epochs in place of 200 or 250, one run; corruptions are generated, for 1,000 images, and are not"
+                " the published files.",
             ),
             "full": Scale(time="days", jobs=(job,), seeds=(0, 1, 2), differs="docs/recipes.md says what the paper omits."),
         },
@@ -118,10 +117,8 @@ ITEMS = (
         name="mimo/fig-2",
         title="bias and variance over M, for a function of one variable",
         protocol="A network with hidden layers of 32 and 128 units learns the noisy function of Blundell et al. from 64 "
-        "points; "
-        "test error, squared bias and variance over training sets, M = 1 to 5. Training and number of sets are not in the "
-        "text. "
-        "No number is printed.",
+        "points; test error, squared bias and variance over training sets, M = 1 to 5. Training and number of sets are not"
+        " in the text. No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="M = 1, 3; four training sets of 8 points, 150 epochs."),
             "small": Scale(time="minutes", differs="Ten training sets; ours: Adam at 0.01 with a cosine, batches of 32, 1,500 "
@@ -131,21 +128,18 @@ ITEMS = (
             name: Column(name)
             for name in ("bias", "variance", "error", "member bias", "member variance", "member error")
         },
-        misses="In the paper several members have a lower variance and a lower error than one. Here both are lowest at M "
-        "= 2. The ensemble's variance "
-        "is below its members' at every M, but that of members rises from M = 3 on, and so does the bias: a network of this "
-        "size, trained as long as with M = 1, fits several functions less well (inferred, not tested). With few training "
-        "points, as at smoke, the variance falls with M.",
+        misses="In the paper several members have a lower variance and a lower error than one. Here both are lowest at M = "
+        "2. The ensemble's variance is below its members' at every M, but that of members rises from M = 3 on, and so does"
+        " the bias: a network of this size, trained as long as with M = 1, fits several functions less well (inferred, not"
+        " tested). With few training points, as at smoke, the variance falls with M.",
     ),
     Item(
         name="mimo/fig-3",
         title="landscapes of MIMO and of naive multihead",
         protocol="SmallCNN on CIFAR-10, M = 3: accuracy, and disagreement with each subnetwork, over the plane through the "
-        "three "
-        "in weight space. First and last layers move for MIMO, last layers for multihead. What the other slots see while one "
-        "subnetwork moves is not said: here other examples, as in training. Accuracy and disagreement of the ensemble are "
-        "of all "
-        "test images, those of the plane of the first 2,000. No number is printed.",
+        "three in weight space. First and last layers move for MIMO, last layers for multihead. What the other slots see "
+        "while one subnetwork moves is not said: here other examples, as in training. Accuracy and disagreement of the "
+        "ensemble are of all test images, those of the plane of the first 2,000. No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="1,000 images of clothes, 4 epochs, a grid of 5 × 5."),
             "small": Scale(time="minutes", differs="Training is not in the text: ours is Adam at 0.001 for 20 epochs, in full "
@@ -157,8 +151,7 @@ ITEMS = (
         name="mimo/fig-4",
         title="subnetworks: conditional variances, trajectories, diversity",
         protocol="Conditional variances of pre-activations by input (WideResNet-28-10, M = 2 and 3), t-SNE of predictions "
-        "during "
-        "training (SmallCNN, M = 3), and diversity of methods (WideResNet-28-10) on CIFAR-10. No number is printed.",
+        "during training (SmallCNN, M = 3), and diversity of methods (WideResNet-28-10) on CIFAR-10. No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="SmallCNN for all, 1,000 images of clothes, 4 epochs."),
             "small": Scale(time="minutes", differs="SmallCNN for all; Adam at 0.001 for 20 epochs, in full precision."),
@@ -199,10 +192,8 @@ ITEMS = (
         name="mimo/fig-6",
         title="repetition of inputs and of batches",
         protocol="(a) ResNet-50 and the one twice as wide on ImageNet, M = 2, accuracy over ρ. (b) Boxes over twelve "
-        "settings of "
-        "batch, rate and M for each number of repetitions; data and settings are not in the text. The text has roughly 74 "
-        "to 77 % "
-        "for ResNet-50 and 78 to 79 % for the wide one in (a); no number is printed.",
+        "settings of batch, rate and M for each number of repetitions; data and settings are not in the text. The text has"
+        " roughly 74 to 77 % for ResNet-50 and 78 to 79 % for the wide one in (a); no number is printed.",
         columns=BOTH,
         rows={**{f"ρ = {rho:g}": Place(f"rho{rho:g}", ("rho",)) for rho in RHOS},
               **{f"{n} repetitions": Place(f"repeat{n}", ("repeat",)) for n in REPEATS},
@@ -253,8 +244,7 @@ ITEMS = (
         title="ImageNet and its shifted sets",
         protocol="NLL, accuracy and ECE on ImageNet, ImageNet-C, -A and -V2; mCE; stability on ImageNet-Vid-Robust and "
         "YTTB-Robust; accuracy on ObjectNet. In the text, one number is damaged and left out: the accuracy of the wide "
-        "network on "
-        "ImageNet-A.",
+        "network on ImageNet-A.",
         printed=TABLE_4,
         columns={
             "NLL": Column("nll"), "Acc": Column("accuracy", 100), "ECE": Column("ece"), "NLL (C)": Column("cNLL"),

@@ -95,11 +95,9 @@ ROWS = {
 }
 LAST = (
     "Scores are of the last epoch, on all 50,000 training images; the paper keeps the epoch of the highest validation "
-    "accuracy, "
-    "and does not say of which images. Images are also cropped, as in the authors' code. On CIFAR-100, ResNet-18 is "
-    "trained by that "
-    "code and not by Table 4: Nesterov momentum, rate 0.1 for 0.05, weight decay 5e-4 for 1e-4, × 0.1 for 0.2 at milestones "
-    "(docs/decisions.md says why)."
+    "accuracy, and does not say of which images. Images are also cropped, as in the authors' code. On CIFAR-100, ResNet-18"
+    " is trained by that code and not by Table 4: Nesterov momentum, rate 0.1 for 0.05, weight decay 5e-4 for 1e-4, × 0.1 "
+    "for 0.2 at milestones (docs/decisions.md says why)."
 )
 """What differs in all that is trained by Table 4 of the supplement."""
 SAME = "All members of Deep Ensembles see the same batches."
@@ -111,9 +109,8 @@ ITEMS = (
     Item(
         name="packed/table-1",
         title="six methods on CIFAR-10 and CIFAR-100",
-        protocol="ResNet-18, ResNet-50 and WideResNet-28-10, M = 4, by Table 4 of the supplement; means over five runs. "
-        "SVHN is "
-        "detected by the maximum softmax probability. Multiply-adds are of one image.",
+        protocol="ResNet-18, ResNet-50 and WideResNet-28-10, M = 4, by Table 4 of the supplement; means over five runs. SVHN"
+        " is detected by the maximum softmax probability. Multiply-adds are of one image.",
         printed=TABLE_1,
         columns=COLUMNS,
         rows=ROWS,
@@ -135,19 +132,18 @@ ITEMS = (
         },
         misses="Accuracy and NLL meet the paper's rows, or are better: within a point and 8 % for the single network, MIMO, "
         "Packed and Deep Ensembles. Masksembles on CIFAR-100 and BatchEnsemble on both are better by 1.2 to 3.8 points, "
-        "and the "
-        "ECE of Packed-Ensembles and Masksembles on CIFAR-100 is a third and half of the printed one; why is not known. OOD "
-        "scores change by many points from seed to seed (three seeds of MIMO), so that one run neither meets nor misses them. "
-        "For Packed-Ensembles on CIFAR-100 the paper prints the parameters of ten classes, for Masksembles those with masks of "
-        "the network with 100 classes. Multiply-adds of MIMO are of its one pass; the paper prints four.",
+        "and the ECE of Packed-Ensembles and Masksembles on CIFAR-100 is a third and half of the printed one; why is not "
+        "known. OOD scores change by many points from seed to seed (three seeds of MIMO), so that one run neither meets "
+        "nor misses them. For Packed-Ensembles on CIFAR-100 the paper prints the parameters of ten classes, for "
+        "Masksembles those with masks of the network with 100 classes. Multiply-adds of MIMO are of its one pass; the "
+        "paper prints four.",
         draws="draw_table_1",
     ),
     Item(
         name="packed/fig-1",
         title="accuracy, speed and size on CIFAR-100",
         protocol="Accuracy over images per second at inference, with areas as the number of parameters. The network is not "
-        "named: "
-        "here ResNet-50 at full, ResNet-18 at small. No number is printed.",
+        "named: here ResNet-50 at full, ResNet-18 at small. No number is printed.",
         columns={
             "Acc": Column("accuracy", 100), "seconds for 32 images": Column("cost/latency"),
             "Params (M)": Column("cost/parameters", 1e-6),

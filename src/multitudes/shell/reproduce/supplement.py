@@ -156,8 +156,7 @@ ITEMS = (
         name="supplement/fig-5",
         title="the bound on the divergence of a layer with fewer weights",
         protocol="The bound (8) over the share p of weights that are kept, for several σ of the layer's units, with μ = ω = "
-        "0.1. "
-        "The number of inputs C_j, which the bound needs, is not printed, nor are the σ. No number is printed.",
+        "0.1. The number of inputs C_j, which the bound needs, is not printed, nor are the σ. No number is printed.",
         scales={
             "smoke": Scale(time="seconds", differs="C_j = 100 and σ = 0.3, 1, 3 are ours. The divergence is also simulated."),
             "small": Scale(time="seconds", differs="C_j = 100 and σ = 0.3, 1, 3 are ours. The divergence is also simulated."),
@@ -231,8 +230,7 @@ ITEMS = (
         name="supplement/fig-8",
         title="accuracy and AUPR over the width",
         protocol="ResNet-18 and ResNet-50 on CIFAR-100, all widths times a factor. The factors are not printed: 0.25 to 2 "
-        "here. "
-        "No number is printed.",
+        "here. No number is printed.",
         columns={"Acc": Column("accuracy", 100), "AUPR": Column("ood/aupr_out/msp", 100)},
         rows={
             f"{net}, width {w:g}": Place(f"{job}-{w:g}", (job,))
@@ -258,9 +256,8 @@ ITEMS = (
             "smoke": Scale(time="seconds", beside=False, differs="SmallCNN, batches of 16, bfloat16 in place of float16."),
             "small": Scale(
                 time="minutes",
-                differs="Another device, another torch; an epoch is the time of a step times the number of batches. On a "
-                "CPU 16 "
-                "bits are bfloat16.",
+                differs="Another device, another torch; an epoch is the time of a step times the number of batches. On a CPU"
+                " 16 bits are bfloat16.",
             ),
         },
     ),
@@ -288,8 +285,7 @@ ITEMS = (
         name="supplement/table-9",
         title="grouped convolutions alone: ResNeXt-50",
         protocol="Packed-Ensembles of ResNet-50 and one ResNeXt-50 32×4d on CIFAR-10, as in Table 1. The count is that of α "
-        "= 2, "
-        "γ = 1.",
+        "= 2, γ = 1.",
         printed=TABLE_9,
         columns=COLUMNS,
         rows={"PE ResNet-50": Place("packed", ("cifar10",)), "ResNeXt-50": Place("resnext", ("cifar10",))},
@@ -302,19 +298,19 @@ ITEMS = (
     Item(
         name="supplement/table-10",
         title="parameters and multiply-adds on ImageNet",
-        protocol="Counts of the networks of Table 2 by torchinfo, M = 4, γ = 1. MIMO's first layer is as wide as M inputs "
-        "in the "
-        "paper; ours sums M first layers at prediction, which is the same work with one input: the wide one is counted here.",
+        protocol="Counts of the networks of Table 2 by torchinfo, M = 4, γ = 1. MIMO's first layer is as wide as M inputs in"
+        " the paper; ours sums M first layers at prediction, which is the same work with one input: the wide one is "
+        "counted here.",
         printed=TABLE_10,
         columns={name: Column(name) for name in TABLE_10.columns},
         scales={
             "smoke": Scale(time="seconds", differs="ResNet-50 alone."),
             "small": Scale(time="seconds"),
         },
-        misses="BatchEnsemble and Masksembles share the first convolution's work, or own factors, otherwise than the authors' "
-        "code. Deep Ensembles in the paper are four times a rounded count. For ResNet-50x4 the paper prints 70.0 G for the "
-        "single "
-        "network, 280.0 G for four and 256.0 G for BatchEnsemble and Masksembles: 256.0 is four times our 64.0.",
+        misses="BatchEnsemble and Masksembles share the first convolution's work, or own factors, otherwise than the "
+        "authors' code. Deep Ensembles in the paper are four times a rounded count. For ResNet-50x4 the paper prints 70.0 "
+        "G for the single network, 280.0 G for four and 256.0 G for BatchEnsemble and Masksembles: 256.0 is four times our"
+        " 64.0.",
     ),
     Item(
         name="supplement/section-j",
@@ -346,10 +342,8 @@ ITEMS = (
         columns={"RMSE": Column("rmse", 1, "error"), "NLL": Column("gaussian_nll", 1, "error")},
         misses="Epochs and optimiser are ours. Our NLL is higher on Boston, Concrete and Wine, where 40 epochs without "
         "regularisation fit the training set too closely, and lower on Yacht and Energy. The RMSE is higher on Boston and "
-        "Wine, "
-        "by five splits of twenty; on Wine, Table 12 of EMP also prints 0.60 or more, not 0.48. Packed-Ensembles are "
-        "within two "
-        "standard errors of Deep Ensembles on all five sets, in both scores, as in the paper.",
+        "Wine, by five splits of twenty; on Wine, Table 12 of EMP also prints 0.60 or more, not 0.48. Packed-Ensembles are"
+        " within two standard errors of Deep Ensembles on all five sets, in both scores, as in the paper.",
         rows={
             f"{label}, {method}": Place(row, splits((name,), 20))
             for label, name in NAMES.items() for method, row in (("Packed-Ensembles", "packed"), ("Deep Ensembles", "deep"))
@@ -362,8 +356,7 @@ ITEMS = (
             "small": Scale(
                 time="minutes", jobs=splits(SMALL_SETS, 5),
                 differs="Five splits of the five smallest sets. Ours: Adam at 0.01 with a cosine, batches of 32, 40 epochs, "
-                "three "
-                "networks in Deep Ensembles.",
+                "three networks in Deep Ensembles.",
             ),
             "full": Scale(
                 time="hours", jobs=splits(tuple(NAMES.values()), 20),
