@@ -183,10 +183,10 @@ FEW_EPOCHS = (
     "A tenth of the epochs is 800 steps of Adam at 0.001 on Yacht and 3,600 on Concrete: errors on Concrete, Energy and "
     "Yacht are far above the paper's best, so networks have not converged. Full has the paper's 4,000 epochs and was not "
     "run. It was tried on the first splits of Yacht and Energy: errors are smaller, and EMP's on Yacht is about the "
-    "paper's, but dropout is ahead of EMP on both. So the order differs because the paper's networks without BatchNorm are "
-    "far worse than ours; on Yacht the error of its ensemble is above the spread of the targets. On Boston all four are "
-    "better than the paper's, on three splits of twenty. Why is not known in either case; the paper does not print how its "
-    "weight decay enters."
+    "paper's, but dropout is ahead of EMP on both. On Yacht that is since the paper's networks without BatchNorm are far "
+    "worse than ours: the error of its ensemble is above the spread of the targets. On Boston all four are better than the "
+    "paper's, on three splits of twenty. Why is not known in either case; the paper does not print how its weight decay "
+    "enters."
 )
 SHORTER = {
     "gaussian_noise": "Gauss", "shot_noise": "Shot", "impulse_noise": "Impulse", "defocus_blur": "Defoc", "glass_blur": "Glass",
