@@ -140,9 +140,7 @@ def fig_3(scale: str, seed: int, root: Root) -> Findings:
     rows, drawn = {}, {}
     for name, method in methods.items():
         made = ensemble(net, method, torch.randn(4, 1), task="regression", seed=seed)
-        kept = (
-            1 - method.p if isinstance(method, DropConnect) else 1.0
-        )  # weights that are kept are divided by it: not in Fig. 3
+        kept = 1 - method.p if isinstance(method, DropConnect) else 1.0  # it divides weights by this; Fig. 3 does not
         prior = function_prior(made, x, draws, weight_variance=5 * kept**2, bias_variance=20, seed=seed)
         jumps = (prior.values.diff(dim=1).abs() > 0).double().sum(1).mean()
         rows[name] = {"variance at 0": prior.variance[points // 2], "variance at 4": prior.variance[-1], "jumps": float(jumps)}
